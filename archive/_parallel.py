@@ -1,0 +1,75 @@
+"""Threads, but no I/O of its own: ordered results of many jobs, with bounds on how far they run ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[T]):
+    """Something to run, told by an event when its result is no longer wanted, and the bytes it will hold."""
+
+    run: Callable[[threading.Event], T]
+    size: int = 0
+
+
+def in_order(
+    pool: ThreadPoolExecutor,
+    jobs: Iterable[Job[T]],
+    *,
+    max_ahead: int,
+    max_bytes: int | None = None,
+    settle: bool = False,
+) -> Iterator[T]:
+    """Results in the order of `jobs`, which are taken as they are needed.
+
+    At most `max_ahead` jobs and `max_bytes` (but always one job) are started and not yet given out. The first
+    error of any of them is raised at once; then, and when the caller stops early, the rest is cancelled.
+    `settle` waits for those that were running, so that nothing is written after the return.
+    """
+    cancelled, failed = threading.Event(), Future[T]()
+    ahead: deque[tuple[Future[T], int]] = deque()
+    source, held = iter(jobs), 0
+    try:
+        job = next(source, None)
+        while job is not None or ahead:
+            while job is not None and _fits(ahead, held, job.size, max_ahead, max_bytes):
+                ahead.append((pool.submit(_guarded, job, cancelled, failed), job.size))
+                held += job.size
+                job = next(source, None)
+            yield _first(ahead[0][0], failed)
+            held -= ahead.popleft()[1]
+    finally:
+        cancelled.set()
+        for future, _ in ahead:
+            future.cancel()
+        if settle:
+            wait([future for future, _ in ahead])
+
+
+def _fits(ahead: deque[tuple[Future[T], int]], held: int, size: int, max_ahead: int, max_bytes: int | None) -> bool:
+    return not ahead or (len(ahead) < max_ahead and (max_bytes is None or held + size <= max_bytes))
+
+
+def _guarded(job: Job[T], cancelled: threading.Event, failed: Future[T]) -> T:
+    try:
+        return job.run(cancelled)
+    except BaseException as error:
+        if not cancelled.is_set():
+            with contextlib.suppress(InvalidStateError):  # another job failed in the same moment
+                failed.set_exception(error)
+            cancelled.set()
+        raise
+
+
+def _first(future: Future[T], failed: Future[T]) -> T:
+    wait([future, failed], return_when=FIRST_COMPLETED)
+    return failed.result() if failed.done() else future.result()

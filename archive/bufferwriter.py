@@ -1,0 +1,333 @@
+"""Writing one buffer of one rank: steps come in as episodes or as streams of env rows, and leave by eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import blocks, chains, intake, jsontree, tables
+from archive.blocks import Block, Slab
+from archive.errors import DuplicateEpisodeError, FieldError, NotFoundError, UsageError
+from archive.intake import Weights
+from archive.live import LiveSet
+from archive.names import check_text
+from archive.pipeline import Pipeline
+from archive.ranges import Ints
+from archive.schema import Schema, ShardSchema
+from archive.sessions import Place
+from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHARD_BYTES = 63 * 1024 * 1024  # of steps; the packed shard stays below 64 MB
+_MERGE_BLOCKS = 512
+
+
+class BufferWriter:
+    """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock."""
+
+    def __init__(self, name: str, place: Place, schema: Schema, pipeline: Callable[[BufferWriter], Pipeline], ids: Ids) -> None:
+        self.name, self.place, self.schema = name, place, schema
+        self.streams, self.live_set = Streams(), LiveSet()
+        self._ids = ids
+        self._pipeline = pipeline(self)
+        self._weights = Weights()
+        self._pending: dict[str, list[Block]] = {}
+        self._pending_bytes: dict[str, int] = {}
+        self._closed: list[int] = []
+        self._by_id: dict[str, int] = {}
+        self._sequence = 0
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def add_episode(
+        self, steps: Any, *, model_weights_uuid: Any, update_count: Any, env_id: int | None, episode_id: str | None,
+        terminated: bool | None, truncated: bool | None, metadata: dict[str, Any] | None, replace: bool,
+        first: bool, last: bool,
+    ) -> str:  # fmt: skip
+        fields, schema = intake.steps(steps, self.schema)
+        intake.check_rows(fields, last=last)
+        weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
+        _check_metadata(metadata)
+        env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
+        if self.streams.open_episode(env) is not None:
+            raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
+        record = self._new_record(env, episode_id, schema, metadata, replace=replace)
+        record.headless, record.terminated, record.truncated = not first, terminated, truncated
+        start = self.streams.next_position(env)
+        record.end = start + fields.length if last else None
+        index = self._register(record)
+        self.streams.start_at(env, start + fields.length, None if last or env == NO_ENV else index)
+        count = fields.length
+        self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
+        block = Block(
+            schema, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
+            weights.uuid, weights.update_count, index, env, start,
+        )  # fmt: skip
+        self._keep(block)
+        return record.id
+
+    def append(
+        self, steps: Any, *, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
+        model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any,
+    ) -> Ints:  # fmt: skip
+        fields, schema = intake.steps(steps, self.schema)
+        weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
+        _check_metadata(metadata)
+        rows = self._rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
+        single = intake.has_whole_fields(fields)
+        if single:
+            self._check_single(fields, rows)
+        self._check_same_fields(rows, schema)
+        assigned = self.streams.assign(
+            rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
+        )
+        self._closed += self.streams.take_broken_off()
+        self._track(rows.env_ids, assigned.positions, assigned.episodes)
+        block = Block(
+            schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid, weights.update_count,
+            int(assigned.episodes[0]) if single and fields.length else None,
+        )  # fmt: skip
+        self._keep(block)
+        return assigned.positions
+
+    def _rows(
+        self, length: int, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
+        positions: Any,
+    ) -> Rows:  # fmt: skip
+        run = env_ids is not None and np.ndim(env_ids) == 0
+        given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
+        places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
+        masks = {n: intake.mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
+        if masks["last"] is None and (terminated is not None or truncated is not None):
+            none = np.zeros(length, bool)
+            masks["last"] = (none if masks["terminated"] is None else masks["terminated"]) | (
+                none if masks["truncated"] is None else masks["truncated"]
+            )
+        given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
+        return Rows(
+            intake.env_ids(env_ids, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
+            intake.texts(episode_ids, length, "episode_ids"), given,
+        )  # fmt: skip
+
+    def _check_single(self, fields: Any, rows: Rows) -> None:
+        several = len(np.unique(rows.env_ids)) > 1
+        inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
+        if several or inner or fields.length == 0:
+            raise FieldError(
+                "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; append "
+                "the env rows and episodes one by one, or use add_episode"
+            )
+        intake.check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
+
+    def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
+        if not self._pending_bytes or set(self._pending_bytes) == {schema.digest}:
+            return
+        for env in np.unique(rows.env_ids).tolist():
+            index = self.streams.open_episode(env)
+            record = self.streams.records[index] if index is not None else None
+            begins = rows.first is not None and rows.first[np.flatnonzero(rows.env_ids == env)[0]]
+            if record is not None and record.fields not in ("", schema.digest) and not begins:
+                raise FieldError(
+                    f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open episode "
+                    f"{record.id!r}; give the same fields for all steps of an episode, or close it first"
+                )
+
+    def _new_record(
+        self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any] | None, *, replace: bool
+    ) -> EpisodeRecord:
+        if name is None:
+            return EpisodeRecord(self._ids.new(), env, metadata=dict(metadata or {}), fields=schema.digest)
+        replaces = self._ids.claim(check_text(name, "episode_id"), replace=replace)
+        return EpisodeRecord(name, env, metadata=dict(metadata or {}), replaces=replaces, fields=schema.digest)
+
+    def _register(self, record: EpisodeRecord) -> int:
+        if record.replaces and record.id in self._by_id:
+            self.live_set.remove(np.array([self._by_id[record.id]]))
+        index = self._by_id[record.id] = self.streams.register(record)
+        return index
+
+    def _track(self, envs: Ints, positions: Ints, episodes: Ints) -> None:
+        if len(envs) == 0:
+            return
+        seam = (envs[1:] != envs[:-1]) | (episodes[1:] != episodes[:-1]) | (positions[1:] != positions[:-1] + 1)
+        heads = np.flatnonzero(np.r_[True, seam])
+        self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
+
+    def _keep(self, block: Block) -> None:
+        """Copy a block into what is pending; full shards are sent off."""
+        for piece in blocks.split(block, SHARD_BYTES):
+            digest = piece.schema.digest
+            pending = self._pending.setdefault(digest, [])
+            if pending and self._pending_bytes[digest] + piece.nbytes > SHARD_BYTES:
+                self._submit(digest)
+                pending = self._pending.setdefault(digest, [])
+            pending.append(intake.owned(piece))
+            self._pending_bytes[digest] = self._pending_bytes.get(digest, 0) + piece.nbytes
+            if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
+                pending[-_MERGE_BLOCKS:] = [blocks.merge(pending[-_MERGE_BLOCKS:])]
+
+    def _submit(self, digest: str) -> None:
+        pending = self._pending.pop(digest)
+        self._pending_bytes[digest] = 0
+        self._pipeline.submit(pending, intake.reward_field(self.schema, pending[0].schema))
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    def evict(self, env_id: int | None, before: int | None, positions: Any) -> None:
+        env = NO_ENV if env_id is None else int(env_id)
+        limit = self.streams.next_position(env)
+        if (before is None) == (positions is None):
+            raise UsageError("evict() takes before=POSITION or positions=[...], one of them")
+        if before is not None:
+            self.live_set.evict_before(env, min(int(before), limit))
+            return
+        array = np.asarray(positions, np.int64).reshape(-1)
+        if len(array) and (int(array.min()) < 0 or int(array.max()) >= limit):
+            raise UsageError(f"env {env} has positions 0 to {limit}; {int(array.max())} cannot be evicted")
+        self.live_set.evict(env, array)
+
+    def remove(self, episode_ids: str | Iterable[str]) -> int:
+        names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
+        unknown = [n for n in names if n not in self._by_id]
+        if unknown:
+            raise NotFoundError(f"episode {unknown[0]!r} is not in buffer {self.name!r}; w.live lists what is")
+        return self.live_set.remove(np.array([self._by_id[n] for n in names], np.int64))
+
+    def close_episodes(self, env_ids: Any, terminated: bool | None, truncated: bool | None, reason: str | None) -> list[str]:
+        """End the open episodes of these env rows (all, if None) without another step; their ids."""
+        opened = self.streams.open_episodes()
+        wanted = list(opened) if env_ids is None else np.atleast_1d(np.asarray(env_ids, np.int64)).tolist()
+        closed = []
+        for env in wanted:
+            index = self.streams.close(env)
+            if index is None:
+                continue
+            record = self.streams.records[index]
+            record.terminated, record.truncated, record.reason = terminated, truncated, reason
+            record.end = self.streams.next_position(env)
+            self._closed.append(index)
+            closed.append(record.id)
+        return closed
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Hand everything pending to the background."""
+        for digest in [d for d, b in self._pending.items() if b]:
+            self._submit(digest)
+        if self._closed:
+            closed, self._closed = self._closed, []
+            self._pipeline.then(lambda: self._closing_rows(closed))
+
+    def describe(self, slab: Slab, key: str) -> pa.Table:
+        """The segments of a slab as rows; called in order, on the pipeline's thread."""
+        rows = [self._segment(int(e), int(p), int(n)) for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)]
+        for row, reward in zip(rows, slab.reward, strict=True):
+            record = self.streams.records[row.pop("index")]
+            record.returned = reward if record.returned is None or reward is None else record.returned + reward
+            row["return"] = record.returned
+        columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
+        return self._table(
+            columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
+            extents=slab.extents, schema=slab.schema.dumps(), model_weights_uuids=slab.uuids,
+            update_count_min=slab.update_min, update_count_max=slab.update_max,
+        )  # fmt: skip
+
+    def _segment(self, index: int, position: int, length: int) -> dict[str, Any]:
+        record = self.streams.records[index]
+        ends = record.end is not None and position + length == record.end
+        row = {
+            "index": index,
+            "episode_id": record.id,
+            "sequence": self._sequence,
+            "predecessor": record.predecessor,
+            "replaces": record.replaces and record.predecessor is None,
+            "first": record.predecessor is None and not record.headless,
+            "last": ends and not record.broken,
+            "terminated": record.terminated if ends else None,
+            "truncated": record.truncated if ends else None,
+            "reason": record.reason if ends else None,
+            "episode_start": record.stored,
+            "metadata": jsontree.dumps(record.metadata, where="metadata") if record.metadata else None,
+        }
+        record.predecessor = chains.address(self.place.session, self.place.rank, self._sequence)
+        record.stored += length
+        record.sealed = record.sealed or ends
+        self._sequence += 1
+        return row
+
+    def _closing_rows(self, closed: Sequence[int]) -> pa.Table | None:
+        """A row of length 0 for each episode that ended after its last steps were written."""
+        records = self.streams.records
+        late = [i for i in closed if not records[i].sealed]
+        rows = [self._segment(i, records[i].end or 0, 0) for i in late]
+        if not rows:
+            return None
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "index"}
+        schema = ShardSchema(()).dumps()
+        return self._table(
+            columns, length=0, env_id=[records[i].env_id for i in late], position=[records[i].end for i in late],
+            schema=schema, model_weights_uuids=[[] for _ in late], **{"return": [records[i].returned for i in late]},
+        )  # fmt: skip
+
+    def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:
+        fixed = {"session": self.place.session, "buffer": self.name, "rank": self.place.rank}
+        return tables.from_columns("segments", columns | more | fixed)
+
+    @property
+    def live(self) -> pa.Table:
+        """(env_id, position, length, episode_id), the order that columns follow."""
+        import pyarrow as pa
+
+        runs = self.live_set.runs()
+        names = [self.streams.records[int(i)].id for i in runs.episode]
+        env = pa.array(runs.env, mask=runs.env == NO_ENV)
+        return pa.table(
+            {"env_id": env, "position": runs.position, "length": runs.length, "episode_id": pa.array(names, pa.string())}
+        )
+
+    def set_weights(self, uuid: Any, update_count: int | None) -> None:
+        self._weights = Weights(
+            None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
+            None if update_count is None else int(update_count),
+        )
+
+
+class Ids:
+    """Episode ids of one writer: new ones, and the claim to those that the user gives."""
+
+    def __init__(self, place: Place, known: Callable[[], set[str]]) -> None:
+        self._prefix = f"{place.session}-{place.rank:05d}-"
+        self._count = 0
+        self._load = known
+        self._known: set[str] | None = None
+        self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
+
+    def new(self) -> str:
+        self._count += 1
+        return f"{self._prefix}{self._count - 1:09d}"
+
+    def claim(self, name: str, *, replace: bool) -> bool:
+        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+        if self._known is None:
+            self._known = self._load()
+        known = name in self._known or name.startswith(self._prefix)
+        if known and not replace:
+            raise DuplicateEpisodeError(
+                f"the archive already has an episode {name!r}; give another id, or replace=True for a new revision"
+            )
+        self._known.add(name)
+        if not known:
+            self.claimed.add(name)
+        return known
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    if metadata is not None:
+        if not isinstance(metadata, dict):
+            raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
+        jsontree.dumps(metadata, where="metadata")

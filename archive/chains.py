@@ -1,0 +1,113 @@
+"""Pure, no I/O: which rows of the segments table make up which episode.
+
+An episode is the chain of segments that ends at its newest row: each row names its predecessor. So a row that
+continues or replaces an episode supersedes whatever else was written under that id: the tail written after the
+checkpoint from which a run was resumed, or an earlier revision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive.ranges import Ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("predecessor", "replaces")
+DETAIL = ("episode_id", "session", "rank", "sequence", "predecessor", "commit", "created_at")
+
+
+class Chains(NamedTuple):
+    """Row numbers of all episodes end to end (oldest segment first), and where each episode's begin."""
+
+    rows: Ints
+    offsets: Ints
+
+    @property
+    def count(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def single(self) -> bool:
+        """Whether each episode is one row."""
+        return len(self.rows) == self.count
+
+    def firsts(self) -> Ints:
+        return self.rows[self.offsets[:-1]]
+
+    def lasts(self) -> Ints:
+        return self.rows[self.offsets[1:] - 1]
+
+    def of(self, episode: int) -> Ints:
+        return self.rows[self.offsets[episode] : self.offsets[episode + 1]]
+
+
+def address(session: str, rank: int, sequence: int) -> str:
+    """The name by which a segment is a predecessor."""
+    return f"{session}:{rank}:{sequence}"
+
+
+def resolve(marks: pa.Table, detail: Any) -> Chains:
+    """The episodes of a segments table, in order of their newest rows.
+
+    `marks` has COLUMNS; `detail()` gives DETAIL, and is called only if some episode has more than one row.
+    """
+    import pyarrow.compute as pc
+
+    count = marks.num_rows
+    linked = pc.or_kleene(pc.is_valid(marks["predecessor"]), pc.fill_null(marks["replaces"], False))
+    if not pc.any(linked, min_count=0).as_py():
+        return Chains(np.arange(count), np.arange(count + 1))
+    table = detail()
+    shared = pc.unique(table["episode_id"].filter(linked))
+    several = pc.is_in(table["episode_id"], value_set=shared).to_numpy(zero_copy_only=False)
+    groups = _grouped(table, np.flatnonzero(several))
+    singles = np.flatnonzero(~several)
+    newest = np.concatenate([singles, np.array([g[-1] for g in groups], np.int64)])
+    lengths = np.concatenate([np.ones(len(singles), np.int64), np.array([len(g) for g in groups], np.int64)])
+    parts = [*np.split(singles, len(singles)), *groups] if groups else [singles]
+    order = np.argsort(newest, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(lengths[order])])
+    return Chains(_gather(np.concatenate(parts), lengths, order), offsets)
+
+
+def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:
+    starts = np.cumsum(lengths) - lengths
+    taken = lengths[order]
+    ends = np.cumsum(taken)
+    return rows[np.arange(len(rows)) + np.repeat(starts[order] - (ends - taken), taken)]
+
+
+def _grouped(table: pa.Table, rows: Ints) -> list[Ints]:
+    """The chain of each episode that more than one row names."""
+    import pyarrow as pa
+
+    part = table.take(pa.array(rows))
+    columns = {name: part[name].to_pylist() for name in DETAIL if name != "created_at"}
+    created = part["created_at"].cast(pa.int64()).to_pylist()
+    place = {
+        address(s, r, q): i
+        for i, (s, r, q) in enumerate(zip(columns["session"], columns["rank"], columns["sequence"], strict=True))
+    }
+    newest: dict[str, int] = {}
+    for i, name in enumerate(columns["episode_id"]):
+        rival = newest.get(name)
+        if rival is None or _age(columns, created, i) > _age(columns, created, rival):
+            newest[name] = i
+    return [rows[np.array(_chain(i, columns["predecessor"], place), np.int64)] for i in newest.values()]
+
+
+def _age(columns: dict[str, list[Any]], created: list[int], i: int) -> tuple[int, int, int]:
+    return columns["commit"][i], created[i], columns["sequence"][i]
+
+
+def _chain(tail: int, predecessors: list[str | None], place: dict[str, int]) -> list[int]:
+    """From the first segment to `tail`; a predecessor that is gone leaves the chain headless."""
+    chain, i = [tail], place.get(predecessors[tail] or "")
+    while i is not None and len(chain) <= len(predecessors):
+        chain.append(i)
+        i = place.get(predecessors[i] or "")
+    return chain[::-1]

@@ -1,0 +1,273 @@
+"""Commits: small numbered files, created once, never overwritten, never deleted; the only thing that makes data visible.
+
+Two lines: the body as JSON, and its SHA-256. Each names its parent's. A commit carries a transaction key, so that the
+same intent is committed once however often it is tried and by however many processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, overload
+
+from archive import layout
+from archive.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CommitUnknownError,
+    CorruptCommitError,
+    MissingObjectError,
+    NotFoundError,
+    StorageError,
+    SupersededError,
+)
+from archive.storage import Storage
+from archive.version import __version__
+
+Body = dict[str, Any]
+MAX_COMMIT_BYTES = 1_000_000
+REMEMBERED_SESSIONS = 100
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit as read from the store."""
+
+    number: int
+    body: Body
+    digest: str
+
+    @property
+    def kind(self) -> str:
+        return str(self.body.get("kind", ""))
+
+    @property
+    def run(self) -> str:
+        return str(self.body.get("run", ""))
+
+    @property
+    def session(self) -> str:
+        return str(self.body.get("session", ""))
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromisoformat(self.body["created_at"])
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        return dict(self.body.get("runs", {}))
+
+    def files(self, kind: str) -> list[dict[str, Any]]:
+        """The manifest files of one kind (segments, checkpoints), oldest first."""
+        return list(self.body.get(kind, []))
+
+    def __repr__(self) -> str:
+        rows = self.body.get("added", {})
+        return f"<Commit {self.number} {self.kind} run={self.run!r} session={self.session!r} added={rows}>"
+
+
+EMPTY = Commit(0, {"kind": "empty", "created_at": "1970-01-01T00:00:00+00:00"}, "")
+
+
+def dumps(body: Body) -> bytes:
+    line = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    if len(line) > MAX_COMMIT_BYTES:
+        raise CorruptCommitError(f"commit {body.get('number')} would be {len(line)} bytes, over {MAX_COMMIT_BYTES}")
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def loads(data: bytes, number: int, where: str) -> Commit:
+    """The commit of that number; a damaged one is an error, never passed over."""
+    remedy = "nothing was read from it; run `archive repair` to see what can be recovered"
+    line, _, digest = data.partition(b"\n")
+    if hashlib.sha256(line).hexdigest().encode() != digest.strip():
+        raise CorruptCommitError(f"commit {number} at {where} does not match its checksum: it is damaged; {remedy}")
+    try:
+        body = json.loads(line)
+    except ValueError as e:
+        raise CorruptCommitError(f"commit {number} at {where} is not JSON; {remedy}") from e
+    layout.check_format(body.get("format"), where=f"commit {number} at {where}")
+    if body.get("number") != number:
+        raise CorruptCommitError(f"the file of commit {number} at {where} holds number {body.get('number')}; {remedy}")
+    return Commit(number, body, digest.strip().decode())
+
+
+def read(storage: Storage, number: int) -> Commit:
+    """Commit `number`; MissingObjectError if there is none."""
+    if number == 0:
+        return EMPTY
+    key = layout.commit_key(number)
+    return loads(storage.get(key), number, storage.full_url(key))
+
+
+def newest(storage: Storage) -> Commit:
+    """The newest commit: two LISTs find it, a probe of the next number makes sure."""
+    folders = [name for name in storage.list("commits") if name.endswith("/")]
+    if not folders:
+        return EMPTY
+    names = [n for n in storage.list(layout.commit_folder(folders[-1].rstrip("/"))) if n.endswith(".json")]
+    if not names:
+        return EMPTY
+    head = read(storage, int(names[-1].removesuffix(".json")))
+    for commit in following(storage, head):
+        head = commit
+    return head
+
+
+def following(storage: Storage, base: Commit) -> Iterator[Commit]:
+    """The commits after `base`, oldest first; each must name its parent's checksum."""
+    while True:
+        try:
+            commit = read(storage, base.number + 1)
+        except MissingObjectError:
+            return
+        if base.number and commit.body.get("parent") != base.digest:
+            raise CorruptCommitError(
+                f"commit {commit.number} does not follow commit {base.number} at {storage.url}: its parent's checksum "
+                "differs; run `archive repair`"
+            )
+        yield commit
+        base = commit
+
+
+class CommitLog:
+    """The commits of an archive as one process knows them, and adding one."""
+
+    def __init__(self, storage: Storage, archive_id: str, head: Commit, *, deadline_s: float = 120.0) -> None:
+        self.storage = storage
+        self.archive_id = archive_id
+        self.head = head
+        self.deadline_s = deadline_s
+        self._seen: dict[str, int] = {str(head.body.get("transaction")): head.number}
+
+    def catch_up(self) -> Commit:
+        """Read what others committed since; the newest commit."""
+        for commit in following(self.storage, self.head):
+            self._know(commit)
+        return self.head
+
+    def append(self, transaction: str, build: Callable[[Commit, int], Body]) -> Commit:
+        """Commit once under this key; who committed it first does not matter.
+
+        `build(parent, attempt)` gives the body for the number after its parent, and may write manifest files that the
+        body names; it is asked again after each lost race. What it raises ends the attempt with nothing committed.
+        """
+        attempt = 0
+        while True:
+            self.catch_up()
+            if transaction in self._seen:
+                return read(self.storage, self._seen[transaction])
+            body = self._complete(build(self.head, attempt), transaction)
+            data = dumps(body)
+            if self._create(body["number"], data, body["nonce"]):
+                commit = loads(data, body["number"], self.storage.url)
+                self._know(commit)
+                return commit
+            attempt += 1
+
+    def _complete(self, body: Body, transaction: str) -> Body:
+        return {
+            "format": layout.format_block(),
+            "archive": self.archive_id,
+            "number": self.head.number + 1,
+            "parent": self.head.digest or None,
+            "nonce": uuid.uuid4().hex,
+            "transaction": transaction,
+            "created_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "library": __version__,
+            **body,
+        }
+
+    def _create(self, number: int, data: bytes, nonce: str) -> bool:
+        """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
+        key = layout.commit_key(number)
+        stop = time.monotonic() + self.deadline_s
+        while True:
+            try:
+                self.storage.create(key, data)
+                return True
+            except AlreadyExistsError:
+                return self._holds(number, nonce)
+            except AmbiguousWriteError as e:
+                cause = e
+            try:
+                return self._holds(number, nonce)
+            except MissingObjectError:
+                pass  # it did not happen: the same again
+            except StorageError as e:
+                cause = AmbiguousWriteError(str(e))
+            if time.monotonic() > stop:
+                raise CommitUnknownError(
+                    f"no answer within {self.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
+                    "call commit() again: it will be committed once"
+                ) from cause
+            time.sleep(0.05)
+
+    def _holds(self, number: int, nonce: str) -> bool:
+        return bool(read(self.storage, number).body.get("nonce") == nonce)
+
+    def _know(self, commit: Commit) -> None:
+        self.head = commit
+        self._seen[str(commit.body.get("transaction"))] = commit.number
+
+
+def carried(parent: Commit) -> Body:
+    """What every commit repeats of its parent unless it changes it."""
+    return {key: parent.body[key] for key in ("runs", "segments", "checkpoints") if key in parent.body}
+
+
+def fence(parent: Commit, run: str, session: str) -> None:
+    """Refuse to commit for a session that a newer one of its run has replaced."""
+    current = parent.runs.get(run, {}).get("session")
+    if current != session:
+        raise SupersededError(
+            f"session {session!r} of run {run!r} was replaced by session {current!r}; nothing was committed. This "
+            "process belongs to an earlier start of the job: stop it, or open a new writer to take over"
+        )
+
+
+def opened(parent: Commit, run: str, session: str) -> Body:
+    """The body of the commit that opens a session."""
+    runs = parent.runs
+    entry = dict(runs.get(run, {}))
+    earlier = [*entry.get("superseded", []), *([entry["session"]] if "session" in entry else [])]
+    if session in entry.get("superseded", []):
+        fence(parent, run, session)
+    runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:]}
+    return {**carried(parent), "kind": "session", "run": run, "session": session, "runs": runs}
+
+
+class Commits(Sequence[Commit]):
+    """All commits of an archive, oldest first, read when asked for; `commits[-1]` is the newest."""
+
+    def __init__(self, storage: Storage, head: Commit) -> None:
+        self._storage, self._head = storage, head
+
+    def __len__(self) -> int:
+        return self._head.number
+
+    @overload
+    def __getitem__(self, index: int) -> Commit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Commit]: ...
+    def __getitem__(self, index: int | slice) -> Commit | list[Commit]:
+        numbers = range(1, len(self) + 1)[index]
+        if isinstance(numbers, range):
+            return [self._read(n) for n in numbers]
+        return self._read(numbers)
+
+    def _read(self, number: int) -> Commit:
+        if number == self._head.number:
+            return self._head
+        try:
+            return read(self._storage, number)
+        except MissingObjectError as e:
+            raise NotFoundError(f"commit {number} is not in the archive at {self._storage.url}") from e
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} commits, newest {self._head!r}>"

@@ -1,0 +1,300 @@
+"""Episodes of an archive or a checkpoint: a table to look at without reading data, and the reading itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from archive import dtypes, jsontree, schema
+from archive.errors import NotFoundError
+from archive.fields import Selection
+from archive.index import COLUMNS, EpisodeIndex, matching
+from archive.ranges import Ints
+from archive.reader import Reader
+from archive.segments import Part
+from archive.tree import Ragged
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow as pa
+
+_BATCH = 1024
+
+
+class LiveParts:
+    """Which steps of each episode are live, where that is not all: CSR rows of (segment row, lo, hi)."""
+
+    def __init__(self, offsets: Ints, rows: Ints, lo: Ints, hi: Ints) -> None:
+        self.offsets, self.rows, self.lo, self.hi = offsets, rows, lo, hi
+
+    def of(self, i: int) -> list[Part]:
+        span = range(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return [Part(int(self.rows[k]), int(self.lo[k]), int(self.hi[k])) for k in span]
+
+    def lengths(self) -> Ints:
+        total = np.concatenate([[0], np.cumsum(self.hi - self.lo)])
+        return total[self.offsets[1:]] - total[self.offsets[:-1]]
+
+    def pick(self, chosen: Ints) -> LiveParts:
+        counts = np.diff(self.offsets)[chosen]
+        ends = np.cumsum(counts)
+        index = np.arange(int(counts.sum())) + np.repeat(self.offsets[:-1][chosen] - (ends - counts), counts)
+        return LiveParts(np.concatenate([[0], ends]), self.rows[index], self.lo[index], self.hi[index])
+
+
+class Episodes(Sequence["Episode"]):
+    """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all."""
+
+    def __init__(self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: LiveParts | None = None) -> None:
+        self._reader, self._index, self._live = reader, index, live
+        self._given = chosen
+
+    @cached_property
+    def _chosen(self) -> Ints:
+        """Numbers of these episodes in the index."""
+        return np.arange(len(self._index)) if self._given is None else self._given
+
+    def __len__(self) -> int:
+        return len(self._index) if self._given is None else len(self._given)
+
+    def filter(
+        self,
+        *,
+        episode_id: Any = None,
+        model_weights_uuid: Any = None,
+        update_count: Any = None,
+        complete: bool | None = None,
+        buffer: Any = None,
+        rank: Any = None,
+        env_id: Any = None,
+        session: Any = None,
+        where: Any = None,
+    ) -> Episodes:
+        """Those that meet all conditions. Reads no data.
+
+        episode_id, model_weights_uuid, buffer, session, rank, env_id: one value or several. update_count: a number,
+        or (start, stop), half-open. Weights and update counts match if any segment of the episode does.
+        where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'", or an Arrow
+        expression.
+        """
+        mask = self._index.mask(
+            episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
+            rank=rank, env_id=env_id, session=session,
+        )  # fmt: skip
+        kept = self._subset(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
+        if complete is not None:
+            kept = kept._subset(np.flatnonzero(kept._complete() == bool(complete)))
+        return kept if where is None else kept._where(where)
+
+    def _where(self, condition: Any) -> Episodes:
+        mask = matching(condition, lambda name: self._columns([name])[name], len(self))
+        return self._subset(np.flatnonzero(mask))
+
+    def _subset(self, places: Ints) -> Episodes:
+        live = None if self._live is None else self._live.pick(places)
+        return Episodes(self._reader, self._index, self._chosen[places], live)
+
+    def _complete(self) -> Any:
+        return self._columns(("complete",))["complete"].to_numpy()
+
+    @property
+    def table(self) -> pa.Table:
+        """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit."""
+        return self._columns(COLUMNS)
+
+    def _columns(self, names: Sequence[str]) -> pa.Table:
+        import pyarrow as pa
+
+        table = self._index.table(names)
+        if self._given is not None:
+            table = table.take(pa.array(self._given))
+        return table if self._live is None else self._index.cut_to(table, self._chosen, self._live)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a pandas DataFrame (needs pandas)."""
+        return self.table.to_pandas()
+
+    @overload
+    def __getitem__(self, key: int | str) -> Episode: ...
+    @overload
+    def __getitem__(self, key: slice | Any) -> Episodes: ...
+    def __getitem__(self, key: Any) -> Episode | Episodes:
+        if isinstance(key, str):
+            return self._by_id(key)
+        if isinstance(key, (int, np.integer)):
+            place = range(len(self))[int(key)]
+            return self._episodes([place])[0]
+        return self._subset(np.arange(len(self))[key])
+
+    def _by_id(self, name: str) -> Episode:
+        found = self.filter(episode_id=name)
+        if not len(found):
+            raise NotFoundError(
+                f"there is no episode {name!r} among these {len(self)} of {self._reader.snapshot.storage.url}; "
+                "`archive episodes` lists them"
+            )
+        return found._episodes([0])[0]
+
+    def __iter__(self) -> Iterator[Episode]:
+        for start in range(0, len(self), _BATCH):
+            yield from self._episodes(range(start, min(start + _BATCH, len(self))))
+
+    def _episodes(self, places: Sequence[int]) -> list[Episode]:
+        part = self._subset(np.array(places, np.int64))
+        rows = part.table.to_pylist()
+        return [
+            Episode(self._reader, self._index, int(number), row, None if part._live is None else part._live.of(i))
+            for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
+        ]
+
+    def read(self, fields: Any = None, *, missing: Any = "error", ragged: str = "list") -> list[dict[str, Any]]:
+        """The steps of all of them, a nested dict each, fetched together: each chunk is read once.
+
+        fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
+        for episodes that lack a field asked for.
+        """
+        return self._reader.read(self._parts(), Selection(fields, missing, ragged))
+
+    def _parts(self) -> list[list[Part]]:
+        """The segments of each, whole."""
+        if self._live is not None:
+            return [_with_extra(whole := self._live.of(i), list(whole)) for i in range(len(self))]
+        lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
+        chain = self._index.chains
+        whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
+        return [_with_extra(parts, list(parts)) for parts in whole]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
+
+
+class Episode:
+    """One trajectory: what is known of it, and its steps on demand."""
+
+    def __init__(
+        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None
+    ) -> None:
+        self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
+        self.attributes: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        return str(self._row["episode_id"])
+
+    @property
+    def length(self) -> int:
+        """Number of steps (of live steps, for an episode of a checkpoint)."""
+        return int(self._row["length"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether both its first and its last step are there."""
+        return bool(self._row["complete"])
+
+    @property
+    def update_count(self) -> int | None:
+        """Of its newest steps; `update_counts` has the range."""
+        value: int | None = self._row["update_count_max"]
+        return value
+
+    @property
+    def update_counts(self) -> tuple[int, int] | None:
+        """(start, stop) of the update counts of its steps, half-open."""
+        low, high = self._row["update_count_min"], self._row["update_count_max"]
+        return None if low is None else (low, high + 1)
+
+    @property
+    def model_weights_uuid(self) -> str | None:
+        """Of its newest steps; `model_weights_uuids` has all."""
+        return self.model_weights_uuids[-1] if self.model_weights_uuids else None
+
+    @property
+    def model_weights_uuids(self) -> list[str]:
+        return list(self._row["model_weights_uuids"] or [])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        text = self._row["metadata"]
+        return dict(jsontree.loads(text)) if text else {}
+
+    @property
+    def total_reward(self) -> float | None:
+        """Sum of the reward field over the whole episode, the table's "return"."""
+        value: float | None = self._row["return"]
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("terminated", "truncated", "reason", "env_id", "rank", "session", "buffer", "created_at", "commit"):
+            return self._row[name]
+        raise AttributeError(f"an Episode has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Field -> dtype, shape of a row and kind of axis; no data is read."""
+        rows = self._index.chains.of(self._number)
+        texts = self._reader.snapshot.take(rows, ["schema"])["schema"].to_pylist()
+        return {k: v for text in dict.fromkeys(texts) for k, v in schema.loads(text).describe().items()}
+
+    def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
+        """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
+        whole = self._live if self._live is not None else self._all_parts()
+        start, stop, _ = slice(start, stop).indices(self.length)
+        out, at = [], 0
+        for part in whole:
+            count = part.hi - part.lo
+            lo, hi = (min(max(edge - at, 0), count) for edge in (start, stop))
+            out.append(Part(part.row, part.lo + lo, part.lo + max(lo, hi)))
+            at += count
+        return _with_extra(out, whole)
+
+    def _all_parts(self) -> list[Part]:
+        rows = self._index.chains.of(self._number)
+        lengths = self._reader.snapshot.take(rows, ["length"])["length"].to_pylist()
+        return [Part(int(row), 0, int(n)) for row, n in zip(rows, lengths, strict=True)]
+
+    def read(
+        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", ragged: str = "list"
+    ) -> dict[str, Any]:
+        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read."""
+        (out,) = self._reader.read([self.parts(start, stop)], Selection(fields, missing, ragged))
+        return out
+
+    def to_torch(self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error") -> dict[str, Any]:
+        """As `read`, with tensors; strings and JSON stay as they are."""
+        return _tensors(self.read(fields, start, stop, missing=missing))
+
+    def __repr__(self) -> str:
+        flags = "" if self.complete else " incomplete"
+        return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
+
+
+def _with_extra(parts: list[Part], whole: Sequence[Part]) -> list[Part]:
+    """Mark where offset fields go on: after the last step read, into the next segment where that is the segment's end."""
+    last = max((i for i, p in enumerate(parts) if p.hi > p.lo), default=len(parts) - 1)
+    if last < 0:
+        return parts
+    parts[last] = parts[last]._replace(extra=True)
+    if parts[last].hi == whole[last].hi and last + 1 < len(parts):
+        parts[last + 1] = parts[last + 1]._replace(extra=True)
+    return parts
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tensors(v) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
+    if isinstance(value, list):
+        return [_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
+    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value
+
+

@@ -1,0 +1,224 @@
+"""The archive: create it, open it, look at it, write to it. A thin face over the parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from archive import commits, layout
+from archive.commits import Commit, CommitLog, Commits
+from archive.episodes import Episodes
+from archive.errors import AlreadyExistsError, AmbiguousWriteError, CorruptCommitError, MissingObjectError, NotFoundError, UsageError
+from archive.index import EpisodeIndex
+from archive.manifest import Snapshot
+from archive.reader import Reader
+from archive.schema import Schema
+from archive.sessions import check_exclusive, place
+from archive.storage import IOStats, Storage
+from archive.writer import Writer
+
+_checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
+
+
+class Archive:
+    """Trajectories under one root. As of one commit: `refresh()` goes to the newest, and so do commits made through it."""
+
+    def __init__(self, storage: Storage, about: dict[str, Any], raw: bytes, head: Commit, *, pinned: bool, single_writer: bool) -> None:
+        self._storage, self._about, self._raw, self._pinned, self._single_writer = storage, about, raw, pinned, single_writer
+        self._show(head)
+
+    def _show(self, head: Commit) -> None:
+        self._head = head
+        self._snapshot = Snapshot(self._storage, head)
+        self._reader = Reader(self._snapshot)
+        self._index = EpisodeIndex(self._snapshot)
+
+    @property
+    def url(self) -> str:
+        return self._storage.url
+
+    @property
+    def id(self) -> str:
+        return str(self._about["id"])
+
+    @property
+    def layout(self) -> str:
+        return str(self._about["layout"])
+
+    @property
+    def head(self) -> Commit:
+        """The commit that this shows."""
+        return self._head
+
+    @property
+    def commits(self) -> Commits:
+        """All commits, oldest first."""
+        return Commits(self._storage, self._head)
+
+    @property
+    def episodes(self) -> Episodes:
+        """All episodes ever archived, as of this commit."""
+        return Episodes(self._reader, self._index)
+
+    def refresh(self) -> Archive:
+        """Show the newest commit."""
+        if self._pinned:
+            raise UsageError(f"this archive was opened at commit {self._head.number}; open it without commit= to follow it")
+        head = self._head
+        for commit in commits.following(self._storage, head) if head.number else [commits.newest(self._storage)]:
+            head = commit
+        self._committed(head)
+        return self
+
+    def writer(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        run: str = "main",
+        session: str | None = None,
+        schema: Schema | None = None,
+        compression: str | None = "zstd:1",
+    ) -> Writer:
+        """Open a session (or join that of the other ranks) and write to it.
+
+        rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else one writer alone.  run: a line of
+        commits; a newer session of a run ends the earlier ones.  session: one start of the job, needed if world_size
+        is over 1 and neither a process group nor torchrun or Slurm names it.  compression: "zstd:LEVEL",
+        "gzip:LEVEL" or None.
+        """
+        if self._pinned:
+            raise UsageError(f"this archive was opened at commit {self._head.number} and is read only; open it without commit=")
+        who = place(rank, world_size, run, session)
+        mark = (os.getpid(), self.id)
+        if mark not in _checked:
+            check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
+            _checked.add(mark)
+        log = CommitLog(self._storage, self.id, self._head)
+        return Writer(self._storage, log, who, schema or Schema(), self.layout, compression, self._committed)
+
+    def _committed(self, head: Commit) -> None:
+        if head.number > self._head.number:
+            self._show(head)
+
+    def io_stats(self) -> IOStats:
+        """Requests and bytes so far; subtract two to know what was between them."""
+        return self._storage.stats.snapshot()
+
+    @property
+    def manifest_urls(self) -> list[str]:
+        """URLs of the Parquet files that make up the segments table (for DuckDB, say)."""
+        return [self._storage.full_url(f["path"]) for f in self._head.files("segments")]
+
+    @property
+    def shards(self) -> list[str]:
+        """Keys of all shards, in the order of the segments table."""
+        import pyarrow as pa
+
+        column = self._snapshot.columns(["shard"])["shard"].cast(pa.string()).drop_null()
+        return list(dict.fromkeys(column.to_pylist()))
+
+    def shard_url(self, shard: int | str) -> str:
+        """A URL that `zarr.open_group(url, mode="r", storage_options=...)` opens; a shard by number or key."""
+        key = self.shards[shard] if isinstance(shard, int) else shard
+        url = self._storage.full_url(key)
+        return f"zip::{url}" if key.endswith(".zip") else url
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "storage": self._storage, "about": self._about, "raw": self._raw, "head": self._head, "pinned": self._pinned,
+            "single_writer": self._single_writer,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"<Archive {self.url} at commit {self._head.number}>"
+
+
+def create(
+    url: Any, *, storage_options: Mapping[str, Any] | None = None, layout: str = "packed", single_writer: bool = False
+) -> Archive:
+    """Make a new archive; AlreadyExistsError if there is one.
+
+    layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
+    single_writer: promise that there is but one writer, for stores without a create-only put.
+    """
+    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
+    about, raw = _new(layout)
+    if not _created(storage, raw):
+        raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
+    return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+
+
+def open(
+    url: Any,
+    *,
+    commit: int | None = None,
+    create: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    layout: str = "packed",
+    single_writer: bool = False,
+) -> Archive:
+    """Open an archive; NotFoundError if there is none, unless `create` makes it (any number of processes may).
+
+    commit: as of that commit, read only.
+    """
+    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
+    found = _find(storage)
+    if found is None:
+        if not create or commit is not None:
+            raise NotFoundError(f"there is no archive at {storage.url}; make one with archive.create(), or check the URL")
+        about, raw = _new(layout)
+        if _created(storage, raw):
+            return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+        found = _find(storage) or (about, raw)
+    head = commits.newest(storage) if commit is None else _at(storage, commit)
+    return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
+
+
+def _new(archive_layout: str) -> tuple[dict[str, Any], bytes]:
+    if archive_layout not in layout.LAYOUTS:
+        raise UsageError(f"layout={archive_layout!r}: give one of {', '.join(layout.LAYOUTS)}")
+    about = {
+        "magic": layout.MAGIC, "id": uuid.uuid4().hex, "format": layout.format_block(), "layout": archive_layout,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    return about, json.dumps(about, indent=1).encode() + b"\n"
+
+
+def _created(storage: Storage, raw: bytes) -> bool:
+    try:
+        storage.create(layout.ARCHIVE_KEY, raw)
+    except AlreadyExistsError:
+        return False
+    except AmbiguousWriteError:
+        return storage.get(layout.ARCHIVE_KEY) == raw if storage.exists(layout.ARCHIVE_KEY) else _created(storage, raw)
+    return True
+
+
+def _find(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
+    try:
+        raw = storage.get(layout.ARCHIVE_KEY)
+    except MissingObjectError:
+        return None
+    where = storage.full_url(layout.ARCHIVE_KEY)
+    try:
+        about = json.loads(raw)
+    except ValueError as e:
+        raise CorruptCommitError(f"{where} is damaged: it is not JSON") from e
+    if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
+        raise NotFoundError(f"{where} does not belong to a trajectory archive; check the URL")
+    layout.check_format(about.get("format"), where=where)
+    return about, raw
+
+
+def _at(storage: Storage, number: int) -> Commit:
+    try:
+        return commits.read(storage, number)
+    except MissingObjectError as e:
+        raise NotFoundError(f"the archive at {storage.url} has no commit {number}") from e

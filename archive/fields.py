@@ -1,0 +1,220 @@
+"""Pure, no I/O: which rows of which stored arrays make up a field of an episode, and the field from those rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archive import dtypes, jsontree
+from archive.errors import CorruptManifestError, FieldError
+from archive.names import show
+from archive.schema import LENGTHS, NODES, PLACES, FieldSpec, Path, ShardSchema
+from archive.segments import Part, Segment, Slice
+from archive.tree import Array, Ragged, unflatten
+
+Leaf = tuple[Segment, Part]
+
+
+class Arrays:
+    """Decoded rows: runs of each array of each shard."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], tuple[list[int], list[Array]]] = {}
+
+    def put(self, shard: str, array: str, runs: Sequence[tuple[int, int]], data: list[Array]) -> None:
+        self._runs[shard, array] = [a for a, _ in runs], data
+
+    def get(self, s: Slice) -> Array:
+        starts, data = self._runs[s.shard, s.array]
+        i = bisect_right(starts, s.start) - 1
+        return data[i][s.start - starts[i] : s.stop - starts[i]]
+
+
+@dataclass
+class Selection:
+    """Which fields to read, and what to do about those that an episode does not have.
+
+    missing: "error", "skip", or a value to fill in.  ragged: "list" (one array a step) or "flat" (values, lengths).
+    """
+
+    names: Sequence[str | Path] | None = None
+    missing: Any = "error"
+    ragged: str = "list"
+    _known: dict[str | Path, FieldSpec] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.ragged not in ("list", "flat"):
+            raise FieldError(f"ragged={self.ragged!r}: give 'list' or 'flat'")
+        if isinstance(self.names, str):
+            self.names = [self.names]
+
+    def specs(self, schema: ShardSchema) -> dict[Path, FieldSpec]:
+        """The fields of a shard that are wanted, by path."""
+        if self.names is None:
+            return {f.path: f for f in schema.fields}
+        out: dict[Path, FieldSpec] = {}
+        for name in self.names:
+            found = {f.path: f for f in schema.fields if _matches(name, f.path)}
+            self._known.update({name: f for f in found.values()})
+            out |= found
+        return out
+
+    def absent(self, paths: Iterable[Path]) -> list[str | Path]:
+        """Names asked for that none of these fields answers; an error if that is what was asked for."""
+        have = list(paths)
+        names = [n for n in self.names or () if not any(_matches(n, p) for p in have)]
+        if names and isinstance(self.missing, str) and self.missing == "error":
+            raise FieldError(
+                f"an episode has no field {names[0]!r} (it has: {', '.join(sorted(map(show, have))) or 'none'}); pass "
+                "missing='skip' to leave it out, or missing=VALUE to fill it in"
+            )
+        return [] if isinstance(self.missing, str) and self.missing == "skip" else names
+
+    def filled(self, name: str | Path, steps: int) -> Array:
+        """The stand-in for an absent field: of the shape and dtype that other episodes of this read have."""
+        spec = self._known.get(name)
+        if spec is None or spec.axis in NODES or spec.dtype in ("str", "json"):
+            return np.full(steps, self.missing)
+        return np.full((steps, *spec.shape), self.missing, dtypes.to_numpy(spec.dtype))
+
+
+def _matches(name: str | Path, path: Path) -> bool:
+    if isinstance(name, str):
+        joined = "/".join(path)
+        return joined == name or joined.startswith(name + "/")
+    return path[: len(name)] == tuple(name)
+
+
+class _Piece(NamedTuple):
+    """What one part contributes to one field: named slices, and the part itself."""
+
+    segment: Segment
+    part: Part
+    slices: dict[str, Slice]
+
+
+@dataclass
+class EpisodeJob:
+    """The reading of one episode (or a part of it)."""
+
+    pieces: dict[Path, tuple[FieldSpec, list[_Piece]]]
+    absent: list[str | Path]
+    steps: int
+    selection: Selection
+
+    def slices(self) -> Iterator[tuple[Segment, Slice]]:
+        for _, pieces in self.pieces.values():
+            for piece in pieces:
+                for s in piece.slices.values():
+                    if s.stop > s.start:
+                        yield piece.segment, s
+
+    def build(self, arrays: Arrays) -> dict[str, Any]:
+        """The nested dict of fields; arrays may share memory with each other's neighbours, never with other episodes'."""
+        out: dict[Path, Any] = {}
+        for path, (spec, pieces) in self.pieces.items():
+            out[path] = _value(spec, pieces, arrays, self.selection.ragged)
+        for name in self.absent:
+            out[tuple(name.split("/")) if isinstance(name, str) else tuple(name)] = self.selection.filled(name, self.steps)
+        return unflatten(out)
+
+
+def episode_job(parts: Sequence[Leaf], selection: Selection) -> EpisodeJob:
+    """What reading these parts, in order, takes."""
+    pieces: dict[Path, tuple[FieldSpec, list[_Piece]]] = {}
+    for segment, part in parts:
+        for path, spec in selection.specs(segment.schema).items():
+            _, found = pieces.setdefault(path, (spec, []))
+            found.append(_Piece(segment, part, _slices(spec, segment, part)))
+    return EpisodeJob(pieces, selection.absent(pieces), sum(p.hi - p.lo for _, p in parts), selection)
+
+
+def _slices(spec: FieldSpec, segment: Segment, part: Part) -> dict[str, Slice]:
+    if segment.shard is None or spec.axis in NODES:
+        return {}
+    shard, name, start = segment.shard, spec.name, segment.start
+    if spec.per_step:
+        return {"": Slice(shard, name, start + part.lo, start + part.hi)}
+    first, rows = segment.extents.get(name, (0, 0))
+    whole = Slice(shard, name, first, first + rows)
+    if spec.axis == "free":
+        return {"": whole}
+    if spec.axis == "offset":
+        stop = min(part.hi + (spec.extra if part.extra else 0), rows)
+        return {"": Slice(shard, name, first + part.lo, first + max(part.lo, stop))}
+    if part.hi <= part.lo:
+        return {}
+    if spec.axis == "ragged":
+        return {"": whole, LENGTHS: Slice(shard, name + LENGTHS, start, start + segment.length)}
+    followed = Slice(shard, spec.next_of, start + part.lo + 1, start + min(part.hi + 1, segment.length))
+    return {"": whole, PLACES: Slice(shard, name + PLACES, first, first + rows), "next": followed}
+
+
+def _value(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, ragged: str) -> Any:
+    if spec.axis in NODES:
+        return {} if spec.axis == "dict" else None
+    if spec.axis == "ragged":
+        return _ragged(spec, pieces, arrays, ragged)
+    build = _followed if spec.next_of else _rows
+    parts = [p for p in (build(spec, piece, arrays) for piece in pieces) if len(p)]
+    stored = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _empty(spec)
+    value = dtypes.from_stored(stored, spec.dtype)
+    if spec.dtype == "json":
+        return [jsontree.loads(text) for text in value]
+    return value[-1:].reshape(spec.shape) if spec.scalar else value
+
+
+def _empty(spec: FieldSpec) -> Array:
+    dtype = dtypes.to_numpy(spec.dtype)
+    shape = (0, *dtypes.stored_trailing(spec.dtype, spec.shape))
+    return dtypes.to_stored(np.zeros((0, *spec.shape), dtype))[0].reshape(shape)
+
+
+def _rows(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
+    s = piece.slices.get("")
+    return _empty(spec) if s is None or s.stop <= s.start else arrays.get(s)
+
+
+def _followed(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
+    """A field declared in next_of: the next rows of the field it follows, and the rows that were kept."""
+    if not piece.slices:
+        return _empty(spec)
+    part = piece.part
+    kept, places = arrays.get(piece.slices[""]), arrays.get(piece.slices[PLACES])
+    out = np.empty((part.hi - part.lo, *kept.shape[1:]), kept.dtype)
+    following = piece.slices["next"]
+    count = following.stop - following.start
+    if count:
+        rows = arrays.get(following)
+        out[:count] = rows if rows.dtype == out.dtype and rows.shape[1:] == out.shape[1:] else _unlike(spec)
+    inside = (places >= part.lo) & (places < part.hi)
+    out[places[inside] - part.lo] = kept[inside]
+    return out
+
+
+def _unlike(spec: FieldSpec) -> Any:
+    """Rows that differ in shape or dtype were all kept, so what is put here is overwritten."""
+    return "" if spec.dtype in ("str", "json") or spec.dtype[1:2] == "U" else 0
+
+
+def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, mode: str) -> Any:
+    values, lengths = [_empty(spec)], [np.zeros(0, np.int64)]
+    for piece in pieces:
+        if not piece.slices:
+            continue
+        part = piece.part
+        of_segment = arrays.get(piece.slices[LENGTHS])
+        ends = np.concatenate([[0], np.cumsum(of_segment)])
+        whole = piece.slices[""]
+        if ends[-1] != whole.stop - whole.start:
+            raise CorruptManifestError(f"lengths of ragged field {show(spec.path)!r} do not add up; run `archive verify`")
+        if ends[part.hi] > ends[part.lo]:
+            values.append(arrays.get(whole)[ends[part.lo] : ends[part.hi]])
+        lengths.append(of_segment[part.lo : part.hi])
+    joined = np.concatenate(values) if len(values) != 2 else values[1]
+    out = Ragged(dtypes.from_stored(joined, spec.dtype), np.concatenate(lengths))
+    return out if mode == "flat" else out.split()

@@ -1,0 +1,158 @@
+"""Pure, no I/O: what a call of the writer hands in, checked and put into blocks. Nothing is kept of a refused call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archive import tree
+from archive.blocks import Block
+from archive.errors import FieldError, UsageError
+from archive.names import check_text, show
+from archive.ranges import Ints
+from archive.schema import NODES, Schema, ShardSchema, shard_schema, to_path
+from archive.tree import Array, Fields, Ragged
+
+REWARDS = (("reward",), ("rewards",), ("next", "reward"))
+
+
+class Weights(NamedTuple):
+    """Which weights made the steps: one value, or one a step."""
+
+    uuid: Array | str | None = None
+    update_count: Ints | int | None = None
+
+
+def steps(nest: Any, schema: Schema) -> tuple[Fields, ShardSchema]:
+    """The fields of some steps, their rows in agreement."""
+    fields = tree.normalise(nest, schema)
+    return fields, shard_schema(fields.specs, schema)
+
+
+def check_rows(fields: Fields, *, last: bool) -> None:
+    """Fields on an offset axis have as many rows as steps, and their extra ones where the episode ends."""
+    for name, spec in fields.specs.items():
+        if spec.axis != "offset":
+            continue
+        rows, allowed = len(fields.data[name]), {fields.length, fields.length + spec.extra}
+        if rows not in allowed or (last and rows != fields.length + spec.extra):
+            raise FieldError(
+                f"field {show(spec.path)!r} has {rows} rows for {fields.length} steps; on axis 'offset:{spec.extra}' it "
+                f"has {fields.length + spec.extra} (the extra ones with the episode's last step)"
+            )
+
+
+def has_whole_fields(fields: Fields) -> bool:
+    """Whether some field is not one row a step, so that the steps must belong to one episode."""
+    return any(s.axis in ("offset", "free") for s in fields.specs.values())
+
+
+def weights(uuid: Any, update_count: Any, default: Weights, fields: Fields) -> Weights:
+    """The weights of these steps: given for all, per step or by a field's name; else those set before."""
+    return Weights(
+        default.uuid if uuid is None else _uuids(uuid, fields),
+        default.update_count if update_count is None else _updates(update_count, fields),
+    )
+
+
+def _uuids(value: Any, fields: Fields) -> Array | str:
+    if isinstance(value, str):
+        named = _field(value, fields)
+        return check_text(value, "model_weights_uuid") if named is None else _uuids(named, fields)
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return check_text(str(value), "model_weights_uuid")  # a uuid.UUID, say
+    out = np.empty(len(value), object)
+    out[:] = [None if v is None else check_text(str(v), "model_weights_uuid") for v in value]
+    return _per_step(out, "model_weights_uuid", fields)
+
+
+def _updates(value: Any, fields: Fields) -> Ints | int:
+    if isinstance(value, str):
+        named = _field(value, fields)
+        if named is None:
+            raise FieldError(f"update_count={value!r} names no field of these steps")
+        value = named
+    array = np.asarray(tree.as_array(value, "update_count"))
+    if array.dtype.kind not in "iu":
+        raise FieldError(f"update_count must be an integer (or one a step), not {value!r}")
+    if array.ndim == 0:
+        return int(array)
+    return _per_step(array.reshape(len(array), -1)[:, 0].astype(np.int64), "update_count", fields)
+
+
+def _field(name: str, fields: Fields) -> Array | None:
+    path = to_path(name)
+    for key, spec in fields.specs.items():
+        if spec.path == path and spec.axis not in NODES:
+            value = fields.data[key]
+            return value if isinstance(value, np.ndarray) else None
+    return None
+
+
+def _per_step(array: Array, what: str, fields: Fields) -> Array:
+    if len(array) != fields.length:
+        raise FieldError(f"{what} has {len(array)} values for {fields.length} steps; give one value, or one a step")
+    return array
+
+
+def env_ids(value: Any, length: int) -> Ints:
+    """Env row of each appended row: one for all, one a row, or None for rows 0 to length."""
+    if value is None:
+        return np.arange(length)
+    array = np.asarray(tree.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids"))
+    if array.size and array.dtype.kind not in "iu":
+        raise UsageError(f"env_ids must be integers, not {array.dtype}")
+    if array.size and int(array.min()) < 0:
+        raise UsageError(f"env id {int(array.min())} is negative; env rows count from 0")
+    if array.ndim == 0:
+        return np.full(length, int(array), np.int64)
+    if len(array) != length:
+        raise UsageError(f"{len(array)} env_ids for {length} rows; give one for all, or one a row")
+    return array.astype(np.int64)
+
+
+def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> Any:
+    """A mask a row. One True stands for all rows, or, of a run of steps of one env, for the row at `run_at`."""
+    if value is None:
+        return None
+    array = np.asarray(tree.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
+    if array.ndim == 0 and run_at is not None:
+        out = np.zeros(length, bool)
+        out[run_at:][:1] = bool(array)
+        return out
+    if array.ndim == 0:
+        return np.full(length, bool(array))
+    if array.reshape(-1).shape != (length,):
+        raise UsageError(f"{what} has shape {array.shape} for {length} rows; give one value a row")
+    return array.reshape(-1)
+
+
+def texts(value: Any, length: int, what: str) -> Sequence[str | None] | None:
+    """A string or None a row; one string stands for all rows."""
+    if value is None:
+        return None
+    values = [value] * length if isinstance(value, str) else list(value)
+    if len(values) != length:
+        raise UsageError(f"{what} has {len(values)} values for {length} rows; give one a row")
+    return [None if v is None else check_text(v if isinstance(v, str) else str(v), what) for v in values]
+
+
+def owned(block: Block) -> Block:
+    """The block with its arrays copied, so that the caller may change his."""
+    data = {
+        name: Ragged(v.values.copy(), v.lengths.copy()) if isinstance(v, Ragged) else np.array(v, copy=True, order="C")
+        for name, v in block.data.items()
+    }
+    return Block(
+        block.schema, data, block.env_ids, block.positions, block.episodes, block.uuids, block.updates, block.single,
+        block.env_id, block.position,
+    )  # fmt: skip
+
+
+def reward_field(schema: Schema, shard: ShardSchema) -> str | None:
+    """Name of the field that is summed into an episode's return."""
+    wanted = REWARDS if schema.reward is None else (schema.reward,)
+    names = {f.path: f.name for f in shard.fields if f.per_step and f.dtype not in ("str", "json")}
+    return next((names[p] for p in wanted if p in names), None)

@@ -1,0 +1,149 @@
+"""Background work of a writer: blocks are laid out, encoded, packed and uploaded off the caller's thread.
+
+One thread lays out, in order, because an episode's segments follow each other; encoding and uploading run beside it.
+Memory is bounded: `submit` waits while too many bytes are under way. A failed upload keeps its data and is tried
+again by the next `drain`; until then every call raises the failure.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive import layout, packing, shards, tables
+from archive.blocks import Block, Slab, assemble
+from archive.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_UNDER_WAY_BYTES = 128 * 1024 * 1024
+
+
+class Written(NamedTuple):
+    """What one upload adds to the manifest."""
+
+    segments: pa.Table | None
+    chunks: pa.Table | None
+    data_bytes: int
+
+
+class _Job:
+    """A laid-out slab on its way to the store; run again if it failed."""
+
+    def __init__(self, pipeline: Pipeline, slab: Slab, key: str, segments: pa.Table, nbytes: int) -> None:
+        self.pipeline, self.key, self.segments, self.nbytes = pipeline, key, segments, nbytes
+        self._slab: Slab | None = slab
+        self._members: list[packing.Member] | None = None  # kept until they are in the store
+        self.future: Future[Written] | None = None
+
+    def run(self) -> Written:
+        if self._slab is not None:
+            self._members = self.pipeline.encode(self._slab)
+            self._slab = None
+        chunks = self.pipeline.upload(self._members or [], self.key)
+        self._members = None
+        return Written(self.segments, chunks, self.nbytes)
+
+
+class Pipeline:
+    """Uploads of one writer. `describe(slab, key)` gives a slab's rows of the segments table; it is called in order."""
+
+    def __init__(
+        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
+        describe: Callable[[Slab, str], pa.Table],
+    ) -> None:  # fmt: skip
+        self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
+        self._compression, self._describe = compression, describe
+        self._ordered = ThreadPoolExecutor(1, "archive-layout")
+        self._uploads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), "archive-upload")
+        self._lock = threading.Condition()
+        self._under_way_bytes = 0
+        self._laid_out: list[Future[_Job | Written | None]] = []
+        self.done: list[Written] = []
+
+    def submit(self, blocks: Sequence[Block], reward: str | None) -> None:
+        """Write blocks of one schema as one shard; waits for room first."""
+        nbytes = sum(b.nbytes for b in blocks)
+        with self._lock:
+            self._lock.wait_for(lambda: self._under_way_bytes == 0 or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES)
+            self._under_way_bytes += nbytes
+        self._laid_out.append(self._ordered.submit(self._lay_out, list(blocks), reward, nbytes))
+
+    def then(self, rows: Callable[[], pa.Table | None]) -> None:
+        """Rows of the segments table without data (episodes that were closed), in order with the blocks."""
+        self._laid_out.append(self._ordered.submit(lambda: Written(rows(), None, 0)))
+
+    def failure(self) -> BaseException | None:
+        """The error of what failed so far, if any."""
+        for laid_out in self._laid_out:
+            if laid_out.done():
+                job = None if laid_out.exception() else laid_out.result()
+                upload = job.future if isinstance(job, _Job) else None
+                error = laid_out.exception() or (upload.exception() if upload and upload.done() else None)
+                if error:
+                    return error
+        return None
+
+    def drain(self) -> list[Written]:
+        """Wait for all; what was written, in order. What failed is tried once more, and its error raised if it fails."""
+        while self._laid_out:
+            job = self._laid_out[0].result()
+            if isinstance(job, _Job):
+                job = self._finished(job)
+            self.done.append(job or Written(None, None, 0))
+            self._laid_out.pop(0)
+        out, self.done = self.done, []
+        return out
+
+    def _finished(self, job: _Job) -> Written:
+        assert job.future is not None
+        if job.future.exception() is not None:
+            job.future = self._uploads.submit(job.run)
+        return job.future.result()
+
+    def close(self) -> None:
+        self._ordered.shutdown(wait=True, cancel_futures=True)
+        self._uploads.shutdown(wait=True, cancel_futures=True)
+
+    def _lay_out(self, blocks: list[Block], reward: str | None, nbytes: int) -> _Job:
+        try:
+            slab = assemble(blocks, reward)
+            blocks.clear()
+            key = layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._layout)
+            job = _Job(self, slab, key, self._describe(slab, key), nbytes)
+        except BaseException:
+            self._leave(nbytes)
+            raise
+        job.future = self._uploads.submit(job.run)
+        job.future.add_done_callback(lambda _: self._leave(nbytes))
+        return job
+
+    def _leave(self, nbytes: int) -> None:
+        with self._lock:
+            self._under_way_bytes -= nbytes
+            self._lock.notify_all()
+
+    def encode(self, slab: Slab) -> list[packing.Member]:
+        attributes: dict[str, Any] = {"trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}}
+        return shards.encode(slab.arrays, attributes=attributes, compression=self._compression)
+
+    def upload(self, members: list[packing.Member], key: str) -> pa.Table:
+        """Write one encoded shard; its rows of the chunk table."""
+        if self._layout == "packed":
+            buffers, placed = packing.pack(members)
+            self._storage.put(key, buffers)
+        else:
+            objects, placed = packing.loose(members)
+            self._storage.put_many((f"{key}/{name}", data) for name, data in objects)
+        return chunk_rows(key, members, placed)
+
+
+def chunk_rows(key: str, members: Sequence[packing.Member], placed: Sequence[packing.Placed]) -> pa.Table:
+    """Rows of the chunk table for one shard."""
+    columns = {name: [getattr(p, name) for p in placed] for name in ("array", "chunk", "rows", "offset", "size", "crc32c")}
+    return tables.from_columns("chunks", {"shard": key, "member": [p.name for p in placed], **columns})

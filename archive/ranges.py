@@ -1,0 +1,68 @@
+"""Pure, no I/O: byte ranges as data, and joining them into few requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_GAP_BYTES = 64 * 1024
+MAX_BLOCK_BYTES = 8 * 1024 * 1024
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes [start, stop) of one object."""
+
+    key: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def coalesce(
+    starts: Ints, stops: Ints, *, max_gap: int = MAX_GAP_BYTES, max_block: int = MAX_BLOCK_BYTES
+) -> tuple[Ints, Ints, Ints]:
+    """Blocks covering sorted ranges of one object: (block starts, block stops, block of each range).
+
+    Neighbours closer than `max_gap` share a block of at most `max_block` bytes; a longer single range is its own block.
+    """
+    if len(starts) == 0:
+        return starts, stops, np.zeros(0, np.int64)
+    reach = np.maximum.accumulate(stops)
+    near = np.zeros(len(starts), bool)
+    near[1:] = starts[1:] - reach[:-1] <= max_gap
+    owner = np.zeros(len(starts), np.int64)
+    block, block_start = 0, int(starts[0])
+    for i in range(1, len(starts)):
+        if not near[i] or int(stops[i]) - block_start > max_block:
+            block, block_start = block + 1, int(starts[i])
+        owner[i] = block
+    heads = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    return starts[heads], np.maximum.reduceat(stops, heads), owner
+
+
+def merge_runs(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+    """Row runs joined where they touch or overlap; the input need not be sorted, empty runs vanish."""
+    keep = stops > starts
+    order = np.argsort(starts[keep], kind="stable")
+    starts, stops = starts[keep][order], stops[keep][order]
+    if len(starts) == 0:
+        return starts, stops
+    reach = np.maximum.accumulate(stops)
+    heads = np.flatnonzero(np.r_[True, starts[1:] > reach[:-1]])
+    return starts[heads], np.maximum.reduceat(stops, heads)
+
+
+def covered(starts: Ints, stops: Ints, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Mask over [0, length) of what any of the runs covers."""
+    edges = np.zeros(length + 1, np.int64)
+    np.add.at(edges, starts, 1)
+    np.add.at(edges, stops, -1)
+    return np.cumsum(edges[:-1]) > 0

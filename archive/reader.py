@@ -1,0 +1,180 @@
+"""Reading steps: from segments to byte ranges to arrays, in three passes (plan, fetch, decode); each chunk once a call."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from archive import chunkindex, fields, manifest, schema, tables
+from archive.chunkindex import METADATA, ShardIndex, ShardReads
+from archive.errors import ArchiveError, CorruptChunkError, IntegrityError, MissingObjectError
+from archive.manifest import Snapshot
+from archive.packing import inflate
+from archive.ranges import Ints, merge_runs
+from archive.schema import ShardSchema
+from archive.segments import Part, Segment, Slice
+from archive.shards import ShardView
+
+MAX_AHEAD_BYTES = 64 * 1024 * 1024
+_SEGMENT = (
+    "episode_id", "shard", "start", "length", "extents", "schema", "chunks", "chunks_bytes", "chunks_crc32c",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What a read takes: per shard its requests. Printed by plans, executed by Reader."""
+
+    shards: Mapping[str, ShardReads]
+
+    @property
+    def requests(self) -> int:
+        return sum(len(s.requests) for s in self.shards.values())
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(s.fetched_bytes for s in self.shards.values())
+
+
+class Reader:
+    """Reads parts of segments of one snapshot. Keeps what is small and immutable: chunk indexes and shard metadata."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._schemas: dict[str, ShardSchema] = {}
+        self._indexes: dict[str, ShardIndex] = {}
+        self._files: set[str] = set()
+        self._views: OrderedDict[str, ShardView] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"snapshot": self.snapshot}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["snapshot"])  # type: ignore[misc]
+
+    def segments(self, rows: Sequence[int]) -> dict[int, Segment]:
+        """Row -> segment, of distinct rows."""
+        unique = list(dict.fromkeys(rows))
+        table = self.snapshot.take(np.array(unique, np.int64), _SEGMENT)
+        columns = [table[name].to_pylist() for name in _SEGMENT]
+        return {row: self._segment(*values) for row, *values in zip(unique, *columns, strict=True)}
+
+    def _segment(
+        self, episode: str, shard: str | None, start: int, length: int, extents: list[dict[str, Any]] | None,
+        text: str, path: str | None, size: int, crc: int,
+    ) -> Segment:  # fmt: skip
+        if text not in self._schemas:
+            self._schemas[text] = schema.loads(text)
+        places = {e["field"]: (e["start"], e["rows"]) for e in extents or ()}
+        chunks = {"path": path, "bytes": size, "crc32c": crc}
+        return Segment(episode, shard, start or 0, length, places, self._schemas[text], chunks)
+
+    def read(self, parts: Sequence[Sequence[Part]], selection: fields.Selection) -> list[dict[str, Any]]:
+        """One nested dict for each list of parts, fetched together."""
+        segments = self.segments([p.row for group in parts for p in group])
+        jobs = [fields.episode_job([(segments[p.row], p) for p in group], selection) for group in parts]
+        arrays = self._arrays([s for job in jobs for s in job.slices()])
+        try:
+            return [job.build(arrays) for job in jobs]
+        except IntegrityError as e:
+            raise type(e)(f"{e} (reading {len(parts)} episodes at {self.snapshot.storage.url})") from e
+
+    def plan(self, slices: Sequence[Slice]) -> ReadPlan:
+        """The byte ranges that these rows take, chunk and metadata bytes included."""
+        return self._plan(_by_shard(slices))
+
+    def _plan(self, wanted: Mapping[str, chunkindex.Wanted]) -> ReadPlan:
+        return ReadPlan({
+            shard: self._indexes[shard].plan(arrays, metadata=shard not in self._views)
+            for shard, arrays in wanted.items()
+        })  # fmt: skip
+
+    def load_indexes(self, segments: Sequence[Segment]) -> None:
+        """Fetch the chunk tables of the commits that wrote these segments, once each."""
+        refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
+        refs = {path: ref for path, ref in refs.items() if path not in self._files}
+        storage = self.snapshot.storage
+        for data, ref in zip(manifest.fetch(storage, list(refs.values())), refs.values(), strict=True):
+            table = tables.loads(data, "chunks", where=storage.full_url(ref["path"]))
+            self._indexes.update(chunkindex.from_table(table))
+            self._files.add(ref["path"])
+
+    def _arrays(self, slices: Sequence[tuple[Segment, Slice]]) -> fields.Arrays:
+        self.load_indexes([segment for segment, _ in slices])
+        wanted = _by_shard([s for _, s in slices])
+        owners = {s.shard: segment.episode_id for segment, s in slices}
+        out = fields.Arrays()
+        for shard, reads, blocks in self._fetched(self._plan(wanted), owners):
+            chunks = _members(shard, reads, blocks, owners[shard])
+            view = self._view(shard, chunks)
+            for array, (starts, stops) in wanted[shard].items():
+                runs = list(zip(starts.tolist(), stops.tolist(), strict=True))
+                out.put(shard, array, runs, self._decoded(view, shard, array, runs, chunks, owners[shard]))
+        return out
+
+    def _fetched(
+        self, plan: ReadPlan, owners: Mapping[str, str]
+    ) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
+        """The blocks of each shard, in order; bounded bytes are fetched ahead."""
+        requests = [r for reads in plan.shards.values() for r in reads.requests]
+        blocks = self.snapshot.storage.iter_ranges(requests, max_bytes=MAX_AHEAD_BYTES)
+        for shard, reads in plan.shards.items():
+            try:
+                yield shard, reads, [next(blocks) for _ in reads.requests]
+            except MissingObjectError as e:
+                raise MissingObjectError(
+                    f"shard {shard} of the archive at {self.snapshot.storage.url} is gone, episode {owners[shard]!r} lies "
+                    f"in it: {e}; run `archive verify`"
+                ) from e
+
+    def _view(self, shard: str, chunks: dict[str, bytes | memoryview]) -> ShardView:
+        if shard not in self._views:
+            self._views[shard] = ShardView(bytes(chunks.pop("zarr.json")))
+            while len(self._views) > 1024:
+                self._views.popitem(last=False)
+        return self._views[shard]
+
+    def _decoded(
+        self, view: ShardView, shard: str, array: str, runs: list[tuple[int, int]], chunks: dict[str, Any], episode: str
+    ) -> list[np.ndarray[Any, Any]]:
+        try:
+            return view.read_many(array, runs, chunks)
+        except ArchiveError as e:
+            raise CorruptChunkError(
+                f"array {array!r} of shard {self.snapshot.storage.full_url(shard)}, where episode {episode!r} lies, "
+                f"cannot be decoded: {e}; the bytes are damaged, run `archive verify`"
+            ) from e
+
+
+def _by_shard(slices: Sequence[Slice]) -> dict[str, dict[str, tuple[Ints, Ints]]]:
+    """Shard -> array -> merged row runs."""
+    runs: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for s in slices:
+        runs.setdefault(s.shard, {}).setdefault(s.array, []).append((s.start, s.stop))
+    return {
+        shard: {name: merge_runs(*np.array(pairs, np.int64).T) for name, pairs in arrays.items()}
+        for shard, arrays in runs.items()
+    }
+
+
+def _members(shard: str, reads: ShardReads, blocks: Sequence[bytes], episode: str) -> dict[str, bytes | memoryview]:
+    """Member -> its bytes, each checked against the chunk table: it is the chunk that was written there."""
+    views = [memoryview(b) for b in blocks]
+    out: dict[str, bytes | memoryview] = {}
+    for piece in reads.pieces:
+        data = views[piece.request][piece.start : piece.start + piece.size]
+        if chunkindex.stored_checksum(data, piece) != piece.crc32c:
+            raise CorruptChunkError(
+                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where episode "
+                f"{episode!r} lies, does not match its checksum; run `archive verify`"
+            )
+        out[piece.member] = _plain_metadata(data) if piece.array == METADATA else data
+    return out
+
+
+def _plain_metadata(data: memoryview) -> bytes:
+    return bytes(data) if data[:1] == b"{" else inflate(bytes(data))

@@ -1,0 +1,125 @@
+"""Who writes: rank, world size, run and session of a writer, and opening a session, which fences off earlier ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from archive import commits, layout
+from archive.commits import CommitLog
+from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotExclusiveError, SessionInUseError, UsageError
+from archive.names import check_text
+from archive.storage import Storage
+
+
+@dataclass(frozen=True)
+class Place:
+    """One writer's place: which rank of which world, in which session of which run."""
+
+    rank: int
+    world_size: int
+    run: str
+    session: str
+
+
+def place(rank: int | None, world_size: int | None, run: str, session: str | None) -> Place:
+    """Fill in what is not given: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
+    rank = _rank() if rank is None else rank
+    world_size = _world_size(rank) if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
+    for value, what in ((run, "run"), (session or "-", "session")):
+        if not check_text(value, what):
+            raise UsageError(f"the {what} must not be empty")
+    return Place(rank, world_size, run, session or _session(world_size))
+
+
+def _process_group() -> object | None:
+    distributed = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
+
+
+def _rank() -> int:
+    group = _process_group()
+    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))  # type: ignore[attr-defined]
+
+
+def _world_size(rank: int) -> int:
+    group = _process_group()
+    if group:
+        return int(group.get_world_size())  # type: ignore[attr-defined]
+    return int(os.environ.get("WORLD_SIZE", str(rank + 1 if rank else 1)))
+
+
+def new_session() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _session(world_size: int) -> str:
+    """A name that all ranks of one start of the job share, and no other start has."""
+    if world_size == 1:
+        return new_session()
+    group = _process_group()
+    if group:
+        names = [new_session()]
+        group.broadcast_object_list(names, src=0)  # type: ignore[attr-defined]
+        return names[0]
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if job is None and "SLURM_JOB_ID" in os.environ:
+        job, restart = "slurm-" + os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    if job in (None, "", "none"):
+        raise UsageError(
+            f"a writer of one rank in a world of {world_size} needs session=: a name that all ranks of this start of "
+            "the job share and no earlier start had (there is no process group, TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
+        )
+    return f"{job}-{restart}"
+
+
+def open_session(log: CommitLog, who: Place) -> None:
+    """Take the place: one writer per session and rank, and the newest session of its run."""
+    _claim_rank(log.storage, who)
+    if log.catch_up().runs.get(who.run, {}).get("session") == who.session:
+        return
+    log.append(f"{who.session}/open/{who.run}", lambda parent, _: commits.opened(parent, who.run, who.session))
+    commits.fence(log.head, who.run, who.session)
+
+
+def _claim_rank(storage: Storage, who: Place) -> None:
+    claim = {"run": who.run, "session": who.session, "rank": who.rank, "nonce": secrets.token_hex(8)}
+    data = json.dumps(claim).encode()
+    key = layout.rank_key(who.session, who.rank)
+    try:
+        storage.create(key, data)
+        return
+    except AmbiguousWriteError:
+        if storage.exists(key) and storage.get(key) == data:
+            return
+        storage.create(key, data)
+        return
+    except AlreadyExistsError as e:
+        raise SessionInUseError(
+            f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted job "
+            "needs a session name of its own (session=...)"
+        ) from e
+
+
+def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:
+    """Make sure that the store has a create-only put, by creating what is there already."""
+    if single_writer:
+        return
+    try:
+        storage.create(layout.ARCHIVE_KEY, archive_json)
+    except AlreadyExistsError:
+        return
+    except AmbiguousWriteError:
+        return
+    raise NotExclusiveError(
+        f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
+        "other's commits; use another store, or open with single_writer=True if there is but one writer"
+    )

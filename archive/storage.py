@@ -1,0 +1,350 @@
+"""Does I/O: objects below one root. The only module that imports fsspec, and the only one that retries.
+
+A key is a relative POSIX path. `put` and `create` make an object whole or not at all; no object is ever changed in
+place. Every failure is an error of archive.errors that says what, where and what to do, without credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from archive._failures import GaveUpError, Kind, explain, judge, printable_cause
+from archive._iostats import IOStats
+from archive._localfs import LocalDriver
+from archive._parallel import Job, in_order
+from archive._payload import Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
+from archive._remote import FsspecDriver, default_options, driver_for
+from archive._retry import MAX_SHORT_READS, Attempt, run
+from archive._root import Root, check_key, parse_root
+from archive.errors import NotExclusiveError, StorageError, UnsafePathError, UsageError
+
+__all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Engine:
+    """What one process needs to talk to the store; never shared across a fork."""
+
+    pid: int
+    driver: LocalDriver | FsspecDriver
+    pool: ThreadPoolExecutor
+
+
+_build_lock = threading.Lock()
+_before_fork: list[_Engine] = []  # kept: closing a parent's connections in its child would hang or break them
+
+
+def _renew_lock() -> None:
+    global _build_lock
+    _build_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Storage:
+    """Objects below one root, on any fsspec filesystem. Safe for several threads; pickles and survives fork."""
+
+    def __init__(self, root: Root, concurrency: int, deadline_s: float, single_writer: bool) -> None:
+        self._root, self._single_writer = root, single_writer
+        self._engine: _Engine | None = None
+        self.url = root.url
+        self.concurrency = concurrency
+        self.deadline_s = deadline_s
+        self.stats = IOStats()
+
+    @classmethod
+    def connect(
+        cls,
+        url: object,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        concurrency: int = 32,
+        deadline_s: float = 120.0,
+        single_writer: bool = False,
+    ) -> Self:
+        """Names a root (URL, path or UPath); sends nothing.
+
+        At most `concurrency` requests run at once; each is retried for at most `deadline_s`. `single_writer` promises
+        that nobody else writes here, which permits stores without a create-only put.
+        """
+        if concurrency < 1 or deadline_s <= 0:
+            raise UsageError(f"concurrency={concurrency} and deadline_s={deadline_s} must both be above zero")
+        return cls(parse_root(url, storage_options), concurrency, deadline_s, single_writer)
+
+    def __repr__(self) -> str:
+        return f"Storage({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._root, self.concurrency, self.deadline_s, self._single_writer)
+
+    def full_url(self, key: str) -> str:
+        """Where `key` is, for people."""
+        return self._root.full_url(key)
+
+    def spec(self) -> tuple[str, dict[str, Any]]:
+        """URL and options that open the root elsewhere. They may hold credentials: not for printing or storing."""
+        target = self.url if self._root.protocol == "file" else self._root.target
+        return target, dict(self._root.options)
+
+    def exclusive(self) -> bool:
+        """Whether the store is known to have a create-only put."""
+        return self._running().driver.exclusive
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes [start, stop) of an object, all of it by default, in one request.
+
+        MissingObjectError; ShortReadError if it ends before `stop`, or where `start` is at or past its end.
+        """
+        return self._get(key, start, stop, None)
+
+    def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
+        """One request for each range, in any order; results in theirs. The first error cancels the rest."""
+        driver = self._running().driver
+        if not isinstance(driver, LocalDriver):
+            return self._gather([self._range_job(one) for one in ranges])
+        found = self._gather([self._batch_job(driver, batch) for batch in batches(ranges)])
+        return [data for batch in found for data in batch]
+
+    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Iterator[bytes]:
+        """Ranges in order, read ahead by at most `max_bytes` (and always at least one range)."""
+        jobs = (self._range_job(one) for one in ranges)
+        return in_order(self._running().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
+
+        def job(key: str) -> Job[bytes]:
+            return Job(lambda cancelled: self._get(key, 0, None, cancelled))
+
+        return self._gather([job(key) for key in keys])
+
+    def put(self, key: str, data: Data) -> None:
+        """Makes an object, whole or not at all; one of that name is replaced."""
+        self._put(key, data, None)
+
+    def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
+        """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
+
+        def job(key: str, data: Data) -> Job[None]:
+            return Job(lambda cancelled: self._put(key, data, cancelled))
+
+        jobs = (job(key, data) for key, data in items)
+        for _ in in_order(self._running().pool, jobs, max_ahead=self.concurrency, settle=True):
+            pass
+
+    def create(self, key: str, data: Data) -> None:
+        """Makes an object only if there is none of that name; two callers never both succeed.
+
+        AlreadyExistsError if there is one. AmbiguousWriteError if the answer was lost, so that it may be this one.
+        NotExclusiveError if the store has no such put (but see `single_writer`); nothing is written then.
+        """
+        check_key(key)
+        driver, parts = self._running().driver, as_parts(data)
+        if not driver.exclusive and not self._single_writer:
+            raise NotExclusiveError(
+                f"create {self.full_url(key)}: no create-only put is known for {self._root.protocol!r}, so two writers "
+                "could overwrite each other; use a local folder, memory, s3, gs or az, or connect with "
+                "single_writer=True if nobody else writes here"
+            )
+
+        def attempt(this: Attempt) -> None:
+            self.stats.add(bytes_out=total_bytes(parts))
+            try:
+                driver.create(key, parts, this.timeout_s)
+            except NotExclusiveError:  # a folder without hard links
+                if not self._single_writer:
+                    raise
+                _create_alone(driver, key, parts, this.timeout_s)
+
+        self._request("create", key, attempt)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes objects; one that is not there is no error."""
+        jobs = (self._delete_job(key) for key in keys)
+        for _ in in_order(self._running().pool, jobs, max_ahead=2 * self.concurrency, settle=True):
+            pass
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object of that name now. For tools: it may be gone a moment later."""
+        driver = self._running().driver
+        return self._request("head", check_key(key), lambda this: driver.exists(key, this.timeout_s))
+
+    def _get(self, key: str, start: int, stop: int | None, cancelled: threading.Event | None) -> bytes:
+        self._check_range(key, start, stop)
+        if start == stop:
+            return b""
+        driver = self._running().driver
+
+        def attempt(this: Attempt) -> bytes:
+            data = _read(driver, key, start, stop, this.timeout_s)
+            self.stats.add(bytes_in=len(data))
+            return measured(data, start, stop, self.full_url(key))
+
+        return self._request("get", key, attempt, cancelled)
+
+    def _get_batch(
+        self, driver: LocalDriver, batch: Sequence[RangeLike], cancelled: threading.Event | None
+    ) -> Sequence[bytes]:
+        for one in batch:
+            self._check_range(one.key, one.start, one.stop)
+        key = batch[0].key
+
+        def attempt(this: Attempt) -> Sequence[bytes]:
+            found = driver.read_spans(key, [(one.start, one.stop) for one in batch])
+            self.stats.add(get=sum(one.stop > one.start for one in batch) - 1, bytes_in=total_bytes(found))
+            url = self.full_url(key)
+            return [measured(data, one.start, one.stop, url) for data, one in zip(found, batch, strict=True)]
+
+        return self._request("get", key, attempt, cancelled)
+
+    def _check_range(self, key: str, start: int, stop: int | None) -> None:
+        check_key(key)
+        if start < 0 or (stop is not None and stop < start):
+            raise UsageError(f"get {self.full_url(key)}: ({start}, {stop}) is no half-open range from 0 upwards")
+
+    def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
+        check_key(key)
+        driver, parts = self._running().driver, as_parts(data)
+
+        def attempt(this: Attempt) -> None:
+            self.stats.add(bytes_out=total_bytes(parts))
+            driver.write(key, parts, this.timeout_s)
+
+        self._request("put", key, attempt, cancelled)
+
+    def _delete(self, key: str, cancelled: threading.Event | None) -> None:
+        driver = self._running().driver
+
+        def attempt(this: Attempt) -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                driver.delete(key, this.timeout_s)
+
+        self._request("delete", key, attempt, cancelled)
+
+    def _delete_job(self, key: str) -> Job[None]:
+        return Job(lambda cancelled: self._delete(check_key(key), cancelled))
+
+    def _batch_job(self, driver: LocalDriver, batch: Sequence[RangeLike]) -> Job[Sequence[bytes]]:
+        return Job(lambda cancelled: self._get_batch(driver, batch, cancelled))
+
+    def _range_job(self, one: RangeLike) -> Job[bytes]:
+        return Job(lambda cancelled: self._get(one.key, one.start, one.stop, cancelled), one.stop - one.start)
+
+    def _gather(self, jobs: Sequence[Job[T]]) -> list[T]:
+        if len(jobs) == 1:
+            return [jobs[0].run(threading.Event())]
+        return list(in_order(self._running().pool, jobs, max_ahead=2 * self.concurrency))
+
+    def _request(
+        self, verb: str, key: str, attempt: Callable[[Attempt], T], cancelled: threading.Event | None = None
+    ) -> T:
+        """One request with its retries, counted; what fails is told as one of the library's errors."""
+
+        def counted(this: Attempt) -> T:
+            self.stats.add(**{verb: 1, "retries": int(this.number > 1)})
+            return attempt(this)
+
+        short_reads = MAX_SHORT_READS if self._running().driver.remote else 1
+        try:
+            return run(counted, deadline_s=self.deadline_s, cancelled=cancelled, short_reads=short_reads)
+        except GaveUpError as gave_up:
+            self.stats.add(errors=1)
+            error = explain(gave_up, verb, self.full_url(key), self._root.scrub)
+            cause = gave_up.cause
+        if error is cause:
+            raise error
+        raise error from printable_cause(cause, self._root.scrub)
+
+    def _running(self) -> _Engine:
+        """This process's connections, made at the first use."""
+        engine = self._engine
+        if engine is not None and engine.pid == os.getpid():
+            return engine
+        with _build_lock:
+            if self._engine is None or self._engine.pid != os.getpid():
+                if self._engine is not None:
+                    _before_fork.append(self._engine)
+                self._engine = self._build()
+            return self._engine
+
+    def _build(self) -> _Engine:
+        root = self._root
+        driver: LocalDriver | FsspecDriver
+        if root.protocol == "file":
+            driver = LocalDriver(root.target)
+        else:
+            fs, path = _open_filesystem(root, self.deadline_s, self.concurrency)
+            driver = driver_for(fs, path, root.query)
+        return _Engine(os.getpid(), driver, ThreadPoolExecutor(self.concurrency, "archive-storage"))
+
+    # last in the class: its name hides the builtin from the annotations below it
+    def list(self, prefix: str) -> list[str]:
+        """Names directly below the folder `prefix` ("" for the root), sorted; folders end with "/". Never cached."""
+        folder = check_key(prefix.rstrip("/")) if prefix else ""
+        driver = self._running().driver
+
+        def attempt(this: Attempt) -> list[str]:
+            names, requests = driver.list(folder, this.timeout_s)
+            self.stats.add(list=requests - 1)
+            return names
+
+        return sorted(_checked(name, self.full_url(folder)) for name in self._request("list", folder, attempt))
+
+
+def _read(driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+    try:
+        return driver.read(key, start, stop, timeout_s)
+    except Exception as error:
+        # The range "0-" asks for a whole object without asking for its size first; an empty one has no such bytes.
+        if start == 0 and stop is None and judge(error).kind is Kind.RANGE:
+            return b""
+        raise
+
+
+def _create_alone(driver: LocalDriver | FsspecDriver, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+    if driver.exists(key, timeout_s):
+        raise FileExistsError(key)
+    driver.write(key, parts, timeout_s)
+
+
+def _checked(name: str, folder: str) -> str:
+    try:
+        check_key(name.removesuffix("/"))
+    except UnsafePathError as error:
+        raise UnsafePathError(f"list {folder}: {error}") from None
+    return name
+
+
+def _open_filesystem(root: Root, deadline_s: float, concurrency: int) -> tuple[Any, str]:
+    """The fsspec filesystem of a root and the path in it; sends nothing."""
+    options = dict(root.options)
+    try:
+        from fsspec import get_filesystem_class
+        from fsspec.core import url_to_fs
+
+        for part in root.target.split("::"):
+            protocol = part.partition("://")[0]
+            modules = frozenset(cls.__module__.partition(".")[0] for cls in get_filesystem_class(protocol).__mro__)
+            chained = "::" in root.target and part != root.target.partition("::")[0]
+            own = options.get(protocol, {}) if chained else options
+            filled = default_options(modules, own, deadline_s=deadline_s, width=concurrency)
+            options = {**options, protocol: filled} if chained else filled
+        fs, path = url_to_fs(root.target, **options)
+    except Exception as error:
+        detail = root.scrub(f"{type(error).__name__}: {error}")
+        raise StorageError(
+            f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
+        ) from printable_cause(error, root.scrub)
+    if "s3fs" in {cls.__module__.partition(".")[0] for cls in type(fs).__mro__}:
+        fs.retries = 1
+    return fs, path

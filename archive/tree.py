@@ -1,0 +1,237 @@
+"""Pure, no I/O: nests of arrays as users have them, flattened to named fields in stored form, and built up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archive import dtypes, jsontree
+from archive.errors import FieldError
+from archive.names import escape_path, show
+from archive.schema import FieldSpec, Path, Schema
+
+Array = np.ndarray[Any, Any]
+
+
+class Ragged(NamedTuple):
+    """One array a step, end to end: `values` (sum of lengths, ...) and `lengths` (T,)."""
+
+    values: Array
+    lengths: Array
+
+    def split(self) -> list[Array]:
+        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+
+class Fields(NamedTuple):
+    """A nest in stored form: number of steps, what the fields are, and their arrays by zarr path."""
+
+    length: int
+    specs: dict[str, FieldSpec]
+    data: dict[str, Array | Ragged]
+
+
+def normalise(nest: Any, schema: Schema) -> Fields:
+    """The stored form of a nest of steps; raises FieldError, naming the field, for what cannot be stored."""
+    leaves = dict(flatten(nest, stop=frozenset(schema.json)))
+    missing = [p for p in (*schema.next_of.values(),) if any(n in leaves for n in schema.next_of) and p not in leaves]
+    if missing:
+        raise FieldError(f"next_of names field {show(missing[0])!r}, which these steps do not have")
+    specs: dict[str, FieldSpec] = {}
+    data: dict[str, Array | Ragged] = {}
+    for path, leaf in leaves.items():
+        name = escape_path(path)
+        specs[name], value = _field(path, leaf, schema)
+        if value is not None:
+            data[name] = value
+    return Fields(_length(specs, data), specs, data)
+
+
+def flatten(nest: Any, path: Path = (), stop: frozenset[Path] = frozenset()) -> Iterator[tuple[Path, Any]]:
+    """(keys, leaf) of a nest of mappings, TensorDicts, named tuples, dataclasses and pydantic models."""
+    entries = None if path in stop else children(nest)
+    if entries is None:
+        if not path:
+            raise FieldError(f"steps must be a nest of named arrays (a dict, say), not {type(nest).__name__}")
+        yield path, nest
+        return
+    if not entries and path:
+        yield path, {}
+    for key, value in entries:
+        if not isinstance(key, str):
+            raise FieldError(f"key {key!r} below {show(path)!r} is {type(key).__name__}; field names are strings")
+        yield from flatten(value, (*path, key), stop)
+
+
+def children(node: Any) -> list[tuple[Any, Any]] | None:
+    """The named parts of a nest's node, None for a leaf."""
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    if isinstance(node, type) or is_tensor(node):
+        return None
+    if dataclasses.is_dataclass(node) and not hasattr(node, "batch_size"):
+        return [(f.name, getattr(node, f.name)) for f in dataclasses.fields(node)]
+    if hasattr(type(node), "model_fields"):
+        return [(name, getattr(node, name)) for name in type(node).model_fields]
+    if hasattr(node, "batch_size") and hasattr(node, "items") and hasattr(node, "keys"):
+        return [(key, _tensordict_entry(node, key)) for key in node.keys()]  # noqa: SIM118 (a TensorDict iterates rows)
+    return None
+
+
+def _tensordict_entry(node: Any, key: Any) -> Any:
+    value = node.get(key)
+    is_text = hasattr(value, "tolist") and not is_tensor(value) and not hasattr(value, "dtype")
+    return value.tolist() if is_text else value
+
+
+def unflatten(leaves: Mapping[Path, Any]) -> dict[str, Any]:
+    """The nested dict of named leaves."""
+    out: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        node = out
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return out
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _field(path: Path, leaf: Any, schema: Schema) -> tuple[FieldSpec, Array | Ragged | None]:
+    where = repr(show(path))
+    try:
+        if leaf is None:
+            return FieldSpec(path, "none"), None
+        if isinstance(leaf, dict) and not leaf:
+            return FieldSpec(path, "dict"), None
+        axis, extra = schema.axis_of(path)
+        if path in schema.json:
+            return FieldSpec(path, axis or "step", "json", extra=extra), _json_rows(leaf, where)
+        if axis == "ragged" or (axis is None and _is_list_of_arrays(leaf)):
+            return _ragged(path, leaf, where)
+        array = as_array(leaf, where)
+    except FieldError as e:
+        raise e if where in str(e) else FieldError(f"field {where}: {e}") from e
+    return _plain(path, array, axis or "step", extra, schema)
+
+
+def _plain(path: Path, array: Array, axis: str, extra: int, schema: Schema) -> tuple[FieldSpec, Array]:
+    where = repr(show(path))
+    scalar = array.ndim == 0
+    if scalar and axis != "free":
+        raise FieldError(
+            f"field {where} has no step axis (it is 0-d); give one row a step, or declare "
+            f"Schema(axes={{{where}: 'free'}}) for a value that belongs to the whole episode"
+        )
+    try:
+        stored, logical = dtypes.to_stored(array[None] if scalar else array)
+    except FieldError as e:
+        raise FieldError(f"field {where}: {e}") from e
+    follows = schema.next_of.get(path)
+    shape = array.shape[1:]
+    spec = FieldSpec(path, axis, logical, shape, extra, scalar, escape_path(follows) if follows else "")
+    return spec, stored
+
+
+def as_array(leaf: Any, where: str) -> Array:
+    """A leaf as one numpy array; sharing memory where it can."""
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    if is_tensor(leaf):
+        return dtypes.from_torch(leaf, where=where)
+    if isinstance(leaf, (str, bytes, tuple, set)) or not (np.isscalar(leaf) or hasattr(leaf, "__array__") or isinstance(leaf, list)):
+        raise FieldError(
+            f"field {where} is a {type(leaf).__name__}, which is no array; give an array, a list of numbers or of "
+            "strings, or a dict of them (put values of the whole episode into metadata=)"
+        )
+    if isinstance(leaf, list) and any(isinstance(x, (str, bytes, dict)) or x is None for x in leaf):
+        return _string_list(leaf, where)
+    try:
+        array = np.asarray(leaf)
+    except ValueError as e:
+        raise FieldError(
+            f"field {where} is a list of rows of different shapes; declare Schema(axes={{{where}: 'ragged'}})"
+        ) from e
+    if array.dtype.kind == "O":
+        raise FieldError(f"field {where} holds {type(array.flat[0]).__name__} objects; give numbers or strings")
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def _string_list(leaf: list[Any], where: str) -> Array:
+    bad = [x for x in leaf if not isinstance(x, str)]
+    if bad:
+        raise FieldError(
+            f"field {where} is a list holding a {type(bad[0]).__name__}; declare it in Schema(json=[{where}]) "
+            "to store any JSON value a step, or give arrays of numbers"
+        )
+    out = np.empty(len(leaf), object)
+    out[:] = leaf
+    return out
+
+
+def _is_list_of_arrays(leaf: Any) -> bool:
+    return isinstance(leaf, list) and any((isinstance(x, np.ndarray) or is_tensor(x)) and x.ndim > 0 for x in leaf)
+
+
+def _ragged(path: Path, leaf: Any, where: str) -> tuple[FieldSpec, Ragged]:
+    if isinstance(leaf, Ragged):
+        values, lengths = as_array(leaf.values, where), np.asarray(leaf.lengths, np.int64)
+        if lengths.sum() != len(values) or (lengths < 0).any():
+            raise FieldError(f"field {where}: lengths add up to {lengths.sum()}, but there are {len(values)} values")
+    else:
+        if not isinstance(leaf, (Sequence, np.ndarray)) and not is_tensor(leaf):
+            raise FieldError(f"field {where} is ragged: give a list of one array a step, not {type(leaf).__name__}")
+        pieces = [as_array(list(x) if isinstance(x, tuple) else x, where) for x in leaf]
+        values, lengths = _concatenated(pieces, where), np.array([len(p) for p in pieces], np.int64)
+    stored, logical = dtypes.to_stored(values)
+    return FieldSpec(path, "ragged", logical, values.shape[1:]), Ragged(stored, lengths)
+
+
+def _concatenated(pieces: list[Array], where: str) -> Array:
+    if any(p.ndim == 0 for p in pieces):
+        raise FieldError(f"field {where} is ragged: each step is an array of one or more dimensions, got a number")
+    full = [p for p in pieces if p.size or p.dtype != np.float64] or pieces[:1]  # [] is float64 to numpy
+    kinds = {(p.dtype, p.shape[1:]) for p in full}
+    if len(kinds) > 1:
+        raise FieldError(f"field {where} is ragged: its steps differ in dtype or in all but the first axis: {kinds}")
+    return np.concatenate(full) if full else np.zeros(0)
+
+
+def _json_rows(leaf: Any, where: str) -> Array:
+    if not isinstance(leaf, (list, tuple, np.ndarray)):
+        raise FieldError(f"field {where} is JSON: give a list of one value a step, not {type(leaf).__name__}")
+    out = np.empty(len(leaf), object)
+    for i, value in enumerate(leaf):
+        out[i] = jsontree.dumps(value, where=f"{where}[{i}]")
+    return out
+
+
+def _length(specs: Mapping[str, FieldSpec], data: Mapping[str, Array | Ragged]) -> int:
+    """Number of steps, on which all step, ragged and offset fields must agree."""
+    found: dict[str, int] = {}
+    for name, spec in specs.items():
+        value = data.get(name)
+        if isinstance(value, Ragged):
+            found[name] = len(value.lengths)
+        elif value is not None and spec.axis == "step":
+            found[name] = len(value)
+    lengths = set(found.values())
+    if len(lengths) > 1:
+        listed = ", ".join(f"{show(specs[n].path)}: {k}" for n, k in sorted(found.items()))
+        raise FieldError(
+            f"fields differ in their number of steps ({listed}); declare the axis of those that are not one row a step, "
+            "as in Schema(axes={'obs': 'offset'}) for T+1 observations or 'free'"
+        )
+    if lengths:
+        return lengths.pop()
+    rows = {len(data[n]) - s.extra for n, s in specs.items() if s.axis == "offset"}
+    return max(0, rows.pop()) if len(rows) == 1 else 0

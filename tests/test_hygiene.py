@@ -1,0 +1,139 @@
+"""Promises of sources and packaging: nothing is unpickled or evaluated, the documented error tree is the real one."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from archive import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("archive", "resharding")
+SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├──|└──) (?P<name>\w+)(?: \((?P<builtin>\w+)\))?")
+TRUNK = re.compile(r"^(?P<name>\w+Error)$")
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield node.module or ""
+        yield from (alias.name for alias in node.names if not node.level)
+
+
+def _is(call: ast.Call, keyword: str, value: bool, *, absent: bool = False) -> bool:
+    given = {k.arg: k.value for k in call.keywords}
+    if keyword not in given:
+        return absent
+    written = given[keyword]
+    return isinstance(written, ast.Constant) and written.value is value
+
+
+def _call_problem(call: ast.Call) -> str | None:
+    name = ast.unparse(call.func)
+    if name in ("eval", "exec", "builtins.eval", "builtins.exec"):
+        return f"{name}() runs text as code"
+    if name == "torch.load" and not _is(call, "weights_only", True):
+        return "torch.load() without weights_only=True unpickles"
+    if not _is(call, "allow_pickle", False, absent=True):
+        return f"{name}(allow_pickle=...) unpickles"
+    return None
+
+
+def unsafe_uses(source: str) -> list[str]:
+    out = []
+    for node in ast.walk(ast.parse(source)):
+        names = {name.partition(".")[0] for name in _imported(node)} & UNPICKLERS
+        out += [f"imports {name}" for name in sorted(names)]
+        problem = _call_problem(node) if isinstance(node, ast.Call) else None
+        out += [problem] if problem else []
+    return out
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
+    assert unsafe_uses(path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "from torch import multiprocessing, pickle",
+        "import joblib.parallel",
+        "eval('1')",
+        "exec('1')",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=trusted)",
+    ],
+)
+def test_the_checker_finds_unsafe_uses(source: str) -> None:
+    assert len(unsafe_uses(source)) == 1
+
+
+def test_the_checker_lets_safe_uses_pass() -> None:
+    safe = (
+        "model.eval()\ntorch.load(path, weights_only=True)\nnp.load(path, allow_pickle=False)\nimport pickled_cucumber"
+    )
+    assert unsafe_uses(safe) == []
+
+
+def documented_tree(text: str) -> dict[str, tuple[str | None, str | None]]:
+    """Error name -> (parent in the drawn tree, builtin base in parentheses)."""
+    out: dict[str, tuple[str | None, str | None]] = {}
+    path: list[str] = []
+    for line in text.splitlines():
+        if branch := BRANCH.match(line):
+            del path[len(branch["indent"]) // 4 + 1 :]
+            out[branch["name"]] = (path[-1], branch["builtin"])
+            path.append(branch["name"])
+        elif trunk := TRUNK.match(line):
+            path = [trunk["name"]]
+            out[trunk["name"]] = (None, None)
+    return out
+
+
+def defined_errors() -> dict[str, type[BaseException]]:
+    return {
+        name: value
+        for name, value in inspect.getmembers(errors, inspect.isclass)
+        if value.__module__ == errors.__name__ and issubclass(value, BaseException)
+    }
+
+
+def test_every_error_is_drawn_where_it_stands() -> None:
+    drawn = documented_tree(errors.__doc__ or "")
+    defined = defined_errors()
+    assert drawn.keys() == defined.keys()
+    for name, (parent, builtin) in drawn.items():
+        bases = [base.__name__ for base in defined[name].__bases__]
+        assert bases == [part for part in (parent or "Exception", builtin) if part], name
+
+
+def test_every_error_says_what_it_means() -> None:
+    assert [name for name, error in defined_errors().items() if "__doc__" not in vars(error)] == []
+
+
+def test_packages_ship_their_types() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    data = config["tool"]["setuptools"]["package-data"]
+    for package in PACKAGES:
+        assert (ROOT / package / "py.typed").read_bytes() == b""
+        assert "py.typed" in data[package]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run"])
+def test_no_package_index_is_named(name: str) -> None:
+    text = (ROOT / name).read_text("utf-8")
+    assert not re.search(r"index-url|find-links|https?://|file://", text)
