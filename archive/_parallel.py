@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,7 +28,7 @@ def in_order(
     max_ahead: int,
     max_bytes: int | None = None,
     settle: bool = False,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Results in the order of `jobs`, which are taken as they are needed.
 
     At most `max_ahead` jobs and `max_bytes` (but always one job) are started and not yet given out. The first

@@ -52,7 +52,9 @@ class Root:
         return f"Root({self.url!r})"
 
     def full_url(self, key: str) -> str:
-        return f"{self.url.rstrip('/')}/{key}" if key else self.url
+        if not key:
+            return self.url
+        return f"{self.url}{key}" if self.url.endswith("/") else f"{self.url}/{key}"
 
     def scrub(self, text: str) -> str:
         """`text` without any known credential."""

@@ -58,9 +58,10 @@ class BufferWriter:
         record = self._new_record(env, episode_id, schema, metadata, replace=replace)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
-        record.end = start + fields.length if last else None
+        record.begin, record.end = start, start + fields.length if last else None
         index = self._register(record)
-        self.streams.start_at(env, start + fields.length, None if last or env == NO_ENV else index)
+        # an episode without steps takes a position too, so that it can be live and be named
+        self.streams.start_at(env, start + max(1, fields.length), None if last or env == NO_ENV else index)
         count = fields.length
         self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
         block = Block(

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from archive import chunkindex, fields, manifest, schema, tables
-from archive.chunkindex import METADATA, ShardIndex, ShardReads
+from archive import chunkindex, fetching, fields, manifest, schema, tables
+from archive.chunkindex import ShardIndex, ShardReads
 from archive.errors import ArchiveError, CorruptChunkError, IntegrityError, MissingObjectError
 from archive.manifest import Snapshot
-from archive.packing import inflate
 from archive.ranges import Ints, merge_runs
 from archive.schema import ShardSchema
 from archive.segments import Part, Segment, Slice
@@ -109,7 +108,7 @@ class Reader:
         owners = {s.shard: segment.episode_id for segment, s in slices}
         out = fields.Arrays()
         for shard, reads, blocks in self._fetched(self._plan(wanted), owners):
-            chunks = _members(shard, reads, blocks, owners[shard])
+            chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
             view = self._view(shard, chunks)
             for array, (starts, stops) in wanted[shard].items():
                 runs = list(zip(starts.tolist(), stops.tolist(), strict=True))
@@ -159,22 +158,3 @@ def _by_shard(slices: Sequence[Slice]) -> dict[str, dict[str, tuple[Ints, Ints]]
         shard: {name: merge_runs(*np.array(pairs, np.int64).T) for name, pairs in arrays.items()}
         for shard, arrays in runs.items()
     }
-
-
-def _members(shard: str, reads: ShardReads, blocks: Sequence[bytes], episode: str) -> dict[str, bytes | memoryview]:
-    """Member -> its bytes, each checked against the chunk table: it is the chunk that was written there."""
-    views = [memoryview(b) for b in blocks]
-    out: dict[str, bytes | memoryview] = {}
-    for piece in reads.pieces:
-        data = views[piece.request][piece.start : piece.start + piece.size]
-        if chunkindex.stored_checksum(data, piece) != piece.crc32c:
-            raise CorruptChunkError(
-                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where episode "
-                f"{episode!r} lies, does not match its checksum; run `archive verify`"
-            )
-        out[piece.member] = _plain_metadata(data) if piece.array == METADATA else data
-    return out
-
-
-def _plain_metadata(data: memoryview) -> bytes:
-    return bytes(data) if data[:1] == b"{" else inflate(bytes(data))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -107,6 +107,18 @@ class Storage:
         """
         return self._get(key, start, stop, None)
 
+    def get_head(self, key: str, max_bytes: int) -> bytes:
+        """The first bytes of an object of unknown size, at most `max_bytes`, in one request."""
+        check_key(key)
+        driver = self._running().driver
+
+        def attempt(this: Attempt) -> bytes:
+            data = _read(driver, key, 0, max_bytes, this.timeout_s)[:max_bytes]
+            self.stats.add(bytes_in=len(data))
+            return data
+
+        return self._request("get", key, attempt)
+
     def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
         """One request for each range, in any order; results in theirs. The first error cancels the rest."""
         driver = self._running().driver
@@ -115,8 +127,11 @@ class Storage:
         found = self._gather([self._batch_job(driver, batch) for batch in batches(ranges)])
         return [data for batch in found for data in batch]
 
-    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Iterator[bytes]:
-        """Ranges in order, read ahead by at most `max_bytes` (and always at least one range)."""
+    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[bytes, None, None]:
+        """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
+
+        Closing it cancels what was read ahead.
+        """
         jobs = (self._range_job(one) for one in ranges)
         return in_order(self._running().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
 

@@ -36,6 +36,7 @@ class EpisodeRecord:
     terminated: bool | None = None
     truncated: bool | None = None
     reason: str | None = None
+    begin: int = 0  # position of its first step in its env row (before the row's live part, if headless)
     fields: str = ""  # digest of its fields, which must not change in the middle
     stored: int = 0
     returned: float | None = None
@@ -135,7 +136,7 @@ class Streams:
         changed = self._changed_ids(rows, order, heads, opened)
         starts = fresh | first | jump | changed
         episodes = np.where(heads & ~starts, opened, NONE)
-        self._begin(rows, order, starts, first | changed, episodes, new_episode, by_id)
+        self._begin(rows, order, starts, first | changed, (positions, episodes), new_episode, by_id)
         episodes = episodes[np.maximum.accumulate(np.where(starts | heads, np.arange(len(starts)), 0))]
         before = np.where(heads, self._next[slots], np.r_[0, positions[:-1] + 1])
         self._break_off(starts & ~fresh, jump, np.where(heads, opened, np.r_[NONE, episodes[:-1]]), before)
@@ -187,12 +188,14 @@ class Streams:
         return self.records[index].id if index in self.records else None
 
     def _begin(
-        self, rows: Rows, order: Ints, starts: Mask, first: Mask, episodes: Ints, new: NewEpisode, by_id: dict[str, int]
-    ) -> None:
+        self, rows: Rows, order: Ints, starts: Mask, first: Mask, assigned: tuple[Ints, Ints], new: NewEpisode,
+        by_id: dict[str, int],
+    ) -> None:  # fmt: skip
+        positions, episodes = assigned
         for i in np.flatnonzero(starts):
             given = rows.episode_ids[order[i]] if rows.episode_ids is not None else None
             record = new(int(rows.env_ids[order[i]]), given)
-            record.headless = not first[i]
+            record.headless, record.begin = not first[i], int(positions[i])
             episodes[i] = by_id[record.id] = self.register(record)
 
     def _break_off(self, seams: Mask, jump: Mask, previous: Ints, before: Ints) -> None:

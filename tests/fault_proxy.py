@@ -6,6 +6,7 @@ The Host header passes unchanged, so signatures still verify at the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import struct
@@ -183,10 +184,8 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes,
         data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     response.headers["Content-Length"] = str(len(data))
     await response.prepare(request)
-    try:
+    with contextlib.suppress(ConnectionError):  # the client gave up meanwhile
         await _send_body(request, response, data, fault)
-    except ConnectionError:  # the client gave up meanwhile
-        pass
     return response
 
 

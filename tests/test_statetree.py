@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -348,6 +349,14 @@ Point = collections.namedtuple("Point", "x y")
 def test_anything_else_is_refused_with_its_place_and_a_remedy(value: Any, message: str) -> None:
     with pytest.raises(StateError, match=r"^state\.optimizer\['x y'\]\[3\](?s:.*)" + message):
         flatten({"optimizer": {"x y": [0, 1, 2, value]}})
+
+
+def test_nested_tensors_of_the_plain_layout_are_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.strided)
+    with pytest.raises(StateError, match=r"state\.x is .*nested.*unbind"):
+        flatten({"x": nested})
 
 
 def test_extension_dtypes_are_refused_rather_than_stored_as_raw_bytes() -> None:

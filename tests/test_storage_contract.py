@@ -125,7 +125,7 @@ def test_short_read(backend: Backend) -> None:
     storage = backend.connect()
     storage.put("ten", b"0123456789")
     for start, stop in ((5, 11), (10, 11), (50, 60), (10, None), (50, None)):
-        with pytest.raises(ShortReadError, match="get .*ten"):
+        with pytest.raises(ShortReadError, match=r"^get .*ten"):
             storage.get("ten", start, stop)
     with pytest.raises(ShortReadError):
         storage.get_ranges([ByteRange("ten", 0, 10), ByteRange("ten", 8, 11)])
@@ -208,7 +208,11 @@ def test_list_is_never_stale(backend: Backend) -> None:
 def test_list_more_than_a_page(backend: Backend) -> None:
     storage = backend.connect()
     keys = [f"many/{i:05d}" for i in range(1100)]
-    storage.put_many((key, b"") for key in keys) if backend.is_s3 else [backend.plant(key, b"") for key in keys]
+    if backend.is_s3:
+        storage.put_many((key, b"") for key in keys)
+    else:
+        for key in keys:
+            backend.plant(key, b"")
     before = storage.stats.snapshot()
     assert storage.list("many") == [key.removeprefix("many/") for key in keys]
     assert (storage.stats - before).list == (2 if backend.is_s3 else 1)
@@ -375,7 +379,7 @@ def _in_child(backend: Backend, method: str) -> object:
     storage = backend.connect()
     storage.put("x", b"data")
     assert storage.get_all(["x", "x"]) == [b"data"] * 2  # the parent's connections and threads exist
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     answers = context.Queue()
     child = context.Process(target=_read_in_child, args=(storage, answers, backend.name == "obstore"))
     child.start()

@@ -29,7 +29,7 @@ from archive.storage import IOStats, Storage
         ("s3://bucket/runs/42///", "s3://bucket/runs/42", "s3://bucket/runs/42/a"),
         ("S3://Bucket//a//b/", "s3://Bucket/a/b", "s3://Bucket/a/b/a"),
         ("s3://bucket", "s3://bucket", "s3://bucket/a"),
-        ("memory://", "memory://", "memory:///a"),
+        ("memory://", "memory://", "memory://a"),
         ("/tmp/x/", "file:///tmp/x", "file:///tmp/x/a"),
         ("file:///tmp//x/../y", "file:///tmp/y", "file:///tmp/y/a"),
         ("local:///tmp/y", "file:///tmp/y", "file:///tmp/y/a"),
@@ -46,7 +46,8 @@ def test_roots(url: str, shown: str, key: str | None) -> None:
     assert repr(storage) == f"Storage({shown!r})"
     assert storage.full_url("a") == (key or f"{shown}/a")
     assert "hunter22" not in repr(vars(storage))
-    assert "hunter22" not in storage._root.scrub("get hunter22 and hunter22")
+    if "hunter22" in url:
+        assert storage._root.scrub("get hunter22 and hunter22") == "get *** and ***"
 
 
 def test_relative_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +116,13 @@ def test_connecting_imports_no_client() -> None:
     assert done.stdout.strip() == "[]"
 
 
-class _Answer(Exception):
+class _AnswerError(Exception):
     def __init__(self, code: str, status: int) -> None:
         super().__init__(code)
         self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
 
 
-class _Http(Exception):
+class _HttpError(Exception):
     def __init__(self, status: int) -> None:
         self.status = status
 
@@ -134,16 +135,16 @@ def _caused(error: Exception, cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "landed"),
     [
-        (_caused(OSError(22, "x"), _Answer("PreconditionFailed", 412)), Kind.EXISTS, False),
-        (_caused(OSError(22, "x"), _Answer("ConditionalRequestConflict", 409)), Kind.TRANSIENT, False),
-        (_Answer("412", 412), Kind.EXISTS, False),
-        (_Answer("404", 0), Kind.MISSING, False),
-        (_Answer("SlowDown", 503), Kind.TRANSIENT, False),
-        (_Answer("InternalError", 500), Kind.TRANSIENT, True),
-        (_Http(503), Kind.TRANSIENT, True),
-        (_Http(429), Kind.TRANSIENT, False),
-        (_Http(403), Kind.DENIED, False),
-        (_Http(400), Kind.OTHER, False),
+        (_caused(OSError(22, "x"), _AnswerError("PreconditionFailed", 412)), Kind.EXISTS, False),
+        (_caused(OSError(22, "x"), _AnswerError("ConditionalRequestConflict", 409)), Kind.TRANSIENT, False),
+        (_AnswerError("412", 412), Kind.EXISTS, False),
+        (_AnswerError("404", 0), Kind.MISSING, False),
+        (_AnswerError("SlowDown", 503), Kind.TRANSIENT, False),
+        (_AnswerError("InternalError", 500), Kind.TRANSIENT, True),
+        (_HttpError(503), Kind.TRANSIENT, True),
+        (_HttpError(429), Kind.TRANSIENT, False),
+        (_HttpError(403), Kind.DENIED, False),
+        (_HttpError(400), Kind.OTHER, False),
         (FileExistsError("x"), Kind.EXISTS, False),
         (NotADirectoryError("x"), Kind.MISSING, False),
         (IsADirectoryError("x"), Kind.MISSING, False),
@@ -171,31 +172,24 @@ def test_pauses_grow_to_the_cap() -> None:
     assert sum(pauses[:20]) / 2 < 6
 
 
-def test_jobs_come_in_order_and_within_bounds() -> None:
-    running, most, lock = [0], [0], threading.Lock()
+@pytest.mark.parametrize(("max_ahead", "max_bytes", "bound"), [(5, None, 5), (9, 25, 2), (9, 1, 1)])
+def test_jobs_come_in_order_and_within_bounds(max_ahead: int, max_bytes: int | None, bound: int) -> None:
+    held, most, lock = [0], [0], threading.Lock()
 
     def work(number: int) -> int:
         with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
+            held[0] += 1
+            most[0] = max(most[0], held[0])
         time.sleep(0.002 * (number % 3))
         return number
 
-    def jobs() -> Any:
-        return (Job(lambda _, number=number: work(number), size=10) for number in range(40))
-
+    jobs = (Job(lambda _, number=number: work(number), size=10) for number in range(40))
     with ThreadPoolExecutor(8) as pool:
-        for number in in_order(pool, jobs(), max_ahead=5):
+        for expected, number in enumerate(in_order(pool, jobs, max_ahead=max_ahead, max_bytes=max_bytes)):
             with lock:
-                running[0] -= 1
-            assert number == number
-        assert most[0] <= 6
-        most[0] = 0
-        assert [
-            (running.__setitem__(0, running[0] - 1), number)[1]
-            for number in in_order(pool, jobs(), max_ahead=9, max_bytes=25)
-        ] == list(range(40))
-        assert most[0] <= 3
+                held[0] -= 1
+            assert number == expected
+    assert most[0] <= bound + 1  # the one given out was still counted when its successor started
 
 
 def test_stats_add_up_across_threads() -> None:
