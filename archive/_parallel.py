@@ -63,10 +63,8 @@ def _guarded(job: Job[T], cancelled: threading.Event, failed: Future[T]) -> T:
     try:
         return job.run(cancelled)
     except BaseException as error:
-        if not cancelled.is_set():
-            with contextlib.suppress(InvalidStateError):  # another job failed in the same moment
-                failed.set_exception(error)
-            cancelled.set()
+        with contextlib.suppress(InvalidStateError):  # another job failed before
+            failed.set_exception(error)
         raise
 
 

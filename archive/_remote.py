@@ -100,10 +100,6 @@ class MemoryDriver(FsspecDriver):
         with _memory_lock:
             super().create(key, parts, timeout_s)
 
-    def write(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
-        # The filesystem keeps the object it is given: a bytearray would stay shared with the caller.
-        self._fs.pipe_file(self._path(key), bytes(join(parts)))
-
     def delete(self, key: str, timeout_s: float) -> None:
         self._fs._rm(self._path(key))
 

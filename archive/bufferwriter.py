@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import blocks, chains, intake, jsontree, tables
+from archive import blocks, chains, cut, intake, jsontree, tables
 from archive.blocks import Block, Slab
+from archive.cut import Cut
 from archive.errors import DuplicateEpisodeError, FieldError, NotFoundError, UsageError
 from archive.intake import Weights
 from archive.live import LiveSet
@@ -17,6 +18,7 @@ from archive.pipeline import Pipeline
 from archive.ranges import Ints
 from archive.schema import Schema, ShardSchema
 from archive.sessions import Place
+from archive.staging import BufferResume, KnownEpisode, Stream
 from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
 
 if TYPE_CHECKING:
@@ -29,17 +31,18 @@ _MERGE_BLOCKS = 512
 class BufferWriter:
     """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock."""
 
-    def __init__(self, name: str, place: Place, schema: Schema, pipeline: Callable[[BufferWriter], Pipeline], ids: Ids) -> None:
+    def __init__(self, name: str, place: Place, schema: Schema, pipeline: Pipeline, ids: Ids) -> None:
         self.name, self.place, self.schema = name, place, schema
         self.streams, self.live_set = Streams(), LiveSet()
         self._ids = ids
-        self._pipeline = pipeline(self)
+        self._pipeline = pipeline
+        self.bounded = True  # whether adding waits while much is under way
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
         self._pending_bytes: dict[str, int] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
-        self._sequence = 0
+        self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -174,7 +177,8 @@ class BufferWriter:
     def _submit(self, digest: str) -> None:
         pending = self._pending.pop(digest)
         self._pending_bytes[digest] = 0
-        self._pipeline.submit(pending, intake.reward_field(self.schema, pending[0].schema))
+        reward = intake.reward_field(self.schema, pending[0].schema)
+        self._pipeline.submit(pending, reward, self.describe, wait=self.bounded)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
@@ -214,6 +218,42 @@ class BufferWriter:
             closed.append(record.id)
         return closed
 
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def cut(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
+        """This buffer as it stands, copied, for a checkpoint."""
+        opened = {env: self.streams.records[i].id for env, i in self.streams.open_episodes().items()}
+        return cut.make(
+            self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
+            (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state, incomplete=incomplete,
+        )  # fmt: skip
+
+    def resume(self, resume: BufferResume) -> None:
+        """Take over live steps, positions and open episodes; the buffer must be new."""
+        places = [self._known(episode) for episode in resume.episodes]
+        index = np.array(places, np.int64)
+        self.live_set = LiveSet(resume.runs._replace(episode=index[resume.runs.episode]))
+        self._foreign = list(resume.streams)
+        for env, position in resume.next_positions.items():
+            place = resume.open_episodes.get(env)
+            self.streams.start_at(env, position, None if place is None else places[place])
+        for place in resume.to_close:
+            record = self.streams.records[places[place]]
+            record.truncated, record.reason = True, "resumed"
+            record.end = self.streams.next_position(record.env_id)
+            self._closed.append(places[place])
+
+    def _known(self, episode: KnownEpisode) -> int:
+        record = EpisodeRecord(episode.id, episode.env_id, headless=episode.headless, begin=episode.begin)
+        rest = episode.unfinished
+        if rest is None:
+            record.end, record.broken, record.sealed = episode.begin, episode.broken, True
+        else:
+            record.predecessor, record.stored, record.returned = rest.predecessor, rest.stored, rest.returned
+            record.metadata = dict(rest.metadata)
+        self._by_id[record.id] = place = self.streams.register(record)
+        return place
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
@@ -244,7 +284,7 @@ class BufferWriter:
         row = {
             "index": index,
             "episode_id": record.id,
-            "sequence": self._sequence,
+            "sequence": self._ids.sequence,
             "predecessor": record.predecessor,
             "replaces": record.replaces and record.predecessor is None,
             "first": record.predecessor is None and not record.headless,
@@ -255,10 +295,10 @@ class BufferWriter:
             "episode_start": record.stored,
             "metadata": jsontree.dumps(record.metadata, where="metadata") if record.metadata else None,
         }
-        record.predecessor = chains.address(self.place.session, self.place.rank, self._sequence)
+        record.predecessor = chains.address(self.place.session, self.place.rank, self._ids.sequence)
         record.stored += length
         record.sealed = record.sealed or ends
-        self._sequence += 1
+        self._ids.sequence += 1
         return row
 
     def _closing_rows(self, closed: Sequence[int]) -> pa.Table | None:
@@ -304,6 +344,7 @@ class Ids:
     def __init__(self, place: Place, known: Callable[[], set[str]]) -> None:
         self._prefix = f"{place.session}-{place.rank:05d}-"
         self._count = 0
+        self.sequence = 0  # of the next segment of this rank and session, over all buffers
         self._load = known
         self._known: set[str] | None = None
         self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another

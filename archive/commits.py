@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,7 @@ from archive.version import __version__
 Body = dict[str, Any]
 MAX_COMMIT_BYTES = 1_000_000
 REMEMBERED_SESSIONS = 100
+_FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ def loads(data: bytes, number: int, where: str) -> Commit:
         body = json.loads(line)
     except ValueError as e:
         raise CorruptCommitError(f"commit {number} at {where} is not JSON; {remedy}") from e
+    if not isinstance(body, dict):
+        raise CorruptCommitError(f"commit {number} at {where} is not a JSON object; {remedy}")
     layout.check_format(body.get("format"), where=f"commit {number} at {where}")
     if body.get("number") != number:
         raise CorruptCommitError(f"the file of commit {number} at {where} holds number {body.get('number')}; {remedy}")
@@ -107,13 +112,16 @@ def read(storage: Storage, number: int) -> Commit:
 
 def newest(storage: Storage) -> Commit:
     """The newest commit: two LISTs find it, a probe of the next number makes sure."""
-    folders = [name for name in storage.list("commits") if name.endswith("/")]
-    if not folders:
-        return EMPTY
-    names = [n for n in storage.list(layout.commit_folder(folders[-1].rstrip("/"))) if n.endswith(".json")]
-    if not names:
-        return EMPTY
-    head = read(storage, int(names[-1].removesuffix(".json")))
+    folders = [name for name in storage.list("commits") if _FOLDER.fullmatch(name)]
+    for folder in reversed(folders):  # the newest may be empty: a writer died before it had written there
+        names = [n for n in storage.list(layout.commit_folder(folder.rstrip("/"))) if _FILE.fullmatch(n)]
+        if names:
+            head = read(storage, int(names[-1].removesuffix(".json")))
+            return _last(storage, head)
+    return EMPTY
+
+
+def _last(storage: Storage, head: Commit) -> Commit:
     for commit in following(storage, head):
         head = commit
     return head
@@ -143,13 +151,20 @@ class CommitLog:
         self.archive_id = archive_id
         self.head = head
         self.deadline_s = deadline_s
+        self._lock = threading.RLock()
         self._seen: dict[str, int] = {str(head.body.get("transaction")): head.number}
 
     def catch_up(self) -> Commit:
         """Read what others committed since; the newest commit."""
-        for commit in following(self.storage, self.head):
-            self._know(commit)
-        return self.head
+        with self._lock:
+            for commit in following(self.storage, self.head):
+                self._know(commit)
+            return self.head
+
+    def find(self, transaction: str) -> Commit | None:
+        """The commit with this key, if it was made since this log began."""
+        number = self._seen.get(transaction)
+        return None if number is None else read(self.storage, number)
 
     def append(self, transaction: str, build: Callable[[Commit, int], Body]) -> Commit:
         """Commit once under this key; who committed it first does not matter.
@@ -157,11 +172,15 @@ class CommitLog:
         `build(parent, attempt)` gives the body for the number after its parent, and may write manifest files that the
         body names; it is asked again after each lost race. What it raises ends the attempt with nothing committed.
         """
+        with self._lock:
+            return self._append(transaction, build)
+
+    def _append(self, transaction: str, build: Callable[[Commit, int], Body]) -> Commit:
         attempt = 0
         while True:
             self.catch_up()
-            if transaction in self._seen:
-                return read(self.storage, self._seen[transaction])
+            if found := self.find(transaction):
+                return found
             body = self._complete(build(self.head, attempt), transaction)
             data = dumps(body)
             if self._create(body["number"], data, body["nonce"]):
@@ -238,7 +257,7 @@ def opened(parent: Commit, run: str, session: str) -> Body:
     earlier = [*entry.get("superseded", []), *([entry["session"]] if "session" in entry else [])]
     if session in entry.get("superseded", []):
         fence(parent, run, session)
-    runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:]}
+    runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:], "sequences": {}}
     return {**carried(parent), "kind": "session", "run": run, "session": session, "runs": runs}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH = 1024
+
+
+class Attributes(Protocol):
+    """Name -> {episode id: value} of a checkpoint, read when asked for."""
+
+    @property
+    def values(self) -> dict[str, dict[str, Any]]: ...
 
 
 class LiveParts:
@@ -48,8 +55,11 @@ class LiveParts:
 class Episodes(Sequence["Episode"]):
     """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all."""
 
-    def __init__(self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: LiveParts | None = None) -> None:
-        self._reader, self._index, self._live = reader, index, live
+    def __init__(
+        self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: LiveParts | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:  # fmt: skip
+        self._reader, self._index, self._live, self._attributes = reader, index, live, attributes
         self._given = chosen
 
     @cached_property
@@ -95,7 +105,7 @@ class Episodes(Sequence["Episode"]):
 
     def _subset(self, places: Ints) -> Episodes:
         live = None if self._live is None else self._live.pick(places)
-        return Episodes(self._reader, self._index, self._chosen[places], live)
+        return Episodes(self._reader, self._index, self._chosen[places], live, self._attributes)
 
     def _complete(self) -> Any:
         return self._columns(("complete",))["complete"].to_numpy()
@@ -111,7 +121,7 @@ class Episodes(Sequence["Episode"]):
         table = self._index.table(names)
         if self._given is not None:
             table = table.take(pa.array(self._given))
-        return table if self._live is None else self._index.cut_to(table, self._chosen, self._live)
+        return table if self._live is None else _cut_to(table, self._index, self._chosen, self._live)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -146,7 +156,9 @@ class Episodes(Sequence["Episode"]):
         part = self._subset(np.array(places, np.int64))
         rows = part.table.to_pylist()
         return [
-            Episode(self._reader, self._index, int(number), row, None if part._live is None else part._live.of(i))
+            Episode(
+                self._reader, self._index, int(number), row, None if part._live is None else part._live.of(i), self._attributes
+            )  # fmt: skip
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
         ]
 
@@ -175,10 +187,18 @@ class Episode:
     """One trajectory: what is known of it, and its steps on demand."""
 
     def __init__(
-        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None
-    ) -> None:
+        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:  # fmt: skip
         self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
-        self.attributes: dict[str, Any] = {}
+        self._attributes = attributes
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such."""
+        if self._attributes is None:
+            return {}
+        return {name: values[self.id] for name, values in self._attributes.values.items() if self.id in values}
 
     @property
     def id(self) -> str:
@@ -275,6 +295,20 @@ class Episode:
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"
         return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
+
+
+def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts) -> pa.Table:
+    """The table with the live steps' number as length; an episode that lost steps is not complete."""
+    import pyarrow as pa
+
+    lengths = live.lengths()
+    if "complete" in table.column_names:
+        whole = index.column("length").to_numpy()[chosen] == lengths
+        complete = pa.array(table["complete"].to_numpy() & whole)
+        table = table.set_column(table.column_names.index("complete"), "complete", complete)
+    if "length" in table.column_names:
+        table = table.set_column(table.column_names.index("length"), "length", pa.array(lengths))
+    return table
 
 
 def _with_extra(parts: list[Part], whole: Sequence[Part]) -> list[Part]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from archive import commits, layout
+from archive.checkpoints import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
 from archive.episodes import Episodes
 from archive.errors import AlreadyExistsError, AmbiguousWriteError, CorruptCommitError, MissingObjectError, NotFoundError, UsageError
@@ -60,6 +61,11 @@ class Archive:
         return Commits(self._storage, self._head)
 
     @property
+    def checkpoints(self) -> Checkpoints:
+        """All checkpoints, oldest first; `.latest`, `["step-1000"]`, `.of(run)`."""
+        return Checkpoints(self._storage, self._head)
+
+    @property
     def episodes(self) -> Episodes:
         """All episodes ever archived, as of this commit."""
         return Episodes(self._reader, self._index)
@@ -82,23 +88,28 @@ class Archive:
         session: str | None = None,
         schema: Schema | None = None,
         compression: str | None = "zstd:1",
+        resume: Any = None,
     ) -> Writer:
         """Open a session (or join that of the other ranks) and write to it.
 
         rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else one writer alone.  run: a line of
         commits; a newer session of a run ends the earlier ones.  session: one start of the job, needed if world_size
         is over 1 and neither a process group nor torchrun or Slurm names it.  compression: "zstd:LEVEL",
-        "gzip:LEVEL" or None.
+        "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the same size: go on from its
+        live steps, positions and open episodes, so that the next checkpoint uploads only what is new.
         """
         if self._pinned:
             raise UsageError(f"this archive was opened at commit {self._head.number} and is read only; open it without commit=")
+        start = None if resume is None else resume.to_resume(rank)
+        if start is not None:
+            rank, world_size, run = start.rank, start.world_size, start.run
         who = place(rank, world_size, run, session)
         mark = (os.getpid(), self.id)
         if mark not in _checked:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
             _checked.add(mark)
         log = CommitLog(self._storage, self.id, self._head)
-        return Writer(self._storage, log, who, schema or Schema(), self.layout, compression, self._committed)
+        return Writer(self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start)
 
     def _committed(self, head: Commit) -> None:
         if head.number > self._head.number:
@@ -178,6 +189,7 @@ def open(
             return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
         found = _find(storage) or (about, raw)
     head = commits.newest(storage) if commit is None else _at(storage, commit)
+    _check_kinship(storage, found[0], head)
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
 
 
@@ -214,7 +226,17 @@ def _find(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
     if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
         raise NotFoundError(f"{where} does not belong to a trajectory archive; check the URL")
     layout.check_format(about.get("format"), where=where)
+    if about.get("layout") not in layout.LAYOUTS or not isinstance(about.get("id"), str):
+        raise CorruptCommitError(f"{where} is damaged: its layout or id is no archive's; put it back from a copy")
     return about, raw
+
+
+def _check_kinship(storage: Storage, about: Mapping[str, Any], head: Commit) -> None:
+    if head.number and head.body.get("archive") != about["id"]:
+        raise CorruptCommitError(
+            f"commit {head.number} at {storage.url} belongs to archive {head.body.get('archive')}, {layout.ARCHIVE_KEY} "
+            f"names {about['id']}: one of them is damaged or comes from elsewhere; run `archive repair`"
+        )
 
 
 def _at(storage: Storage, number: int) -> Commit:

@@ -67,6 +67,13 @@ class EpisodeIndex:
 
         return pa.table({name: self.column(name) for name in columns})
 
+    @cached_property
+    def episode_of_row(self) -> Ints:
+        """Number of the episode that each row of the segments table belongs to; -1 for superseded ones."""
+        out = np.full(self.snapshot.rows, -1, np.int64)
+        out[self.chains.rows] = np.repeat(np.arange(len(self)), np.diff(self.chains.offsets))
+        return out
+
     def _at_last(self, name: str) -> pa.ChunkedArray:
         import pyarrow as pa
 

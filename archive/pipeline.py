@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_UNDER_WAY_BYTES = 128 * 1024 * 1024
 
+Describe = Callable[[Slab, str], "pa.Table"]
+
 
 class Written(NamedTuple):
     """What one upload adds to the manifest."""
@@ -50,29 +52,56 @@ class _Job:
         return Written(self.segments, chunks, self.nbytes)
 
 
+class Batch:
+    """Some of a pipeline's work, in order."""
+
+    def __init__(self, pipeline: Pipeline, rest: list[Future[_Job | Written]]) -> None:
+        self._pipeline, self.rest = pipeline, rest
+
+    def wait(self) -> list[Written]:
+        """Wait for all; what was written. What failed is tried once more; if that fails too, its error is raised,
+        and the work that is not done goes back to the pipeline."""
+        try:
+            return [self._finished(w) if isinstance(w := laid_out.result(), _Job) else w for laid_out in self.rest]
+        except BaseException:
+            self._pipeline.put_back(self)
+            raise
+
+    def _finished(self, job: _Job) -> Written:
+        if job.future is None or (job.future.done() and job.future.exception() is not None):
+            job.future = self._pipeline.retry(job)
+        try:
+            return job.future.result()
+        except Exception:
+            job.future = self._pipeline.retry(job)
+            return job.future.result()
+
+
 class Pipeline:
-    """Uploads of one writer. `describe(slab, key)` gives a slab's rows of the segments table; it is called in order."""
+    """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in."""
 
     def __init__(
-        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
-        describe: Callable[[Slab, str], pa.Table],
-    ) -> None:  # fmt: skip
+        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None
+    ) -> None:
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
-        self._compression, self._describe = compression, describe
+        self._compression = compression
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), "archive-upload")
         self._lock = threading.Condition()
         self._under_way_bytes = 0
-        self._laid_out: list[Future[_Job | Written | None]] = []
-        self.done: list[Written] = []
+        self._laid_out: list[Future[_Job | Written]] = []
 
-    def submit(self, blocks: Sequence[Block], reward: str | None) -> None:
-        """Write blocks of one schema as one shard; waits for room first."""
+    def submit(self, blocks: Sequence[Block], reward: str | None, describe: Describe, *, wait: bool = True) -> None:
+        """Write blocks of one schema as one shard; waits for room first, unless told not to.
+
+        `describe(slab, key)` gives the slab's rows of the segments table; it is called in order.
+        """
         nbytes = sum(b.nbytes for b in blocks)
         with self._lock:
-            self._lock.wait_for(lambda: self._under_way_bytes == 0 or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES)
+            if wait:
+                self._lock.wait_for(lambda: not self._under_way_bytes or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES)
             self._under_way_bytes += nbytes
-        self._laid_out.append(self._ordered.submit(self._lay_out, list(blocks), reward, nbytes))
+        self._laid_out.append(self._ordered.submit(self._lay_out, list(blocks), reward, describe, nbytes))
 
     def then(self, rows: Callable[[], pa.Table | None]) -> None:
         """Rows of the segments table without data (episodes that were closed), in order with the blocks."""
@@ -89,33 +118,28 @@ class Pipeline:
                     return error
         return None
 
-    def drain(self) -> list[Written]:
-        """Wait for all; what was written, in order. What failed is tried once more, and its error raised if it fails."""
-        while self._laid_out:
-            job = self._laid_out[0].result()
-            if isinstance(job, _Job):
-                job = self._finished(job)
-            self.done.append(job or Written(None, None, 0))
-            self._laid_out.pop(0)
-        out, self.done = self.done, []
-        return out
+    def take(self) -> Batch:
+        """What was handed in so far, to wait for; what comes later is not part of it."""
+        batch, self._laid_out = Batch(self, self._laid_out), []
+        return batch
 
-    def _finished(self, job: _Job) -> Written:
-        assert job.future is not None
-        if job.future.exception() is not None:
-            job.future = self._uploads.submit(job.run)
-        return job.future.result()
+    def put_back(self, batch: Batch) -> None:
+        """What failed belongs to the next batch."""
+        self._laid_out[:0] = batch.rest
+
+    def retry(self, job: _Job) -> Future[Written]:
+        return self._uploads.submit(job.run)
 
     def close(self) -> None:
         self._ordered.shutdown(wait=True, cancel_futures=True)
         self._uploads.shutdown(wait=True, cancel_futures=True)
 
-    def _lay_out(self, blocks: list[Block], reward: str | None, nbytes: int) -> _Job:
+    def _lay_out(self, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int) -> _Job:
         try:
             slab = assemble(blocks, reward)
             blocks.clear()
             key = layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._layout)
-            job = _Job(self, slab, key, self._describe(slab, key), nbytes)
+            job = _Job(self, slab, key, describe(slab, key), nbytes)
         except BaseException:
             self._leave(nbytes)
             raise

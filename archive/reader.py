@@ -11,7 +11,7 @@ import numpy as np
 
 from archive import chunkindex, fetching, fields, manifest, schema, tables
 from archive.chunkindex import ShardIndex, ShardReads
-from archive.errors import ArchiveError, CorruptChunkError, IntegrityError, MissingObjectError
+from archive.errors import ArchiveError, CorruptChunkError, CorruptManifestError, IntegrityError, StorageError
 from archive.manifest import Snapshot
 from archive.ranges import Ints, merge_runs
 from archive.schema import ShardSchema
@@ -19,6 +19,7 @@ from archive.segments import Part, Segment, Slice
 from archive.shards import ShardView
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
+MAX_VIEWS = 1024  # shards whose metadata is kept
 _SEGMENT = (
     "episode_id", "shard", "start", "length", "extents", "schema", "chunks", "chunks_bytes", "chunks_crc32c",
 )  # fmt: skip
@@ -47,7 +48,7 @@ class Reader:
         self._schemas: dict[str, ShardSchema] = {}
         self._indexes: dict[str, ShardIndex] = {}
         self._files: set[str] = set()
-        self._views: OrderedDict[str, ShardView] = OrderedDict()
+        self._views: dict[str, ShardView] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"snapshot": self.snapshot}
@@ -84,13 +85,20 @@ class Reader:
 
     def plan(self, slices: Sequence[Slice]) -> ReadPlan:
         """The byte ranges that these rows take, chunk and metadata bytes included."""
-        return self._plan(_by_shard(slices))
+        return self._plan(_by_shard(slices), self._views)
 
-    def _plan(self, wanted: Mapping[str, chunkindex.Wanted]) -> ReadPlan:
+    def _plan(self, wanted: Mapping[str, chunkindex.Wanted], known: Mapping[str, ShardView]) -> ReadPlan:
         return ReadPlan({
-            shard: self._indexes[shard].plan(arrays, metadata=shard not in self._views)
-            for shard, arrays in wanted.items()
+            shard: self._index(shard).plan(arrays, metadata=shard not in known) for shard, arrays in wanted.items()
         })  # fmt: skip
+
+    def _index(self, shard: str) -> ShardIndex:
+        if shard not in self._indexes:
+            raise CorruptManifestError(
+                f"the segments table of {self.snapshot.storage.url} names shard {shard!r}, which the chunk table of "
+                "its commit does not have; run `archive verify`"
+            )
+        return self._indexes[shard]
 
     def load_indexes(self, segments: Sequence[Segment]) -> None:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
@@ -106,10 +114,11 @@ class Reader:
         self.load_indexes([segment for segment, _ in slices])
         wanted = _by_shard([s for _, s in slices])
         owners = {s.shard: segment.episode_id for segment, s in slices}
+        known = {shard: view for shard in wanted if (view := self._views.get(shard)) is not None}
         out = fields.Arrays()
-        for shard, reads, blocks in self._fetched(self._plan(wanted), owners):
+        for shard, reads, blocks in self._fetched(self._plan(wanted, known), owners):
             chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
-            view = self._view(shard, chunks)
+            view = known.get(shard) or self._new_view(shard, chunks)
             for array, (starts, stops) in wanted[shard].items():
                 runs = list(zip(starts.tolist(), stops.tolist(), strict=True))
                 out.put(shard, array, runs, self._decoded(view, shard, array, runs, chunks, owners[shard]))
@@ -124,18 +133,18 @@ class Reader:
         for shard, reads in plan.shards.items():
             try:
                 yield shard, reads, [next(blocks) for _ in reads.requests]
-            except MissingObjectError as e:
-                raise MissingObjectError(
-                    f"shard {shard} of the archive at {self.snapshot.storage.url} is gone, episode {owners[shard]!r} lies "
-                    f"in it: {e}; run `archive verify`"
+            except StorageError as e:  # of any shard that is read ahead, so it is looked for by name
+                culprit = next((name for name in plan.shards if name in str(e)), shard)
+                raise type(e)(
+                    f"shard {culprit} of the archive at {self.snapshot.storage.url}, where episode {owners[culprit]!r} "
+                    f"lies, cannot be read: {e}; run `archive verify`"
                 ) from e
 
-    def _view(self, shard: str, chunks: dict[str, bytes | memoryview]) -> ShardView:
-        if shard not in self._views:
-            self._views[shard] = ShardView(bytes(chunks.pop("zarr.json")))
-            while len(self._views) > 1024:
-                self._views.popitem(last=False)
-        return self._views[shard]
+    def _new_view(self, shard: str, chunks: dict[str, bytes | memoryview]) -> ShardView:
+        view = self._views[shard] = ShardView(bytes(chunks.pop("zarr.json")))
+        while len(self._views) > MAX_VIEWS:
+            self._views.pop(next(iter(self._views)), None)
+        return view
 
     def _decoded(
         self, view: ShardView, shard: str, array: str, runs: list[tuple[int, int]], chunks: dict[str, Any], episode: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,25 @@ Stream = tuple[str, int, int]  # session, rank, env id
 
 
 @dataclass(frozen=True)
-class OpenEpisode:
-    """An episode that goes on after a resume: what its written segments add up to."""
+class Unfinished:
+    """What the written segments of an episode add up to, so that it can go on, or be closed."""
 
-    id: str
     predecessor: str
     stored: int
     returned: float | None
     metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class KnownEpisode:
+    """An episode that a new writer takes over, or finds open."""
+
+    id: str
+    env_id: int
+    begin: int  # position of its first step in the env row
     headless: bool
+    broken: bool
+    unfinished: Unfinished | None = None  # set if it is open
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,11 @@ class BufferResume:
     """One buffer as a new writer takes it over. `runs.episode` and `runs.stream` index the two lists."""
 
     runs: Runs
-    episode_ids: Sequence[str]
+    episodes: Sequence[KnownEpisode]
     streams: Sequence[Stream]
     next_positions: Mapping[int, int]
-    open_episodes: Mapping[int, OpenEpisode] = field(default_factory=dict)  # by env id
-    closed: Sequence[OpenEpisode] = ()  # ended by the resume's policy: each gets a segment row of length 0
+    open_episodes: Mapping[int, int]  # env id -> place in `episodes`
+    to_close: Sequence[int] = ()  # open ones that the resume's policy ends: each gets a segment row of length 0
 
 
 @dataclass(frozen=True)

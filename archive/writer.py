@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from archive import commits, manifest, tables
+from archive import commits, manifest
+from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter, Ids
 from archive.commits import Body, Commit, CommitLog
+from archive.cut import Cut
 from archive.errors import ClosedError, DuplicateEpisodeError, UsageError
-from archive.manifest import FileRef, Snapshot
+from archive.joining import fresh_rows, stamped
+from archive.manifest import Snapshot
 from archive.names import check_text
 from archive.pipeline import Pipeline, Written
 from archive.ranges import Ints
+from archive.saver import Pending, Saver, finish_at_exit
+from archive.saving import rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
+from archive.staging import Resume
 from archive.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_BUFFER = "replay"
-
-
-class _Batch(NamedTuple):
-    """What one commit adds; kept until it is known to be committed."""
-
-    transaction: str
-    segments: pa.Table
-    chunks: FileRef | None
-    claimed: frozenset[str]
-    message: str | None
 
 
 class Writer:
@@ -44,23 +41,25 @@ class Writer:
 
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str, compression: str | None,
-        on_commit: Any,
+        on_commit: Callable[[Commit], None], resume: Resume | None = None,
     ) -> None:  # fmt: skip
-        self._storage, self._log, self._place, self._schema = storage, log, place, schema
-        self._layout, self._compression, self._on_commit = archive_layout, compression, on_commit
+        self._storage, self._log, self._place, self._schema, self._on_commit = storage, log, place, schema, on_commit
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._pipelines: list[Pipeline] = []
-        self._written: list[Written] = []
-        self._batch: _Batch | None = None
+        self._uncommitted: list[Written] = []
         self._count = 0
         self._ids = Ids(place, self._known_ids)
         self._known_at = -1
         open_session(log, place)
         on_commit(log.head)
+        self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression)
+        self._saver = Saver(storage, log, place, self._saved)
         self._buffers: dict[str, BufferWriter] = {}
         self._main = self._buffer(MAIN_BUFFER)
+        for name, buffer in (resume.buffers if resume else {}).items():
+            self._buffer(name).resume(buffer)
+        finish_at_exit(self)
 
     # -- one buffer's verbs, of the main buffer -----------------------------------------------------------------
 
@@ -125,6 +124,7 @@ class Writer:
     def flush(self) -> None:
         """Upload everything added so far, and wait for it. It becomes visible with the next commit."""
         with self._entered():
+            self._settle()
             self._flush()
 
     def commit(self, message: str | None = None) -> Commit:
@@ -133,17 +133,77 @@ class Writer:
         May be called again after an error: what was not committed is kept, and is committed once.
         """
         with self._entered():
-            if self._batch is not None:
-                self._commit_batch()
+            self._settle()
             self._flush()
-            self._batch = self._collected(message)
-            return self._commit_batch()
+            return self._commit_rows(message)
+
+    def checkpoint(
+        self,
+        step: int,
+        name: str | None = None,
+        *,
+        state: Any = None,
+        columns: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        buffers: Mapping[str, Mapping[str, Any]] | None = None,
+        progress: Any = None,
+        save_replay: bool = True,
+        unconsumed: Any = None,
+        rewind: Callable[[], Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        config: Any = None,
+        incomplete: str = "keep",
+        partial: bool = False,
+        wait: bool = False,
+        timeout_s: float = 600.0,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Pending:
+        """Checkpoint this rank's buffers. Every rank of the world makes the call; all of them are committed, or none.
+
+        Returns once everything is copied; uploading goes on in the background, and its errors surface at
+        `Pending.result()` or at the writer's next call.
+
+        name: default "step-{step}".  state: a tree of arrays, numbers, strings.  columns: name -> one value a live step,
+        in the order of `live`, or a dict of episode id to array.  attributes: name -> {episode id: JSON value}.
+        buffers: the same three for other buffers: {"demo": {"columns": ...}}.  progress: the run's counters, rank 0's.
+        save_replay=False skips the buffers: progress is rolled back, and `unconsumed` (or what `rewind()` gives) lists
+        what was drawn and not trained on.  incomplete: "keep" or "drop" headless and open episodes (counted).
+        partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
+        """
+        with self._entered():
+            self._settle()
+            if unconsumed is None and rewind is not None:
+                unconsumed = rewind()
+            request = self._saver.request(
+                step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics, config=config,
+                partial=partial,
+            )  # fmt: skip
+            given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
+            for buffer in self._buffers.values():
+                buffer.send()
+            cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
+            if given:
+                raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
+            pending = self._saver.start(request, cuts, self._pipeline.take(), self._uncommitted, timeout_s, on_progress)
+        if wait:
+            pending.result()
+        return pending
+
+    def _cut(self, name: str, given: Mapping[str, Any], incomplete: str) -> Cut:
+        unknown = set(given) - {"columns", "attributes", "state"}
+        if unknown:
+            raise UsageError(f"buffers[{name!r}] has {min(unknown)!r}; it takes columns, attributes and state")
+        return self._buffers[name].cut(
+            columns=given.get("columns"), attributes=given.get("attributes"), state=given.get("state"), incomplete=incomplete
+        )
 
     def close(self) -> None:
         """Commit what is pending, and end the writer."""
         if not self._closed:
-            self.commit()
-            self._end()
+            try:
+                self.commit()
+            finally:
+                self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -174,191 +234,82 @@ class Writer:
             self._buffers[name] = BufferWriter(name, self._place, self._schema, self._pipeline, self._ids)
         return self._buffers[name]
 
-    def _pipeline(self, buffer: BufferWriter) -> Pipeline:
-        p = self._place
-        pipeline = Pipeline(self._storage, p.session, p.rank, self._layout, self._compression, buffer.describe)
-        self._pipelines.append(pipeline)
-        return pipeline
-
     def _surface(self) -> None:
         """Raise what failed in the background."""
-        for pipeline in self._pipelines:
-            if error := pipeline.failure():
-                raise error
+        if error := self._pipeline.failure():
+            raise error
+        self._saver.surface()
+
+    def settle_at_exit(self) -> None:
+        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised."""
+        if not self._closed and os.getpid() == self._pid:
+            try:
+                self._saver.settle()
+            except Exception:
+                logging.getLogger("archive").exception("a checkpoint failed while the interpreter was ending")
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
+        self._saver.settle()
 
     def _flush(self) -> None:
         for buffer in self._buffers.values():
             buffer.send()
-        for pipeline in self._pipelines:
-            self._written += pipeline.drain()
+        self._uncommitted += self._pipeline.take().wait()
 
     def _end(self) -> None:
         self._closed = True
-        for pipeline in self._pipelines:
-            pipeline.close()
+        self._saver.close()
+        self._pipeline.close()
 
-    def _collected(self, message: str | None) -> _Batch | None:
-        """What was written since the last commit, its chunk table on the store."""
-        written = [w for w in self._written if w.segments is not None]
-        if not written:
-            return None
-        parts = [w.chunks for w in written if w.chunks is not None]
-        chunks = manifest.write(self._storage, self.session, "chunks", tables.concat("chunks", parts)) if parts else None
-        segments = tables.concat("segments", [w.segments for w in written])
-        self._count += 1
-        batch = _Batch(
-            f"{self.session}/{self.rank}/commit-{self._count}", _stamped(segments, chunks), chunks,
-            frozenset(self._ids.claimed), message,
-        )  # fmt: skip
-        self._written, self._ids.claimed = [], set()
-        return batch
-
-    def _commit_batch(self) -> Commit:
-        if self._batch is None:
-            return self._log.head
-        batch = self._batch
-        commit = self._log.append(batch.transaction, lambda parent, attempt: self._body(batch, parent, attempt))
-        self._batch = None
+    def _saved(self, commit: Commit, *, rows: bool) -> None:
+        """A checkpoint has been committed, with or without the rows written so far."""
+        if rows:
+            self._uncommitted.clear()
+            self._ids.claimed.clear()
         self._known_at = commit.number
         self._on_commit(commit)
+
+    def _commit_rows(self, message: str | None) -> Commit:
+        segments, chunks = rows_of(self._uncommitted)
+        if segments.num_rows == 0:
+            return self._log.head
+        self._count += 1
+
+        def build(parent: Commit, attempt: int) -> Body:
+            commits.fence(parent, self.run, self.session)
+            self._check_claims(parent)
+            return self._body(parent, attempt, segments, chunks, message)
+
+        commit = self._log.append(f"{self.session}/{self.rank}/commit-{self._count}", build)
+        self._saved(commit, rows=True)
         return commit
 
-    def _body(self, batch: _Batch, parent: Commit, attempt: int) -> Body:
-        commits.fence(parent, self.run, self.session)
-        self._check_claims(batch, parent)
+    def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:
+        fresh, places, sequences = fresh_rows(parent, self._place, {self.rank: (segments, chunks)})
+        chunk_file = manifest.write(self._storage, self.session, "chunks", places) if places.num_rows else None
         body, _ = manifest.add_rows(
-            self._storage, self.session, "segments", parent, batch.segments, fold=attempt == 0
+            self._storage, self.session, "segments", parent, stamped(fresh, chunk_file), fold=attempt == 0
         )
+        runs = parent.runs
+        runs[self.run] = {**runs[self.run], "sequences": sequences}
         return {
-            **commits.carried(parent), **body, "kind": "commit", "run": self.run, "session": self.session, "rank": self.rank,
-            "chunks": batch.chunks, "added": {"segments": batch.segments.num_rows}, "message": batch.message,
+            **commits.carried(parent), **body, "runs": runs, "kind": "commit", "run": self.run, "session": self.session,
+            "rank": self.rank, "chunks": chunk_file, "added": {"segments": fresh.num_rows}, "message": message,
         }  # fmt: skip
 
     def _known_ids(self) -> set[str]:
         self._known_at = self._log.catch_up().number
         return set(Snapshot(self._storage, self._log.head).columns(["episode_id"])["episode_id"].to_pylist())
 
-    def _check_claims(self, batch: _Batch, parent: Commit) -> None:
+    def _check_claims(self, parent: Commit) -> None:
         """Ids given by the user may have been committed by another writer since they were claimed."""
-        if not batch.claimed or parent.number <= self._known_at:
+        if not self._ids.claimed or parent.number <= self._known_at:
             return
         taken = Snapshot(self._storage, parent).columns(["episode_id"])["episode_id"].to_pylist()
-        clash = sorted(batch.claimed.intersection(taken))
+        clash = sorted(self._ids.claimed.intersection(taken))
         if clash:
             raise DuplicateEpisodeError(
                 f"another writer committed an episode {clash[0]!r} at the same time ({len(clash)} in all); nothing was "
                 "committed: write these episodes again under other ids, or with replace=True"
             )
-
-
-def _stamped(segments: pa.Table, chunks: FileRef | None) -> pa.Table:
-    """Segment rows with where their chunk table lies, and when they were collected."""
-    from datetime import UTC, datetime
-
-    segments = tables.set_column(segments, "created_at", datetime.now(UTC))
-    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
-        segments = tables.set_column(segments, name, chunks[key] if chunks else None)
-    return segments
-
-
-class Buffer:
-    """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer."""
-
-    def __init__(self, writer: Writer, inner: BufferWriter) -> None:
-        self._writer, self._inner = writer, inner
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def add_episode(
-        self,
-        steps: Any,
-        *,
-        model_weights_uuid: Any = None,
-        update_count: Any = None,
-        env_id: int | None = None,
-        episode_id: str | None = None,
-        terminated: bool | None = None,
-        truncated: bool | None = None,
-        metadata: dict[str, Any] | None = None,
-        replace: bool = False,
-        first: bool = True,
-        last: bool = True,
-    ) -> str:
-        """Add one whole episode; its id.
-
-        steps: a nest of named arrays, axis 0 the step (see Schema for others). Copied: it may be changed afterwards.
-        model_weights_uuid, update_count: one value, one a step, or the name of a field that has them.
-        replace: a new revision of an episode of this id.  first, last: whether its first and last step are there.
-        """
-        with self._writer._entered():
-            self._writer._surface()
-            return self._inner.add_episode(
-                steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id, episode_id=episode_id,
-                terminated=terminated, truncated=truncated, metadata=metadata, replace=replace, first=first, last=last,
-            )  # fmt: skip
-
-    def append(
-        self,
-        steps: Any,
-        *,
-        env_ids: Any = None,
-        first: Any = None,
-        last: Any = None,
-        episode_ids: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        model_weights_uuid: Any = None,
-        update_count: Any = None,
-        metadata: dict[str, Any] | None = None,
-        positions: Any = None,
-    ) -> Ints:
-        """Append rows to the streams of env rows; the position of each row.
-
-        Row i belongs to env `env_ids[i]`: one step of a vector env (None: rows 0 to N), a run of steps of one env (one
-        id), or any mix in time order. Episodes begin at `first`, after `last` (or terminated or truncated), where
-        `episode_ids` change and where `positions` (default: the next ones) jump; that closes the one before (reason
-        "gap"). Of a run of one env, a single True means its first or its last row.
-        metadata: of the episodes that begin here.
-        """
-        with self._writer._entered():
-            self._writer._surface()
-            return self._inner.append(
-                steps, env_ids=env_ids, first=first, last=last, episode_ids=episode_ids, terminated=terminated,
-                truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count, metadata=metadata,
-                positions=positions,
-            )  # fmt: skip
-
-    def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
-        """Which weights make what is added to this buffer from now on."""
-        with self._writer._entered():
-            self._inner.set_weights(uuid, update_count)
-
-    def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
-        """Steps of an env row have left the buffer: all before a position, or those at some positions."""
-        with self._writer._entered():
-            self._inner.evict(env_id, before, positions)
-
-    def remove(self, episode_ids: str | Iterable[str]) -> int:
-        """All live steps of these episodes have left the buffer; how many."""
-        with self._writer._entered():
-            return self._inner.remove(episode_ids)
-
-    def clear(self) -> None:
-        """All steps have left the buffer. They stay in the archive."""
-        with self._writer._entered():
-            self._inner.live_set.clear()
-
-    def close_episodes(
-        self, env_ids: Any = None, *, terminated: bool | None = None, truncated: bool | None = True, reason: str | None = None
-    ) -> list[str]:
-        """End the open episodes of these env rows (None: all) without another step; their ids."""
-        with self._writer._entered():
-            return self._inner.close_episodes(env_ids, terminated, truncated, reason)
-
-    @property
-    def live(self) -> pa.Table:
-        """(env_id, position, length, episode_id) of the live steps, the order that columns follow."""
-        with self._writer._entered():
-            return self._inner.live

@@ -267,12 +267,13 @@ def test_an_error_is_told_though_an_earlier_request_waits(proxied: Proxied) -> N
 
 def test_after_an_error_nothing_more_is_written(proxied: Proxied) -> None:
     storage = proxied.connect(concurrency=2)
+    proxied.proxy.add("delay", path="/p/2", seconds=0.5)
     proxied.proxy.add("status", status=403, code="AccessDenied", path="/p/3", times=-1)
     with pytest.raises(AccessDeniedError):
         storage.put_many((f"p/{i}", b"x") for i in range(100))
     written = storage.list("p")
     assert len(written) < 10
-    time.sleep(0.3)
+    time.sleep(0.7)
     assert storage.list("p") == written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from archive._failures import Kind, judge
 from archive._parallel import Job, in_order
 from archive._retry import CAP_S, longest_delay
 from archive._root import parse_root
-from archive.errors import StorageError, UsageError
+from archive.errors import AlreadyExistsError, StorageError, UsageError
 from archive.storage import IOStats, Storage
 
 
@@ -176,20 +177,64 @@ def test_pauses_grow_to_the_cap() -> None:
 def test_jobs_come_in_order_and_within_bounds(max_ahead: int, max_bytes: int | None, bound: int) -> None:
     held, most, lock = [0], [0], threading.Lock()
 
-    def work(number: int) -> int:
+    def work(number: int, _: threading.Event) -> int:
         with lock:
             held[0] += 1
             most[0] = max(most[0], held[0])
         time.sleep(0.002 * (number % 3))
         return number
 
-    jobs = (Job(lambda _, number=number: work(number), size=10) for number in range(40))
+    jobs = (Job(functools.partial(work, number), size=10) for number in range(40))
     with ThreadPoolExecutor(8) as pool:
         for expected, number in enumerate(in_order(pool, jobs, max_ahead=max_ahead, max_bytes=max_bytes)):
             with lock:
                 held[0] -= 1
             assert number == expected
     assert most[0] <= bound + 1  # the one given out was still counted when its successor started
+
+
+def test_stopping_early_starts_nothing_more_and_tells_what_runs() -> None:
+    ran: list[int] = []
+    told = threading.Event()
+
+    def work(number: int, cancelled: threading.Event) -> int:
+        ran.append(number)
+        if number and cancelled.wait(5):
+            told.set()
+        return number
+
+    jobs = [Job(functools.partial(work, number)) for number in range(9)]
+    with ThreadPoolExecutor(1) as pool:
+        results = in_order(pool, jobs, max_ahead=9)
+        assert next(results) == 0
+        results.close()
+        assert told.wait(4)
+    assert ran == [0, 1]
+
+
+def test_memory_looks_and_writes_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a thread is stopped between the look and the write."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    info = MemoryFileSystem.info
+
+    def slow_info(self: Any, path: str) -> Any:
+        try:
+            return info(self, path)
+        finally:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(MemoryFileSystem, "info", slow_info)
+
+    def won(number: int) -> bool:
+        try:
+            Storage.connect("memory://one-step").create("x", bytes([number]))
+        except AlreadyExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(won, range(4))) == 1
 
 
 def test_stats_add_up_across_threads() -> None:

@@ -1,0 +1,310 @@
+"""Checkpoints: commits with live sets, columns, states and progress; read in parts, each when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import jsontree, liveview, manifest, resuming, tables
+from archive.commits import Commit, read
+from archive.episodes import Episodes, LiveParts
+from archive.errors import MissingObjectError, NotFoundError, PartialCheckpointError, UsageError
+from archive.index import EpisodeIndex
+from archive.liveview import Located
+from archive.manifest import Snapshot
+from archive.ranges import Ints
+from archive.reader import Reader
+from archive.staged import StagedFile
+from archive.staging import Resume
+from archive.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAIN_BUFFER = "replay"
+
+
+class Checkpoint:
+    """One checkpoint, as its commit has it."""
+
+    def __init__(self, storage: Storage, commit: Commit) -> None:
+        self._storage, self.commit = storage, commit
+        self._about: dict[str, Any] = commit.body["checkpoint"]
+
+    # -- what the commit says ------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        return self.commit.number
+
+    @property
+    def name(self) -> str:
+        return str(self._about["name"])
+
+    @property
+    def step(self) -> int:
+        return int(self._about["step"])
+
+    @property
+    def run(self) -> str:
+        return self.commit.run
+
+    @property
+    def session(self) -> str:
+        return self.commit.session
+
+    @property
+    def world_size(self) -> int:
+        return int(self._about["world_size"])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks are in it."""
+        return bool(self._about["whole"])
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        return [int(m["rank"]) for m in self._about["missing"]]
+
+    @property
+    def missing(self) -> list[dict[str, Any]]:
+        """The missing ranks, and the commit of the last whole checkpoint, which has their steps."""
+        return list(self._about["missing"])
+
+    @property
+    def replay_saved(self) -> bool:
+        """Whether the buffers are in it; a checkpoint that doesn't say has them."""
+        return bool(self._about.get("replay_saved", True))
+
+    @property
+    def buffers(self) -> dict[str, dict[str, Any]]:
+        """Buffer -> steps, episodes and names of columns, over all ranks."""
+        return dict(self._about["buffers"])
+
+    @property
+    def discarded(self) -> dict[str, dict[str, int]]:
+        """Why -> episodes and steps that policy left out."""
+        return dict(self._about["discarded"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return dict(self._about["metrics"])
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Parent commit's checksum, library version, run, session, git revision and configuration."""
+        body = self.commit.body
+        more = dict(self._about["lineage"])
+        if more.get("config"):
+            more["config"] = jsontree.loads(more["config"])
+        return {"parent": body["parent"], "library": body["library"], "run": self.run, "session": self.session} | more
+
+    # -- what the ranks staged -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _staged(self) -> dict[int, StagedFile]:
+        return {r["rank"]: StagedFile(self._storage, r["key"]) for r in self._about["ranks"]}
+
+    def staged(self, rank: int) -> StagedFile:
+        """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
+        if rank not in self._staged:
+            why = "is missing from it" if rank in self.missing_ranks else f"is not of its world of {self.world_size}"
+            raise NotFoundError(f"checkpoint {self.name!r} at {self._storage.url}: rank {rank} {why}")
+        return self._staged[rank]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are in it."""
+        return sorted(self._staged)
+
+    @property
+    def progress(self) -> Any:
+        """The run's counters, as rank 0 gave them; None if it gave none."""
+        text = self.staged(0).index["progress"] if 0 in self._staged else None
+        return None if text is None else jsontree.loads(text)
+
+    def state(self, rank: int, buffer: str = MAIN_BUFFER) -> Any:
+        """The state tree that a rank gave for a buffer; None if it gave none."""
+        return self.staged(rank).state(buffer)
+
+    @property
+    def unconsumed(self) -> list[Any]:
+        """What was drawn but not trained on, over all ranks in order."""
+        out: list[Any] = []
+        for rank in self.ranks:
+            if any(m[0] == "unconsumed.json" for m in self.staged(rank).index["members"]):
+                value = jsontree.loads(self.staged(rank).files(["unconsumed.json"])[0])
+                out += value if isinstance(value, list) else [value]
+        return out
+
+    def column(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> np.ndarray[Any, Any]:
+        """A column of one rank, in live order."""
+        entry = self.column_entry(name, rank, buffer)
+        return self.file(entry["object"]).column_rows(entry, [(0, entry["rows"])])[0]
+
+    def column_entry(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, Any]:
+        entries = self.staged(rank).index["columns"].get(buffer, {})
+        if name not in entries:
+            raise NotFoundError(f"rank {rank} has no column {name!r} in buffer {buffer!r}; it has: {', '.join(entries) or 'none'}")
+        return dict(entries[name])
+
+    def file(self, key: str) -> StagedFile:
+        """A staged object of this or, for what is unchanged, of an earlier checkpoint."""
+        own = [f for f in self._staged.values() if f.key == key]
+        return own[0] if own else StagedFile(self._storage, key)
+
+    def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
+        """Name -> {episode id: value} of one rank."""
+        entries = self.staged(rank).index["attributes"].get(buffer, {})
+        return {n: jsontree.loads(self.file(e["object"]).files([e["member"]])[0]) for n, e in entries.items()}
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Attributes of all ranks and buffers: name -> {episode id: value}."""
+        out: dict[str, dict[str, Any]] = {}
+        for rank in self.ranks:
+            for buffer in self.staged(rank).index["attributes"]:
+                for name, given in self.attributes(rank, buffer).items():
+                    out.setdefault(name, {}).update(given)
+        return out
+
+    # -- live steps ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._storage, self.commit)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.snapshot)
+
+    @cached_property
+    def index(self) -> EpisodeIndex:
+        return EpisodeIndex(self.snapshot)
+
+    @cached_property
+    def live(self) -> pa.Table:
+        """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to."""
+        ref = self.commit.body.get("live")
+        return tables.schema("live").empty_table() if ref is None else manifest.load(self._storage, "live", ref)
+
+    @cached_property
+    def located(self) -> Located:
+        """Where the live steps lie, in live order."""
+        return liveview.locate(self.live, self.snapshot.columns(liveview.SEGMENT_COLUMNS))
+
+    @cached_property
+    def groups(self) -> tuple[Ints, Ints]:
+        """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
+        episode = self.index.episode_of_row[self.located.row]
+        place = _codes(self.live)[self.located.run]
+        heads = liveview.episode_groups(episode, place)
+        return heads, episode[heads]
+
+    @property
+    def episodes(self) -> Episodes:
+        """The episodes that are live in it, with their live steps, in order (rank, buffer, env row, time)."""
+        heads, numbers = self.groups
+        offsets = np.append(heads, len(self.located.row))
+        parts = LiveParts(offsets, self.located.row, self.located.lo, self.located.hi)
+        return Episodes(self.reader, self.index, numbers, parts, self)
+
+    def to_resume(self, rank: int | None = None) -> Resume:
+        """What the same rank of a world of the same size goes on from; see resharding.plan for another size."""
+        if not self.whole:
+            raise PartialCheckpointError(f"checkpoint {self.name!r} lacks ranks {self.missing_ranks}; resume through a plan")
+        if rank is None:
+            if self.world_size > 1:
+                raise UsageError(f"checkpoint {self.name!r} has {self.world_size} ranks; say which with arc.writer(rank=, resume=)")
+            rank = 0
+        return resuming.same_rank(self, rank)
+
+    def __call__(self, *, replay: bool = False) -> Checkpoint | None:
+        """So that `arc.checkpoints.latest(replay=True)` reads as it does: this, or the newest whole one with its data."""
+        if not replay or self.replay_saved:
+            return self
+        return Checkpoints(self._storage, self.commit).newest(run=self.run, replay=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_storage": self._storage, "commit": self.commit, "_about": self._about}
+
+    def __repr__(self) -> str:
+        what = "" if self.whole else f" without ranks {self.missing_ranks}"
+        skipped = "" if self.replay_saved else " without replay"
+        return f"<Checkpoint {self.name!r} step={self.step} commit={self.number} ranks={self.world_size}{what}{skipped}>"
+
+
+def _codes(live: pa.Table) -> Ints:
+    """A number for (rank, buffer) of each live run."""
+    buffers = live["buffer"].combine_chunks()
+    code = buffers.indices.to_numpy() if len(buffers) else np.zeros(0, np.int64)
+    return live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
+
+
+class Checkpoints:
+    """The checkpoints of an archive, oldest first."""
+
+    def __init__(self, storage: Storage, head: Commit, run: str | None = None) -> None:
+        self._storage, self._head, self._run = storage, head, run
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved, metrics, created_at."""
+        import pyarrow.compute as pc
+
+        files = self._head.files("checkpoints")
+        parts = [
+            tables.loads(data, "checkpoints", where=ref["path"])
+            for data, ref in zip(manifest.fetch(self._storage, files), files, strict=True)
+        ]
+        table = tables.concat("checkpoints", parts)
+        return table if self._run is None else table.filter(pc.equal(table["run"].cast("string"), self._run))
+
+    def of(self, run: str) -> Checkpoints:
+        """Those of one run."""
+        return Checkpoints(self._storage, self._head, run)
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """The newest whole one; None if there is none."""
+        return self.newest()
+
+    def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
+        """The newest whole one (of a run; with replay=True, one that has the buffers)."""
+        run = self._run if run is None else run
+        mark = "latest_replay" if replay else "latest"
+        entries = [e[mark] for name, e in self._head.runs.items() if mark in e and run in (None, name)]
+        return self._at(max(e["commit"] for e in entries)) if entries else None
+
+    def _at(self, number: int) -> Checkpoint:
+        if number == self._head.number:
+            return Checkpoint(self._storage, self._head)
+        try:
+            return Checkpoint(self._storage, read(self._storage, number))
+        except MissingObjectError as e:
+            raise NotFoundError(f"commit {number}, a checkpoint, is gone from {self._storage.url}") from e
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return (self._at(n) for n in self.table["commit"].to_pylist())
+
+    def __getitem__(self, key: str | int) -> Checkpoint:
+        """By name (the newest whole one of that name, else the newest partial one) or by place."""
+        rows = self.table.select(["commit", "name", "whole"]).to_pylist()
+        if isinstance(key, int):
+            if not -len(rows) <= key < len(rows):
+                raise IndexError(f"checkpoint {key} of {len(rows)}")
+            return self._at(rows[key]["commit"])
+        named = [r for r in rows if r["name"] == key]
+        if not named:
+            names = ", ".join(str(r["name"]) for r in rows[-10:]) or "none"
+            raise NotFoundError(f"there is no checkpoint {key!r} at {self._storage.url}; the newest are: {names}")
+        return self._at(max(named, key=lambda r: (r["whole"], r["commit"]))["commit"])
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} checkpoints at {self._storage.url}, latest {self.latest!r}>"

@@ -1,0 +1,235 @@
+"""Joining what the ranks staged into one commit: all of them or nothing. Any rank may do it; it is done once.
+
+Rank 0 looks at once and often; the others first look whether it has been committed, and step in after a pause in
+proportion to their rank. Whether all have staged is asked by name, never by a listing. No rank is declared missing by
+a clock: the wait ends with an error that names those that have not staged, and may be taken up again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import commits, layout, manifest, tables
+from archive.commits import Body, Commit, CommitLog
+from archive.errors import CheckpointError, MissingObjectError, RanksMissingError
+from archive.sessions import Place
+from archive.staged import StagedFile
+from archive.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FIRST_POLL_S = 0.02
+MAX_POLL_S = 1.0
+STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a checkpoint itself
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One checkpoint to be committed: by whom it is staged, under which name."""
+
+    place: Place
+    name: str
+    ordinal: int
+
+    @property
+    def transaction(self) -> str:
+        return f"{self.place.session}/checkpoint/{self.name}"
+
+
+def join(log: CommitLog, joint: Joint, *, timeout_s: float) -> Commit:
+    """The commit of this checkpoint, once all ranks have staged it."""
+    stop = time.monotonic() + timeout_s
+    step_in = time.monotonic() + STEP_IN_S * joint.place.rank
+    staged: dict[int, StagedFile] = {}
+    poll = FIRST_POLL_S
+    while True:
+        if found := _committed(log, joint):
+            return found
+        if time.monotonic() >= step_in and all_staged(log.storage, joint, staged):
+            return commit(log, joint, staged)
+        if time.monotonic() > stop:
+            all_staged(log.storage, joint, staged)
+            raise _missing(joint, staged, timeout_s)
+        time.sleep(min(poll, max(0.0, stop - time.monotonic()) + 0.001))
+        poll = min(2 * poll, MAX_POLL_S)
+
+
+def _committed(log: CommitLog, joint: Joint) -> Commit | None:
+    if joint.place.world_size == 1:
+        return None
+    commits.fence(log.catch_up(), joint.place.run, joint.place.session)
+    return log.find(joint.transaction)
+
+
+def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile]) -> bool:
+    """Look for those that are not in `staged` yet; whether all ranks are now."""
+    for rank in range(joint.place.world_size):
+        if rank not in staged:
+            file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
+            try:
+                file.index  # noqa: B018 (reading it tells whether it is there)
+            except MissingObjectError:
+                if joint.place.rank == 0 or len(staged) == 0:
+                    continue
+                return False
+            staged[rank] = file
+    return len(staged) == joint.place.world_size
+
+
+def _missing(joint: Joint, staged: Mapping[int, StagedFile], timeout_s: float) -> RanksMissingError:
+    absent = [r for r in range(joint.place.world_size) if r not in staged]
+    return RanksMissingError(
+        f"checkpoint {joint.name!r} of session {joint.place.session!r} is not whole after {timeout_s:.0f} s: rank "
+        f"{', '.join(map(str, absent))} of {joint.place.world_size} has not staged; nothing was committed and nothing is "
+        "lost. See to these ranks, or call result() again to wait longer"
+    )
+
+
+def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, partial: bool = False) -> Commit:
+    """Commit what these ranks staged."""
+    parts = [staged[r] for r in sorted(staged)]
+    rows = {f.index["rank"]: (f.table("segments"), f.table("chunks"), f.table("live")) for f in parts}
+    transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
+
+    def build(parent: Commit, attempt: int) -> Body:
+        commits.fence(parent, joint.place.run, joint.place.session)
+        _check_order(parent, joint, partial=partial)
+        return _body(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
+
+    return log.append(transaction, build)
+
+
+def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
+    latest = parent.runs[joint.place.run].get("latest") or {}
+    newer = latest.get("session") == joint.place.session and latest.get("ordinal", -1) >= joint.ordinal
+    if newer and (latest["ordinal"] > joint.ordinal or partial):
+        raise CheckpointError(
+            f"checkpoint {joint.name!r} was not committed: {latest['name']!r}, which is newer or whole, already is"
+        )
+
+
+def _body(
+    storage: Storage, joint: Joint, parts: Sequence[StagedFile], rows: Mapping[int, Any], parent: Commit, *,
+    fold: bool, partial: bool,
+) -> Body:  # fmt: skip
+    place = joint.place
+    segments, chunks, sequences = fresh_rows(parent, place, {r: (s, c) for r, (s, c, _) in rows.items()})
+    chunk_file = manifest.write(storage, place.session, "chunks", chunks) if chunks.num_rows else None
+    body, _ = manifest.add_rows(storage, place.session, "segments", parent, stamped(segments, chunk_file), fold=fold)
+    replay = all(f.index["replay_saved"] for f in parts)
+    live = manifest.write(storage, place.session, "live", tables.concat("live", [t for _, _, t in rows.values()])) if replay else None
+    about = _about(joint, parts, parent, partial=partial)
+    table, _ = manifest.add_rows(storage, place.session, "checkpoints", parent, _row(about, place), fold=fold)
+    runs = parent.runs
+    runs[place.run] = _run_entry(runs[place.run], about, place, sequences, parent.number + 1, partial=partial)
+    return {
+        **commits.carried(parent), **body, **table, "runs": runs, "kind": "checkpoint", "run": place.run,
+        "session": place.session, "chunks": chunk_file, "live": live, "checkpoint": about,
+        "added": {"segments": segments.num_rows},
+    }  # fmt: skip
+
+
+def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, dict[str, int]]:
+    """Rows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sequences = dict(parent.runs[place.run].get("sequences", {}))
+    segments, chunks = [], []
+    for rank, (mine, places) in rows.items():
+        done = sequences.get(str(rank), 0)
+        new = mine.filter(pc.greater_equal(mine["sequence"], done)) if done else mine
+        if new.num_rows:
+            sequences[str(rank)] = int(pc.max(new["sequence"]).as_py()) + 1
+        segments.append(new)
+        shards = pc.unique(new["shard"].cast(pa.string()).drop_null())
+        chunks.append(places.filter(pc.is_in(places["shard"].cast(pa.string()), value_set=shards)))
+    return tables.concat("segments", segments), tables.concat("chunks", chunks), sequences
+
+
+def stamped(segments: pa.Table, chunk_file: manifest.FileRef | None) -> pa.Table:
+    """Segment rows with where their chunk table lies, and when they were collected."""
+    from datetime import UTC, datetime
+
+    if segments.num_rows == 0:
+        return segments
+    segments = tables.set_column(segments, "created_at", datetime.now(UTC))
+    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
+        segments = tables.set_column(segments, name, chunk_file[key] if chunk_file else None)
+    return segments
+
+
+def _about(joint: Joint, parts: Sequence[StagedFile], parent: Commit, *, partial: bool) -> dict[str, Any]:
+    """What the commit says of the checkpoint itself; the rest is in the staged objects."""
+    first = parts[0].index
+    place = joint.place
+    present = [f.index["rank"] for f in parts]
+    missing = [r for r in range(place.world_size) if r not in present]
+    return {
+        "name": joint.name, "step": first["step"], "ordinal": joint.ordinal, "world_size": place.world_size,
+        "whole": not missing and not partial, "replay_saved": all(f.index["replay_saved"] for f in parts),
+        "missing": [{"rank": r, "last_whole": _last_whole(parent, place.run)} for r in missing],
+        "ranks": [{"rank": f.index["rank"], "key": f.key, "nonce": f.index["nonce"]} for f in parts],
+        "buffers": _totals(parts), "discarded": _discarded(parts), "metrics": first["metrics"], "lineage": first["lineage"],
+    }  # fmt: skip
+
+
+def _last_whole(parent: Commit, run: str) -> int | None:
+    latest = parent.runs[run].get("latest")
+    return latest["commit"] if latest else None
+
+
+def _totals(parts: Sequence[StagedFile]) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, buffer in part.index["buffers"].items():
+            total = out.setdefault(name, {"steps": 0, "episodes": 0, "columns": []})
+            total["steps"] += buffer["steps"]
+            total["episodes"] += buffer["episodes"]
+            total["columns"] = sorted({*total["columns"], *part.index["columns"].get(name, {})})
+    return out
+
+
+def _discarded(parts: Sequence[StagedFile]) -> dict[str, dict[str, int]]:
+    out: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for buffer in part.index["buffers"].values():
+            for reason, counts in buffer["discarded"].items():
+                total = out.setdefault(reason, {"episodes": 0, "steps": 0})
+                for key in total:
+                    total[key] += counts[key]
+    return out
+
+
+def _row(about: Mapping[str, Any], place: Place) -> pa.Table:
+    from datetime import UTC, datetime
+
+    from archive import jsontree
+
+    return tables.from_columns(
+        "checkpoints",
+        {
+            "commit": np.zeros(1, np.int64), "run": place.run, "session": place.session, "name": [about["name"]],
+            "step": [about["step"]], "world_size": place.world_size, "whole": [about["whole"]],
+            "replay_saved": [about["replay_saved"]], "metrics": [jsontree.dumps(about["metrics"], where="metrics")],
+            "created_at": [datetime.now(UTC)],
+        },
+    )  # fmt: skip
+
+
+def _run_entry(
+    entry: dict[str, Any], about: Mapping[str, Any], place: Place, sequences: dict[str, int], number: int, *, partial: bool
+) -> dict[str, Any]:
+    out = {**entry, "sequences": sequences}
+    if not partial and about["whole"]:
+        mark = {"name": about["name"], "step": about["step"], "ordinal": about["ordinal"], "session": place.session}
+        out["latest"] = {**mark, "commit": number}
+        if about["replay_saved"]:
+            out["latest_replay"] = {**mark, "commit": number}
+    return out
