@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from archive._localfs import Part
+from archive._localfs import LocalDriver, Part
 from archive.errors import StorageError
 
 _PAGE = 1000  # names per LIST answer of the object stores
@@ -61,9 +61,7 @@ class FsspecDriver:
 
     def create(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
         """Only for a single writer: looks first, then writes."""
-        if self.exists(key, timeout_s):
-            raise FileExistsError(key)
-        self.write(key, parts, timeout_s)
+        create_alone(self, key, parts, timeout_s)
 
     def _entries(self, folder: str, timeout_s: float) -> list[Mapping[str, Any]]:
         self._fs.invalidate_cache(folder)
@@ -202,6 +200,13 @@ def join(parts: Sequence[Part]) -> Part:
     if len(parts) == 1 and isinstance(parts[0], bytes):
         return parts[0]
     return b"".join(parts)
+
+
+def create_alone(driver: LocalDriver | FsspecDriver, key: str, parts: Sequence[Part], timeout_s: float) -> None:
+    """Look, then write: only for a single writer."""
+    if driver.exists(key, timeout_s):
+        raise FileExistsError(key)
+    driver.write(key, parts, timeout_s)
 
 
 def driver_for(fs: Any, root: str, query: str) -> FsspecDriver:

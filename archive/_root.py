@@ -37,6 +37,15 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_listed(name: str, folder: str) -> str:
+    """`name` itself if it is safe below `folder`; a listed folder ends with "/"."""
+    try:
+        check_key(name.removesuffix("/"))
+    except UnsafePathError as error:
+        raise UnsafePathError(f"list {folder}: {error}") from None
+    return name
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Root:
     """A parsed root. `target` and `options` open it; only `url` may be shown."""

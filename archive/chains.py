@@ -68,10 +68,9 @@ def resolve(marks: pa.Table, detail: Any) -> Chains:
     singles = np.flatnonzero(~several)
     newest = np.concatenate([singles, np.array([g[-1] for g in groups], np.int64)])
     lengths = np.concatenate([np.ones(len(singles), np.int64), np.array([len(g) for g in groups], np.int64)])
-    parts = [*np.split(singles, len(singles)), *groups] if groups else [singles]
     order = np.argsort(newest, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(lengths[order])])
-    return Chains(_gather(np.concatenate(parts), lengths, order), offsets)
+    return Chains(_gather(np.concatenate([singles, *groups]), lengths, order), offsets)
 
 
 def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:

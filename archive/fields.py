@@ -110,7 +110,7 @@ class EpisodeJob:
         for _, pieces in self.pieces.values():
             for piece in pieces:
                 for s in piece.slices.values():
-                    if s.stop > s.start:
+                    if s.stop > s.start and not _without_bytes(piece.segment.schema.by_name.get(s.array)):
                         yield piece.segment, s
 
     def build(self, arrays: Arrays) -> dict[str, Any]:
@@ -174,9 +174,22 @@ def _empty(spec: FieldSpec) -> Array:
     return dtypes.to_stored(np.zeros((0, *spec.shape), dtype))[0].reshape(shape)
 
 
+def _without_bytes(spec: FieldSpec | None) -> bool:
+    """Whether rows of the field hold no element, so that no chunk of them exists (spec is None for companions)."""
+    return spec is not None and 0 in spec.shape
+
+
+def _taken(spec: FieldSpec, s: Slice, arrays: Arrays) -> Array:
+    """The rows of a slice of the field's own array."""
+    if not _without_bytes(spec):
+        return arrays.get(s)
+    empty = _empty(spec)
+    return np.zeros((s.stop - s.start, *empty.shape[1:]), empty.dtype)
+
+
 def _rows(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
     s = piece.slices.get("")
-    return _empty(spec) if s is None or s.stop <= s.start else arrays.get(s)
+    return _empty(spec) if s is None or s.stop <= s.start else _taken(spec, s, arrays)
 
 
 def _followed(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
@@ -184,12 +197,12 @@ def _followed(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
     if not piece.slices:
         return _empty(spec)
     part = piece.part
-    kept, places = arrays.get(piece.slices[""]), arrays.get(piece.slices[PLACES])
+    kept, places = _taken(spec, piece.slices[""], arrays), arrays.get(piece.slices[PLACES])
     out = np.empty((part.hi - part.lo, *kept.shape[1:]), kept.dtype)
     following = piece.slices["next"]
     count = following.stop - following.start
     if count:
-        rows = arrays.get(following)
+        rows = _taken(piece.segment.schema.by_name[spec.next_of], following, arrays)
         out[:count] = rows if rows.dtype == out.dtype and rows.shape[1:] == out.shape[1:] else _unlike(spec)
     inside = (places >= part.lo) & (places < part.hi)
     out[places[inside] - part.lo] = kept[inside]
@@ -213,7 +226,7 @@ def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, mode: str
         if ends[-1] != whole.stop - whole.start:
             raise CorruptManifestError(f"lengths of ragged field {show(spec.path)!r} do not add up; run `archive verify`")
         if ends[part.hi] > ends[part.lo]:
-            values.append(arrays.get(whole)[ends[part.lo] : ends[part.hi]])
+            values.append(_taken(spec, whole, arrays)[ends[part.lo] : ends[part.hi]])
         lengths.append(of_segment[part.lo : part.hi])
     joined = np.concatenate(values) if len(values) != 2 else values[1]
     out = Ragged(dtypes.from_stored(joined, spec.dtype), np.concatenate(lengths))

@@ -36,6 +36,16 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
     return f"states/{escape(session)}/{escape(checkpoint)}/rank-{rank:05d}.zip"
 
 
+def request_key(name: str) -> str:
+    """A request for a checkpoint."""
+    return f"requests/{name}.json"
+
+
+def agreement_key(session: str, request: str, rank: int) -> str:
+    """At which step a rank is ready for the checkpoint of a request."""
+    return f"sessions/{escape(session)}/requests/{request}/rank-{rank:05d}.json"
+
+
 def manifest_key(nonce: str, session: str, kind: str) -> str:
     return f"manifest/{nonce}-{escape(session)}.{kind}.parquet"
 

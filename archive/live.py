@@ -117,6 +117,9 @@ def _cut_before(runs: Runs, before: dict[int, int]) -> Runs:
 
 def _without(runs: Runs, env: int, holes: Ints) -> Runs:
     """Runs of one env row minus single positions; the other rows untouched."""
+    if len(holes) == 0:
+        return runs
+    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~np.isin(runs.position, holes))
     mine = (runs.env == env) & (runs.length > 0)
     own, start, stop = runs.pick(mine), runs.position[mine], (runs.position + runs.length)[mine]
     hole_start, hole_stop = merge_runs(holes, holes + 1)

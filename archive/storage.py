@@ -1,4 +1,4 @@
-"""Does I/O: objects below one root. The only module that imports fsspec, and the only one that retries.
+"""Does I/O: objects below one root. The only module that imports fsspec.
 
 A key is a relative POSIX path. `put` and `create` make an object whole or not at all; no object is ever changed in
 place. Every failure is an error of archive.errors that says what, where and what to do, without credentials.
@@ -19,10 +19,10 @@ from archive._iostats import IOStats
 from archive._localfs import LocalDriver
 from archive._parallel import Job, in_order
 from archive._payload import Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
-from archive._remote import FsspecDriver, default_options, driver_for
+from archive._remote import FsspecDriver, create_alone, default_options, driver_for
 from archive._retry import MAX_SHORT_READS, Attempt, run
-from archive._root import Root, check_key, parse_root
-from archive.errors import NotExclusiveError, StorageError, UnsafePathError, UsageError
+from archive._root import Root, check_key, check_listed, parse_root
+from archive.errors import NotExclusiveError, StorageError, UsageError
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
@@ -179,7 +179,7 @@ class Storage:
             except NotExclusiveError:  # a folder without hard links
                 if not self._single_writer:
                     raise
-                _create_alone(driver, key, parts, this.timeout_s)
+                create_alone(driver, key, parts, this.timeout_s)
 
         self._request("create", key, attempt)
 
@@ -293,13 +293,10 @@ class Storage:
             return self._engine
 
     def _build(self) -> _Engine:
-        root = self._root
-        driver: LocalDriver | FsspecDriver
-        if root.protocol == "file":
-            driver = LocalDriver(root.target)
-        else:
-            fs, path = _open_filesystem(root, self.deadline_s, self.concurrency)
-            driver = driver_for(fs, path, root.query)
+        driver: LocalDriver | FsspecDriver = LocalDriver(self._root.target)
+        if self._root.protocol != "file":
+            fs, path = _open_filesystem(self._root, self.deadline_s, self.concurrency)
+            driver = driver_for(fs, path, self._root.query)
         return _Engine(os.getpid(), driver, ThreadPoolExecutor(self.concurrency, "archive-storage"))
 
     # last in the class: its name hides the builtin from the annotations below it
@@ -313,7 +310,7 @@ class Storage:
             self.stats.add(list=requests - 1)
             return names
 
-        return sorted(_checked(name, self.full_url(folder)) for name in self._request("list", folder, attempt))
+        return sorted(check_listed(name, self.full_url(folder)) for name in self._request("list", folder, attempt))
 
 
 def _read(driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
@@ -324,20 +321,6 @@ def _read(driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | 
         if start == 0 and stop is None and judge(error).kind is Kind.RANGE:
             return b""
         raise
-
-
-def _create_alone(driver: LocalDriver | FsspecDriver, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-    if driver.exists(key, timeout_s):
-        raise FileExistsError(key)
-    driver.write(key, parts, timeout_s)
-
-
-def _checked(name: str, folder: str) -> str:
-    try:
-        check_key(name.removesuffix("/"))
-    except UnsafePathError as error:
-        raise UnsafePathError(f"list {folder}: {error}") from None
-    return name
 
 
 def _open_filesystem(root: Root, deadline_s: float, concurrency: int) -> tuple[Any, str]:

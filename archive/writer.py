@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from archive import commits, manifest
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter, Ids
+from archive.checkpointing import watch
 from archive.commits import Body, Commit, CommitLog
 from archive.cut import Cut
 from archive.errors import ClosedError, DuplicateEpisodeError, UsageError
@@ -60,6 +61,7 @@ class Writer:
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name).resume(buffer)
         finish_at_exit(self)
+        self._stop_watching = watch(storage, place)
 
     # -- one buffer's verbs, of the main buffer -----------------------------------------------------------------
 
@@ -259,6 +261,7 @@ class Writer:
 
     def _end(self) -> None:
         self._closed = True
+        self._stop_watching()
         self._saver.close()
         self._pipeline.close()
 

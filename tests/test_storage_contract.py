@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import multiprocessing
-import os
-import pickle
-import stat
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import Backend, Proxied, register_obstore
+from conftest import Backend, Proxied
 
 from archive.errors import (
     AlreadyExistsError,
-    ArchiveError,
     MissingObjectError,
     NotExclusiveError,
     ShortReadError,
-    StorageError,
     UnsafePathError,
     UsageError,
 )
@@ -161,28 +149,6 @@ def test_create_after_put_and_after_delete(backend: Backend) -> None:
     assert storage.get("x") == b"3"
 
 
-@pytest.mark.parametrize("backend", ["memory", "local", "seaweedfs"], indirect=True)
-def test_one_of_many_creators_wins(backend: Backend) -> None:
-    count = 3 if backend.is_s3 else 8  # SeaweedFS polls its lock once a second
-    storages = [backend.connect() for _ in range(count)]
-    gate = threading.Barrier(count)
-
-    def attempt(number: int) -> bool:
-        gate.wait()
-        try:
-            storages[number].create("commit", f"writer {number}".encode() * 1000)
-        except AlreadyExistsError:
-            return False
-        return True
-
-    for _ in range(2 if backend.is_s3 else 10):
-        with ThreadPoolExecutor(count) as pool:
-            won = list(pool.map(attempt, range(count)))
-        assert sum(won) == 1
-        assert storages[0].get("commit") == f"writer {won.index(True)}".encode() * 1000
-        storages[0].delete(["commit"])
-
-
 def test_list(backend: Backend) -> None:
     storage = backend.connect()
     assert storage.list("") == []
@@ -271,16 +237,6 @@ def test_unsafe_names_in_the_bucket_are_refused(backend: Backend) -> None:
         backend.connect().list("f")
 
 
-def test_pickle(backend: Backend) -> None:
-    storage = backend.connect(concurrency=3, deadline_s=9.0, single_writer=True)
-    storage.put("x", b"1")
-    copy = pickle.loads(pickle.dumps(storage))
-    assert (copy.url, copy.concurrency, copy.deadline_s) == (storage.url, 3, 9.0)
-    assert copy.stats.requests == 0
-    assert copy.get("x") == b"1"
-    assert copy.stats.get == 1
-
-
 def test_stats(backend: Backend) -> None:
     storage = backend.connect()
     storage.put_many((f"s/{i}", b"12345") for i in range(3))
@@ -341,79 +297,6 @@ def test_ranges_ask_for_their_bytes_only(proxied: Proxied) -> None:
     ]
 
 
-def test_threads(backend: Backend) -> None:
-    storage = backend.connect(concurrency=4)
-
-    def work(number: int) -> list[bytes]:
-        storage.put(f"t/{number}", bytes([number]) * 10)
-        return storage.get_ranges([ByteRange(f"t/{number}", i, i + 1) for i in range(5)])
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(24))) == [[bytes([number])] * 5 for number in range(24)]
-    assert storage.stats.get == 24 * 5
-
-
-def test_inside_a_running_event_loop(backend: Backend) -> None:
-    storage = backend.connect()
-
-    async def use() -> bytes:
-        storage.put("x", b"1")
-        return storage.get("x") + b"".join(storage.get_all(["x", "x"]))
-
-    with asyncio.Runner() as runner:
-        assert runner.run(use()) == b"111"
-
-
-def _read_in_child(storage: Storage, answers: multiprocessing.Queue[object], register: bool) -> None:
-    try:
-        if register:
-            register_obstore()
-        answers.put(
-            (storage.get("x"), storage.get_ranges([ByteRange("x", i, i + 1) for i in range(4)]), storage.list(""))
-        )
-    except ArchiveError as error:
-        answers.put(error)
-
-
-def _in_child(backend: Backend, method: str) -> object:
-    storage = backend.connect()
-    storage.put("x", b"data")
-    assert storage.get_all(["x", "x"]) == [b"data"] * 2  # the parent's connections and threads exist
-    context: Any = multiprocessing.get_context(method)
-    answers = context.Queue()
-    child = context.Process(target=_read_in_child, args=(storage, answers, backend.name == "obstore"))
-    child.start()
-    try:
-        answer = answers.get(timeout=40)
-        child.join(20)
-        assert child.exitcode == 0
-        assert storage.get("x") == b"data"
-        return answer
-    finally:
-        child.kill()
-        child.join()
-        child.close()
-        answers.close()
-        answers.join_thread()
-
-
-@pytest.mark.parametrize("backend", ["memory", "local", "moto", "seaweedfs"], indirect=True)
-def test_a_forked_child_reads(backend: Backend) -> None:
-    assert _in_child(backend, "fork") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
-
-
-@pytest.mark.parametrize("backend", ["obstore"], indirect=True)
-def test_a_forked_child_is_told_that_obstore_cannot(backend: Backend) -> None:
-    answer = _in_child(backend, "fork")
-    assert isinstance(answer, StorageError)
-    assert "spawn" in str(answer)
-
-
-@pytest.mark.parametrize("backend", ["local", "moto", "obstore"], indirect=True)
-def test_a_spawned_child_reads(backend: Backend) -> None:
-    assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
-
-
 def test_put_many_takes_items_as_it_goes(backend: Backend) -> None:
     storage, taken = backend.connect(concurrency=2), []
 
@@ -452,76 +335,3 @@ def test_a_store_without_create() -> None:
         alone.create("x", b"2")
     assert storage.get("x") == b"1"
     assert not alone.exclusive()
-
-
-def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(NotExclusiveError, match="hard links"):
-        Storage.connect(tmp_path).create("x", b"1")
-    assert list(tmp_path.iterdir()) == []
-    alone = Storage.connect(tmp_path, single_writer=True)
-    alone.create("x", b"1")
-    with pytest.raises(AlreadyExistsError):
-        alone.create("x", b"2")
-    assert alone.get("x") == b"1"
-
-
-def test_a_link_whose_answer_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS resends a link request that it has already carried out, and then reports that the name is taken."""
-    link = os.link
-
-    def twice(source: str, target: str) -> None:
-        link(source, target)
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", twice)
-    storage = Storage.connect(tmp_path)
-    storage.create("x", b"1")
-    with pytest.raises(AlreadyExistsError):
-        storage.create("x", b"2")
-    assert storage.get("x") == b"1"
-
-
-def test_local_writes_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-
-    def note(name: str) -> None:
-        real = getattr(os, name)
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            folder = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
-            events.append("fsync folder" if folder else name)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(os, name, noted)
-
-    storage = Storage.connect(tmp_path)
-    for name in ("fsync", "link", "replace"):
-        note(name)
-    storage.put("x", b"1")
-    storage.create("y", b"1")
-    storage.put("new/z", b"1")
-    expected = ["fsync", "replace", "fsync folder", "fsync", "link", "fsync folder"]
-    assert events == [*expected, "fsync folder", "fsync", "replace", "fsync folder"]
-
-
-def test_leftovers_of_a_crash_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Crash(BaseException):
-        pass
-
-    def crash(*_: object) -> None:
-        raise Crash
-
-    storage = Storage.connect(tmp_path)
-    for name in ("replace", "unlink"):
-        monkeypatch.setattr(os, name, crash)
-    with pytest.raises(Crash):
-        storage.put("x", b"1")
-    monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 1
-    assert storage.list("") == []
-    storage.put("x", b"2")
-    assert storage.list("") == ["x"]

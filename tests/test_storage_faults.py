@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import servers
-from conftest import Backend, Proxied
+from conftest import Proxied
 
 from archive.errors import (
     AccessDeniedError,
@@ -286,72 +282,6 @@ def test_a_reader_that_stops_early_cancels(proxied: Proxied) -> None:
     assert len(proxied.proxy.log) <= 11
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    storage = Storage.connect(tmp_path)
-    storage.put("x", b"old")
-
-    def full(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "write", full)
-    for write in (storage.put, storage.create):
-        with pytest.raises(StorageFullError, match="no space left"):
-            write("x" if write == storage.put else "y", b"new")
-    monkeypatch.undo()
-    assert os.listdir(tmp_path) == ["x"]  # noqa: PTH208
-    assert storage.get("x") == b"old"
-
-
-def test_partial_writes_to_a_disk_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
-    storage = Storage.connect(tmp_path)
-    storage.put("x", [DATA, memoryview(DATA)])
-    monkeypatch.undo()
-    assert storage.get("x") == DATA * 2
-
-
-@pytest.mark.parametrize("name", ["write", "fsync", "replace", "link"])
-def test_a_disk_that_fails_leaves_the_old_or_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    storage = Storage.connect(tmp_path)
-    storage.put("x", b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(os, name, fail)
-    if name != "link":
-        with pytest.raises(StorageError, match="broken"):
-            storage.put("x", b"new")
-    if name != "replace":
-        with pytest.raises(StorageError, match="broken"):
-            storage.create("y", b"new")
-    monkeypatch.undo()
-    assert sorted(os.listdir(tmp_path)) == ["x"]  # noqa: PTH208
-    assert storage.get("x") == b"old"
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
-def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(AccessDeniedError):
-        Storage.connect(tmp_path).put("x", b"")
-
-
-def test_local_refusals_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise PermissionError(errno.EACCES, "no")
-
-    monkeypatch.setattr(os, "open", refuse)
-    storage = Storage.connect(tmp_path)
-    for call in (lambda: storage.get("x"), lambda: storage.put("x", b"")):
-        with pytest.raises(AccessDeniedError):
-            call()
-
-
 def _everything_said(call: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
     try:
         call()
@@ -372,15 +302,3 @@ def test_credentials_are_never_shown(proxied: Proxied, caplog: pytest.LogCapture
     assert "archive.errors" in said
     assert servers.SECRET not in said
     assert servers.KEY not in said
-
-
-def test_retries_stop_with_the_caller(backend: Backend) -> None:
-    """No thread is left behind that would keep a process from ending."""
-    storage = backend.connect()
-    storage.put_many((str(i), b"x") for i in range(8))
-    del storage
-    for _ in range(100):
-        if not [one for one in threading.enumerate() if one.name.startswith("archive-storage")]:
-            return
-        time.sleep(0.05)
-    pytest.fail("a pool thread outlived its storage")

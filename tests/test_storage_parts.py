@@ -195,18 +195,21 @@ def test_jobs_come_in_order_and_within_bounds(max_ahead: int, max_bytes: int | N
 
 def test_stopping_early_starts_nothing_more_and_tells_what_runs() -> None:
     ran: list[int] = []
-    told = threading.Event()
+    started, told = threading.Event(), threading.Event()
 
     def work(number: int, cancelled: threading.Event) -> int:
         ran.append(number)
-        if number and cancelled.wait(5):
-            told.set()
+        if number:
+            started.set()
+            if cancelled.wait(5):
+                told.set()
         return number
 
     jobs = [Job(functools.partial(work, number)) for number in range(9)]
     with ThreadPoolExecutor(1) as pool:
         results = in_order(pool, jobs, max_ahead=9)
         assert next(results) == 0
+        assert started.wait(4)
         results.close()
         assert told.wait(4)
     assert ran == [0, 1]

@@ -1,0 +1,306 @@
+"""When to checkpoint: requests by signal, by the bucket or over HTTP, the same on every rank; and saving on a crash.
+
+`requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
+process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
+bucket: a rank that sees a request writes how many steps it has seen; all act at the greatest of these numbers, and a
+rank that gets as far as its own number waits for the others'. So nobody passes the step before it is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from archive.errors import AlreadyExistsError, MissingObjectError, RanksMissingError, UsageError
+from archive.layout import agreement_key, request_key
+from archive.names import escape
+from archive.sessions import Place
+from archive.storage import Storage
+
+if TYPE_CHECKING:
+    from archive.saver import Pending
+
+POLL_S = 10.0
+AGREE_TIMEOUT_S = 600.0
+LEAD_STEPS = 2  # how many steps after it sees a request a rank is ready to act
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
+
+
+class _Asked:
+    """Whether this process was asked since it last acted."""
+
+    def __init__(self) -> None:
+        self.flag = threading.Event()
+        self.calls = 0
+        self.previous: dict[int, Any] = {}
+        self.watch: _Watch | None = None
+        self.agreement: tuple[str, int] | None = None  # request, and at which call this rank is ready
+
+
+_asked = _Asked()
+
+
+def request() -> None:
+    """Ask this process for a checkpoint."""
+    _asked.flag.set()
+
+
+def listen(signals: Sequence[int] = SIGNALS) -> None:
+    """Take these signals as requests (default SIGUSR2, and SIGTERM for preemption). In the main thread only.
+
+    A second SIGTERM does what it did before.
+    """
+    for number in signals:
+        if number not in _asked.previous:
+            _asked.previous[number] = signal.signal(number, _on_signal)
+
+
+def _on_signal(number: int, frame: Any) -> None:
+    previous = _asked.previous.get(number)
+    if number == signal.SIGTERM and _asked.flag.is_set():
+        signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+        _asked.previous.pop(number, None)
+        os.kill(os.getpid(), number)
+        return
+    _asked.flag.set()
+    if callable(previous):
+        previous(number, frame)
+
+
+def requested() -> bool:
+    """Whether to checkpoint at this step; every rank calls it once a step, and all get the same answer.
+
+    Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
+    that have a writer open.
+    """
+    if not _asked.previous and threading.current_thread() is threading.main_thread():
+        listen()
+    _asked.calls += 1
+    asked = _asked.flag.is_set()
+    group = _process_group()
+    if group is not None:
+        asked = _any_rank(group, asked)
+    elif _asked.watch is not None and _asked.watch.place.world_size > 1:
+        return _agreed(_asked.watch, asked)
+    if asked:
+        _asked.flag.clear()
+    return asked
+
+
+def _process_group() -> Any:
+    distributed = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready and distributed.get_world_size() > 1 else None
+
+
+def _any_rank(group: Any, asked: bool) -> bool:
+    import importlib
+
+    torch = importlib.import_module("torch")
+    device = "cuda" if group.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor([int(asked)], device=device)
+    group.all_reduce(flag, op=group.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+# -- requests in the bucket ----------------------------------------------------------------------------------------
+
+
+def post(storage: Storage) -> str:
+    """Ask whoever writes to this archive for a checkpoint, by an object in the bucket; its key."""
+    key = request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
+    storage.create(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
+    return key
+
+
+class _Watch:
+    """Looks for requests in the bucket, in the background, as long as its writer lives."""
+
+    def __init__(self, storage: Storage, place: Place) -> None:
+        self.storage, self.place = storage, place
+        self.known = set(storage.list("requests"))
+        self.seen: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self.look()
+
+    def look(self) -> None:
+        """See whether there are new requests; the store being out of reach is no request."""
+        from archive.errors import StorageError
+
+        try:
+            names = [n for n in self.storage.list("requests") if n.endswith(".json")]
+        except StorageError:
+            return
+        fresh = sorted(set(names) - self.known)
+        self.known.update(names)
+        if fresh:
+            self.seen = fresh[0].removesuffix(".json")
+            _asked.flag.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+def watch(storage: Storage, place: Place) -> Callable[[], None]:
+    """Look for requests in the bucket until the function that this returns is called."""
+    seen = _Watch(storage, place)
+    _asked.watch = seen
+
+    def stop() -> None:
+        seen.stop()
+        if _asked.watch is seen:
+            _asked.watch = None
+
+    return stop
+
+
+def _agreed(seen: _Watch, asked: bool) -> bool:
+    """Without a process group: whether this is the step on which all ranks agreed."""
+    if _asked.agreement is None:
+        name = _open_agreement(seen, asked)
+        if name is None:
+            return False
+        ready = _asked.calls + LEAD_STEPS
+        _put_once(seen.storage, agreement_key(seen.place.session, name, seen.place.rank), {"ready": ready})
+        _asked.agreement = (name, ready)
+    name, ready = _asked.agreement
+    if _asked.calls < ready:
+        return False
+    steps = _all_ready(seen, name)
+    if _asked.calls < max(steps):
+        return False
+    _asked.agreement = None
+    _asked.flag.clear()
+    seen.known.add(f"{name}.json")
+    return True
+
+
+def _open_agreement(seen: _Watch, asked: bool) -> str | None:
+    """The request to act on: one seen in the bucket, or, asked by signal, a new one for the others to see."""
+    if not asked:
+        return None
+    if seen.seen is None:
+        key = post(seen.storage)
+        seen.seen = key.rsplit("/", 1)[1].removesuffix(".json")
+        seen.known.add(f"{seen.seen}.json")
+    name, seen.seen = seen.seen, None
+    return name
+
+
+def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
+    try:
+        storage.create(key, json.dumps(body).encode())
+    except AlreadyExistsError as e:
+        raise UsageError(f"{key} is there already: two processes have the same rank of this session") from e
+
+
+def _all_ready(seen: _Watch, name: str) -> list[int]:
+    """At which call each rank is ready; waits for those that have not said."""
+    stop = time.monotonic() + AGREE_TIMEOUT_S
+    steps: dict[int, int] = {}
+    while True:
+        for rank in set(range(seen.place.world_size)) - set(steps):
+            try:
+                steps[rank] = json.loads(seen.storage.get(agreement_key(seen.place.session, name, rank)))["ready"]
+            except MissingObjectError:
+                break
+        if len(steps) == seen.place.world_size:
+            return list(steps.values())
+        if time.monotonic() > stop:
+            absent = sorted(set(range(seen.place.world_size)) - set(steps))
+            raise RanksMissingError(f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s")
+        time.sleep(0.2)
+
+
+# -- requests over HTTP --------------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """A small HTTP server: POST /checkpoint asks this process for a checkpoint. On loopback unless told otherwise."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = ThreadingHTTPServer((host, port), _Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="archive-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}/checkpoint"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        wanted = self.path.rstrip("/") == "/checkpoint"
+        if wanted:
+            request()
+        body = b'{"requested": true}\n' if wanted else b'{"error": "POST /checkpoint"}\n'
+        self.send_response(202 if wanted else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: requests are the application's to log."""
+
+
+def serve(port: int = 0, host: str = "127.0.0.1") -> Endpoint:
+    """Listen for requests over HTTP on this rank."""
+    return Endpoint(host, port)
+
+
+# -- crashes -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def save_on_crash(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> Iterator[None]:
+    """Save what this rank has if the body raises, then let the error go on.
+
+    `save(name)` calls `writer.checkpoint(step, name, partial=True, ...)`. A failure of the save itself is added to the
+    error as a note, and hides nothing.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            pending = save(f"crash-{escape(type(error).__name__)}-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+            if pending is not None:
+                pending.result(timeout_s)
+        except Exception as failed:
+            error.add_note(f"the checkpoint on crash failed too: {failed}")
+        raise
+
+
+def install_excepthook(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> None:
+    """As `save_on_crash`, for errors that nobody catches."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        try:
+            with save_on_crash(save, timeout_s=timeout_s):
+                raise error
+        except BaseException as same:
+            before(kind, same, trace)
+
+    sys.excepthook = hook

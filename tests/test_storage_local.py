@@ -1,0 +1,155 @@
+"""What a folder of the local file system promises: durable, whole or absent, created once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archive.errors import AccessDeniedError, AlreadyExistsError, NotExclusiveError, StorageError, StorageFullError
+from archive.storage import Storage
+
+DATA = bytes(range(250)) * 4
+
+
+def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(NotExclusiveError, match="hard links"):
+        Storage.connect(tmp_path).create("x", b"1")
+    assert list(tmp_path.iterdir()) == []
+    alone = Storage.connect(tmp_path, single_writer=True)
+    alone.create("x", b"1")
+    with pytest.raises(AlreadyExistsError):
+        alone.create("x", b"2")
+    assert alone.get("x") == b"1"
+
+
+def test_a_link_whose_answer_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS resends a link request that it has already carried out, and then reports that the name is taken."""
+    link = os.link
+
+    def twice(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    storage = Storage.connect(tmp_path)
+    storage.create("x", b"1")
+    with pytest.raises(AlreadyExistsError):
+        storage.create("x", b"2")
+    assert storage.get("x") == b"1"
+
+
+def test_local_writes_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def note(name: str) -> None:
+        real = getattr(os, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            folder = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            events.append("fsync folder" if folder else name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, noted)
+
+    storage = Storage.connect(tmp_path)
+    for name in ("fsync", "link", "replace"):
+        note(name)
+    storage.put("x", b"1")
+    storage.create("y", b"1")
+    storage.put("new/z", b"1")
+    expected = ["fsync", "replace", "fsync folder", "fsync", "link", "fsync folder"]
+    assert events == [*expected, "fsync folder", "fsync", "replace", "fsync folder"]
+
+
+def test_leftovers_of_a_crash_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    storage = Storage.connect(tmp_path)
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, crash)
+    with pytest.raises(Crash):
+        storage.put("x", b"1")
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert storage.list("") == []
+    storage.put("x", b"2")
+    assert storage.list("") == ["x"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    storage = Storage.connect(tmp_path)
+    storage.put("x", b"old")
+
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", full)
+    for write in (storage.put, storage.create):
+        with pytest.raises(StorageFullError, match="no space left"):
+            write("x" if write == storage.put else "y", b"new")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["x"]  # noqa: PTH208
+    assert storage.get("x") == b"old"
+
+
+def test_partial_writes_to_a_disk_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
+    storage = Storage.connect(tmp_path)
+    storage.put("x", [DATA, memoryview(DATA)])
+    monkeypatch.undo()
+    assert storage.get("x") == DATA * 2
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "replace", "link"])
+def test_a_disk_that_fails_leaves_the_old_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    storage = Storage.connect(tmp_path)
+    storage.put("x", b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, name, fail)
+    if name != "link":
+        with pytest.raises(StorageError, match="broken"):
+            storage.put("x", b"new")
+    if name != "replace":
+        with pytest.raises(StorageError, match="broken"):
+            storage.create("y", b"new")
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == ["x"]  # noqa: PTH208
+    assert storage.get("x") == b"old"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
+def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(AccessDeniedError):
+        Storage.connect(tmp_path).put("x", b"")
+
+
+def test_local_refusals_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(os, "open", refuse)
+    storage = Storage.connect(tmp_path)
+    for call in (lambda: storage.get("x"), lambda: storage.put("x", b"")):
+        with pytest.raises(AccessDeniedError):
+            call()
