@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from archive import dtypes
 from archive.ranges import Ints
 from archive.schema import LENGTHS, PLACES, FieldSpec, ShardSchema
 from archive.tree import Array, Ragged
@@ -150,7 +151,7 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     uuids, low, high = _weights(blocks, order, start, length)
     return Slab(
         schema, arrays, episode, env_id, position, start, length, [e or None for e in extents], uuids, low, high,
-        _returns(arrays, reward, start, length),
+        _returns(schema, arrays, reward, start, length),
     )  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def _arrays(
             stops = np.cumsum(length)
             _extend(extents, spec.name, ends[stops - length], ends[stops] - ends[stops - length])
         elif spec.axis in ("offset", "free"):
-            arrays[spec.name] = _whole(spec.name, blocks, episode, extents)
+            arrays[spec.name] = _whole(spec, blocks, episode, extents)
         else:
             rows = np.concatenate(parts) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
             arrays[spec.name] = rows if order is None else rows[order]  # type: ignore[call-overload]
@@ -211,22 +212,29 @@ def _ragged(parts: Sequence[Ragged], order: Ints | None) -> tuple[Array, Array]:
     return values[index], taken
 
 
-def _whole(name: str, blocks: Sequence[Block], episode: Ints, extents: Extents) -> Array:
+def _whole(spec: FieldSpec, blocks: Sequence[Block], episode: Ints, extents: Extents) -> Array:
     """Rows of a field that are not one a step: each segment's rows from its episode's blocks, end to end."""
-    pieces: dict[int, list[Array]] = {}
+    pieces: dict[int, list[tuple[Array, int]]] = {}
     for block in blocks:
-        value = block.data.get(name)
+        value = block.data.get(spec.name)
         if isinstance(value, np.ndarray) and block.single is not None:
-            pieces.setdefault(block.single, []).append(value)
+            pieces.setdefault(block.single, []).append((value, block.length))
     out: list[Array] = []
     at = 0
     for i, index in enumerate(episode):
-        rows = pieces.pop(int(index), [])
+        rows = _joinable(spec, pieces.pop(int(index), []))
         count = sum(len(r) for r in rows)
-        extents[i].append({"field": name, "start": at, "rows": count})
+        extents[i].append({"field": spec.name, "start": at, "rows": count})
         out += rows
         at += count
     return np.concatenate(out)
+
+
+def _joinable(spec: FieldSpec, pieces: list[tuple[Array, int]]) -> list[Array]:
+    """An offset field's extra rows come again as the first ones of the block that follows."""
+    if spec.axis != "offset":
+        return [rows for rows, _ in pieces]
+    return [rows if i == len(pieces) - 1 else rows[:length] for i, (rows, length) in enumerate(pieces)]
 
 
 def _extend(extents: Extents, name: str, starts: Ints, rows: Ints) -> None:
@@ -309,10 +317,13 @@ def _per_row(values: list[Any], blocks: Sequence[Block], order: Ints | None) -> 
     return joined if order is None else joined[order]
 
 
-def _returns(arrays: dict[str, Array], reward: str | None, start: Ints, length: Ints) -> list[float | None]:
+def _returns(
+    schema: ShardSchema, arrays: dict[str, Array], reward: str | None, start: Ints, length: Ints
+) -> list[float | None]:
     """Sum of the reward field over each segment; None without such a field."""
     rows = arrays.get(reward) if reward else None
-    if rows is None or rows.dtype.kind not in "biuf":
+    rows = rows if rows is None or not reward else dtypes.as_numbers(rows, schema.by_name[reward].dtype)
+    if rows is None:
         return [None] * len(start)
     sums = rows.reshape(len(rows), -1).sum(axis=1, dtype=np.float64) if rows.size else np.zeros(len(rows))
     total = np.concatenate([[0.0], np.cumsum(sums)])

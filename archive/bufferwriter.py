@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class BufferWriter:
         fields, schema = intake.steps(steps, self.schema)
         intake.check_rows(fields, last=last)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
-        _check_metadata(metadata)
+        metadata = _own_metadata(metadata)
         env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
@@ -80,15 +81,16 @@ class BufferWriter:
     ) -> Ints:  # fmt: skip
         fields, schema = intake.steps(steps, self.schema)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
-        _check_metadata(metadata)
+        metadata = _own_metadata(metadata)
         rows = self._rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
         single = intake.has_whole_fields(fields)
         if single:
             self._check_single(fields, rows)
         self._check_same_fields(rows, schema)
-        assigned = self.streams.assign(
-            rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
-        )
+        with self._ids.undone_on_error():
+            assigned = self.streams.assign(
+                rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
+            )
         self._closed += self.streams.take_broken_off()
         self._track(rows.env_ids, assigned.positions, assigned.episodes)
         block = Block(
@@ -96,7 +98,7 @@ class BufferWriter:
             int(assigned.episodes[0]) if single and fields.length else None,
         )  # fmt: skip
         self._keep(block)
-        return assigned.positions
+        return assigned.positions.copy()  # the block keeps its own until it is written
 
     def _rows(
         self, length: int, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
@@ -133,24 +135,28 @@ class BufferWriter:
         for env in np.unique(rows.env_ids).tolist():
             index = self.streams.open_episode(env)
             record = self.streams.records[index] if index is not None else None
-            begins = rows.first is not None and rows.first[np.flatnonzero(rows.env_ids == env)[0]]
-            if record is not None and record.fields not in ("", schema.digest) and not begins:
+            if record is None or record.fields in ("", schema.digest):
+                continue
+            if not rows.begins(int(np.flatnonzero(rows.env_ids == env)[0]), record.id, self.streams.next_position(env)):
                 raise FieldError(
                     f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open episode "
                     f"{record.id!r}; give the same fields for all steps of an episode, or close it first"
                 )
 
     def _new_record(
-        self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any] | None, *, replace: bool
+        self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool
     ) -> EpisodeRecord:
         if name is None:
-            return EpisodeRecord(self._ids.new(), env, metadata=dict(metadata or {}), fields=schema.digest)
+            return EpisodeRecord(self._ids.new(), env, metadata=metadata, fields=schema.digest)
         replaces = self._ids.claim(check_text(name, "episode_id"), replace=replace)
-        return EpisodeRecord(name, env, metadata=dict(metadata or {}), replaces=replaces, fields=schema.digest)
+        return EpisodeRecord(name, env, metadata=metadata, replaces=replaces, fields=schema.digest)
 
     def _register(self, record: EpisodeRecord) -> int:
         if record.replaces and record.id in self._by_id:
             self.live_set.remove(np.array([self._by_id[record.id]]))
+            earlier = self.streams.records[self._by_id[record.id]].fields
+            if earlier != record.fields and self._pending.get(earlier):
+                self._submit(earlier)  # the newest revision is the one written last
         index = self._by_id[record.id] = self.streams.register(record)
         return index
 
@@ -334,7 +340,7 @@ class BufferWriter:
     def set_weights(self, uuid: Any, update_count: int | None) -> None:
         self._weights = Weights(
             None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
-            None if update_count is None else int(update_count),
+            None if update_count is None else intake.update_count(update_count),
         )
 
 
@@ -348,6 +354,19 @@ class Ids:
         self._load = known
         self._known: set[str] | None = None
         self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
+        self._new: list[str] = []  # claimed by the call under way
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """What is claimed within is given back if the call is refused."""
+        self._new.clear()
+        try:
+            yield
+        except BaseException:
+            self.claimed.difference_update(self._new)
+            if self._known is not None:
+                self._known.difference_update(self._new)
+            raise
 
     def new(self) -> str:
         self._count += 1
@@ -365,11 +384,15 @@ class Ids:
         self._known.add(name)
         if not known:
             self.claimed.add(name)
+            self._new.append(name)
         return known
 
 
-def _check_metadata(metadata: dict[str, Any] | None) -> None:
-    if metadata is not None:
-        if not isinstance(metadata, dict):
-            raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
-        jsontree.dumps(metadata, where="metadata")
+def _own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of the metadata, as it will be read back."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
+    copied: dict[str, Any] = jsontree.loads(jsontree.dumps(metadata, where="metadata"))
+    return copied

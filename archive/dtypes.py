@@ -1,7 +1,7 @@
 """Pure, no I/O: logical dtypes and the plain ones that zarr stores for them, bit for bit.
 
 A logical dtype is a string: numpy's own (`<f4`, `|b1`, `>i2`, `<M8[ns]`, `|S10`, `<U5`, a JSON list for structured
-ones), `bfloat16`, `float8_*` and other names of ml_dtypes, `str` (strings of any length) and `json`.
+ones, or an object of names, formats, offsets and itemsize where there is padding or one of ml_dtypes), `bfloat16`, `float8_*` and other names of ml_dtypes, `str` (strings of any length) and `json`.
 Stored are booleans, integers, floats, complex numbers (little-endian) and strings; all else is viewed as unsigned.
 """
 
@@ -37,7 +37,7 @@ def logical_name(dtype: np.dtype[Any]) -> str:
     if dtype.names is not None:
         if dtype.hasobject:
             raise FieldError(f"dtype {dtype} holds Python objects and cannot be stored; use plain fields")
-        return json.dumps(dtype.descr)
+        return _structured_name(dtype)
     return dtype.str
 
 
@@ -84,8 +84,8 @@ def to_numpy(logical: str) -> np.dtype[Any]:
             return np.dtype(getattr(ml_dtypes, logical))
         if logical.startswith("["):
             return np.dtype([tuple(_descr(part)) for part in json.loads(logical)])
-        return np.dtype(logical)
-    except (TypeError, ValueError, AttributeError) as e:
+        return _structured(json.loads(logical)) if logical.startswith("{") else np.dtype(logical)
+    except (TypeError, ValueError, AttributeError, LookupError) as e:
         raise CorruptManifestError(f"unknown dtype {logical!r} in a schema; a newer library may know it") from e
 
 
@@ -159,3 +159,32 @@ def _descr(part: list[Any]) -> list[Any]:
     name, kind, *rest = part
     kind = [tuple(_descr(p)) for p in kind] if isinstance(kind, list) else kind
     return [name, kind, *(tuple(r) for r in rest)]
+
+
+def _structured_name(dtype: np.dtype[Any]) -> str:
+    """A list of its fields; an object where that would lose padding or what kind of number a field is."""
+    plain = json.dumps(dtype.descr)
+    try:
+        if np.dtype([tuple(_descr(part)) for part in json.loads(plain)]) == dtype:
+            return plain
+    except (TypeError, ValueError):
+        pass
+    parts = [dtype.fields[name] for name in dtype.names] if dtype.names and dtype.fields else []
+    formats = [[logical_name(part[0].base), list(part[0].shape)] for part in parts]
+    offsets = [part[1] for part in parts]
+    return json.dumps({"names": dtype.names, "formats": formats, "offsets": offsets, "itemsize": dtype.itemsize})
+
+
+def _structured(body: dict[str, Any]) -> np.dtype[Any]:
+    formats = [np.dtype((to_numpy(name), tuple(shape))) for name, shape in body["formats"]]
+    return np.dtype(
+        {"names": body["names"], "formats": formats, "offsets": body["offsets"], "itemsize": body["itemsize"]}
+    )
+
+
+def as_numbers(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any] | None:
+    """Stored rows as numbers that can be summed; None if they are none."""
+    values = from_stored(stored, logical)
+    if logical in ML_NAMES:
+        return values.astype(np.float64)
+    return values if values.dtype.kind in "biuf" else None

@@ -312,13 +312,10 @@ def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts)
 
 
 def _with_extra(parts: list[Part], whole: Sequence[Part]) -> list[Part]:
-    """Mark where offset fields go on: after the last step read, into the next segment where that is the segment's end."""
-    last = max((i for i, p in enumerate(parts) if p.hi > p.lo), default=len(parts) - 1)
-    if last < 0:
-        return parts
-    parts[last] = parts[last]._replace(extra=True)
-    if parts[last].hi == whole[last].hi and last + 1 < len(parts):
-        parts[last + 1] = parts[last + 1]._replace(extra=True)
+    """Mark where offset fields go on: after the last step read, and in the segments that follow."""
+    begun = max((i for i, (p, all_) in enumerate(zip(parts, whole, strict=True)) if p.lo > all_.lo), default=0)
+    last = max((i for i, p in enumerate(parts) if p.hi > p.lo), default=begun)
+    parts[last:] = [part._replace(extra=True) for part in parts[last:]]
     return parts
 
 

@@ -21,6 +21,8 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_][\w.\-]*)|(?P<op>==|!=|<=|>=|<>|[=<>(),])|(?P<bad>\S))"
 )
 _WORDS = {"and", "or", "not", "in", "is", "null", "none", "true", "false"}
+_JOINTS = {"and", "or", "not"}
+MAX_JOINTS = 1000  # Arrow evaluates expressions recursively, and would crash
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ALIASES = {"update_count": "update_count_max", "id": "episode_id", "steps": "length"}
 
@@ -41,12 +43,15 @@ class _Parser:
     def parse(self) -> tuple[pc.Expression, set[str]]:
         if not self.tokens:
             self._fail("is empty")
-        expression = self._any()
+        if sum(kind == "word" and word in _JOINTS for kind, word, _ in self.tokens) > MAX_JOINTS:
+            self._fail(f"has more than {MAX_JOINTS} of 'and', 'or', 'not'; use `column in (...)`")
+        try:
+            expression = self._any()
+        except RecursionError:
+            self._fail("is nested too deeply")
         if self.at < len(self.tokens):
             self._fail(f"has {self.tokens[self.at][1]!r} where it should end")
-        if isinstance(expression, tuple):
-            self._fail("is a value, not a condition; compare it with something")
-        return expression, self.needed
+        return self._condition(expression), self.needed
 
     def _tokens(self) -> list[Token]:
         out: list[Token] = []
@@ -60,8 +65,9 @@ class _Parser:
         return out
 
     def _fail(self, what: str) -> Any:
+        text = self.text if len(self.text) <= 400 else self.text[:400] + "..."
         raise UsageError(
-            f"the condition {self.text!r} {what}; write as in \"return > 10 and update_count >= 100\". "
+            f"the condition {text!r} {what}; write as in \"return > 10 and update_count >= 100\". "
             f"Columns: {', '.join(sorted(self.columns))}, metadata.<key>"
         )
 
@@ -113,8 +119,10 @@ class _Parser:
             return ~null if negate else null
         negate = self._accept("not")
         if self._accept("in"):
-            members = self._value(left).isin(self._list())
+            members = self._is_in(self._value(left), self._list())
             return ~members if negate else members
+        if negate:
+            self._fail("has 'not' where a comparison should be; write 'not column = value'")
         if self.at < len(self.tokens) and self.tokens[self.at][1] in _COMPARE:
             operator = _COMPARE[self._next()[1]]
             return operator(self._value(left), self._value(self._operand()))
@@ -127,6 +135,14 @@ class _Parser:
             self._fail("compares a condition; compare columns and values")
         value, is_column = operand
         return value if is_column else pc.scalar(value)
+
+    def _is_in(self, column: Any, values: list[Any]) -> Any:
+        import pyarrow as pa
+
+        try:
+            return column.isin(values)
+        except pa.ArrowException as e:
+            return self._fail(f"has a list of values of several types ({e})")
 
     def _list(self) -> list[Any]:
         if not self._accept("("):
@@ -142,13 +158,20 @@ class _Parser:
         value, is_column = self._operand()
         return self._fail("has a column in a list of values") if is_column else value
 
+    def _number(self, text: str) -> int | float:
+        if not re.fullmatch(r"[-+]?\d+", text):
+            return float(text)
+        if len(text) > 20 or not -(2**63) <= int(text) < 2**63:
+            self._fail(f"has the number {text[:30]}, which is beyond 64 bits")
+        return int(text)
+
     def _operand(self) -> tuple[Any, bool]:
         """(value, False) or (column, True)."""
         import pyarrow.compute as pc
 
         kind, text, _ = self._next()
         if kind == "number":
-            return (int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)), False
+            return self._number(text), False
         if kind == "string":
             return re.sub(r"\\(.)", r"\1", text[1:-1]), False
         if kind == "word" and text in _CONSTANTS:

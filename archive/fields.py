@@ -130,6 +130,9 @@ def episode_job(parts: Sequence[Leaf], selection: Selection) -> EpisodeJob:
         for path, spec in selection.specs(segment.schema).items():
             _, found = pieces.setdefault(path, (spec, []))
             found.append(_Piece(segment, part, _slices(spec, segment, part)))
+    for spec, found in pieces.values():
+        if spec.axis == "offset":
+            _go_on(spec, found)
     return EpisodeJob(pieces, selection.absent(pieces), sum(p.hi - p.lo for _, p in parts), selection)
 
 
@@ -144,14 +147,26 @@ def _slices(spec: FieldSpec, segment: Segment, part: Part) -> dict[str, Slice]:
     if spec.axis == "free":
         return {"": whole}
     if spec.axis == "offset":
-        stop = min(part.hi + (spec.extra if part.extra else 0), rows)
-        return {"": Slice(shard, name, first + part.lo, first + max(part.lo, stop))}
+        return {"": Slice(shard, name, first + part.lo, first + max(part.lo, min(part.hi, rows)))}
     if part.hi <= part.lo:
         return {}
     if spec.axis == "ragged":
         return {"": whole, LENGTHS: Slice(shard, name + LENGTHS, start, start + segment.length)}
     followed = Slice(shard, spec.next_of, start + part.lo + 1, start + min(part.hi + 1, segment.length))
     return {"": whole, PLACES: Slice(shard, name + PLACES, first, first + rows), "next": followed}
+
+
+def _go_on(spec: FieldSpec, pieces: Sequence[_Piece]) -> None:
+    """Lengthen an offset field by its extra rows: the next steps' rows, and past the last segment's steps its own."""
+    more = [(p, *p.segment.extents.get(spec.name, (0, 0))) for p in pieces if p.part.extra and p.slices]
+    lacking = spec.extra
+    for i, (piece, first, rows) in enumerate(more):
+        followed = any(count for _, _, count in more[i + 1 :])
+        limit = min(rows, piece.segment.length) if followed else rows
+        own = piece.slices[""]
+        stop = max(own.stop, min(own.stop + lacking, first + limit))
+        piece.slices[""] = own._replace(stop=stop)
+        lacking -= stop - own.stop
 
 
 def _value(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, ragged: str) -> Any:

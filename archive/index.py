@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 
@@ -151,22 +152,21 @@ class EpisodeIndex:
         import pyarrow.compute as pc
 
         column = self.column(name)
-        values = [value] if isinstance(value, (str, int)) else list(value)
         if pa.types.is_dictionary(column.type):
             column = column.cast(pa.string())
-        found: Mask = pc.is_in(column, value_set=pa.array(values, column.type)).to_numpy()
+        found: Mask = pc.is_in(column, value_set=_value_set(name, value, column.type)).to_numpy()
         return found
 
     def _where_model_weights_uuid(self, value: str | Iterable[str]) -> Mask:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        wanted = [value] if isinstance(value, str) else list(value)
+        wanted = _value_set("model_weights_uuid", value, pa.string())
         rows = np.zeros(self.snapshot.rows, bool)
         at = 0
         for part in self.snapshot.columns(["model_weights_uuids"])["model_weights_uuids"].chunks:
             uuids = pc.list_flatten(part)
-            hit = pc.equal(uuids, wanted[0]) if len(wanted) == 1 else pc.is_in(uuids, value_set=pa.array(wanted, pa.string()))
+            hit = pc.equal(uuids, wanted[0]) if len(wanted) == 1 else pc.is_in(uuids, value_set=wanted)
             places = np.flatnonzero(hit.to_numpy(zero_copy_only=False))
             rows[at + pc.list_parent_indices(part).to_numpy()[places]] = True
             at += len(part)
@@ -182,6 +182,18 @@ class EpisodeIndex:
 
     def _where_complete(self, value: bool) -> Mask:
         return self.column("complete").to_numpy() == bool(value)
+
+
+def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
+    """One value or several, as the values of a column."""
+    import pyarrow as pa
+
+    one = isinstance(value, (str, int, np.generic, UUID)) or not isinstance(value, Iterable)
+    values = [str(v) if isinstance(v, UUID) else v for v in ([value] if one else value)]
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError, TypeError) as e:
+        raise UsageError(f"{name}={value!r}: give one or several values of type {kind} ({e})") from e
 
 
 def matching(condition: Any, column: Callable[[str], Any], count: int) -> Mask:
@@ -208,7 +220,7 @@ def _metadata(texts: pa.ChunkedArray, key: str) -> pa.Array:
     values = [jsontree.loads(text).get(key) if text else None for text in texts.to_pylist()]
     try:
         return pa.array(values)
-    except pa.ArrowException as e:
+    except (pa.ArrowException, OverflowError) as e:
         raise UsageError(f"metadata.{key} has values of several types and cannot be compared: {e}") from e
 
 
@@ -218,9 +230,9 @@ def update_range(value: Any) -> tuple[int, int]:
         return int(value), int(value) + 1
     if isinstance(value, (range, slice)):
         value = (value.start, value.stop)
+    big = np.iinfo(np.int64)
     try:
         low, high = value
-    except (TypeError, ValueError) as e:
+        return (big.min + 1 if low is None else int(low)), (big.max if high is None else int(high))
+    except (TypeError, ValueError, OverflowError) as e:
         raise UsageError(f"update_count={value!r}: give a number, or (start, stop), half-open") from e
-    big = np.iinfo(np.int64)
-    return (big.min + 1 if low is None else int(low)), (big.max if high is None else int(high))

@@ -15,6 +15,7 @@ from archive.ranges import Ints
 from archive.schema import NODES, Schema, ShardSchema, shard_schema, to_path
 from archive.tree import Array, Fields, Ragged
 
+_MAX_UPDATE = np.iinfo(np.int64).max
 REWARDS = (("reward",), ("rewards",), ("next", "reward"))
 
 
@@ -63,8 +64,9 @@ def _uuids(value: Any, fields: Fields) -> Array | str:
         return check_text(value, "model_weights_uuid") if named is None else _uuids(named, fields)
     if not isinstance(value, (list, tuple, np.ndarray)):
         return check_text(str(value), "model_weights_uuid")  # a uuid.UUID, say
-    out = np.empty(len(value), object)
-    out[:] = [None if v is None else check_text(str(v), "model_weights_uuid") for v in value]
+    values = value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
+    out = np.empty(len(values), object)
+    out[:] = [None if v is None else check_text(str(v), "model_weights_uuid") for v in values]
     return _per_step(out, "model_weights_uuid", fields)
 
 
@@ -75,11 +77,19 @@ def _updates(value: Any, fields: Fields) -> Ints | int:
             raise FieldError(f"update_count={value!r} names no field of these steps")
         value = named
     array = np.asarray(tree.as_array(value, "update_count"))
-    if array.dtype.kind not in "iu":
-        raise FieldError(f"update_count must be an integer (or one a step), not {value!r}")
-    if array.ndim == 0:
-        return int(array)
-    return _per_step(array.reshape(len(array), -1)[:, 0].astype(np.int64), "update_count", fields)
+    if array.size == 0 and array.ndim and fields.length == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu" or int(array.max(initial=0)) > _MAX_UPDATE or int(array.min(initial=0)) < -_MAX_UPDATE:
+        raise FieldError(f"update_count must be an integer of 64 bits (or one a step), not {value!r}")
+    return int(array) if array.ndim == 0 else _per_step(array.astype(np.int64), "update_count", fields)
+
+
+def update_count(value: Any) -> int:
+    """One update count for all steps to come."""
+    array = np.asarray(tree.as_array(value, "update_count"))
+    if array.size != 1 or array.dtype.kind not in "iu" or abs(int(array.reshape(-1)[0])) > _MAX_UPDATE:
+        raise FieldError(f"update_count must be an integer of 64 bits, not {value!r}")
+    return int(array.reshape(-1)[0])
 
 
 def _field(name: str, fields: Fields) -> Array | None:
@@ -92,6 +102,7 @@ def _field(name: str, fields: Fields) -> Array | None:
 
 
 def _per_step(array: Array, what: str, fields: Fields) -> Array:
+    array = array.reshape(-1)  # (T, 1) is one a step as well
     if len(array) != fields.length:
         raise FieldError(f"{what} has {len(array)} values for {fields.length} steps; give one value, or one a step")
     return array

@@ -100,6 +100,10 @@ class Reader:
             )
         return self._indexes[shard]
 
+    def shard_bytes(self, shard: str) -> int:
+        """Bytes of all members of a shard whose index is loaded."""
+        return sum(int(chunks.size.sum()) for chunks in self._indexes[shard].arrays.values())
+
     def load_indexes(self, segments: Sequence[Segment]) -> None:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
         refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}

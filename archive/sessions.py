@@ -12,8 +12,11 @@ from datetime import UTC, datetime
 from archive import commits, layout
 from archive.commits import CommitLog
 from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotExclusiveError, SessionInUseError, UsageError
-from archive.names import check_text
+from archive.names import check_text, escape
 from archive.storage import Storage
+
+
+MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
     for value, what in ((run, "run"), (session or "-", "session")):
         if not check_text(value, what):
             raise UsageError(f"the {what} must not be empty")
+    if len(escape(session or "-")) > MAX_SESSION_BYTES:
+        raise UsageError(
+            f"the session {session!r:.80} is too long: {MAX_SESSION_BYTES} bytes at most, three for each byte that is no "
+            "letter, digit, '-' or '_'; give a shorter one"
+        )
     return Place(rank, world_size, run, session or _session(world_size))
 
 

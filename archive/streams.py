@@ -54,6 +54,12 @@ class Rows(NamedTuple):
     episode_ids: Sequence[str | None] | None = None
     positions: Ints | None = None
 
+    def begins(self, i: int, open_id: str, next_position: int) -> bool:
+        """Whether row i, the first of its env row, begins an episode though one is open."""
+        name = None if self.episode_ids is None else self.episode_ids[i]
+        jumps = self.positions is not None and int(self.positions[i]) != next_position
+        return bool(jumps or (self.first is not None and self.first[i]) or (name is not None and name != open_id))
+
 
 class Assigned(NamedTuple):
     positions: Ints
@@ -192,9 +198,10 @@ class Streams:
         by_id: dict[str, int],
     ) -> None:  # fmt: skip
         positions, episodes = assigned
-        for i in np.flatnonzero(starts):
-            given = rows.episode_ids[order[i]] if rows.episode_ids is not None else None
-            record = new(int(rows.env_ids[order[i]]), given)
+        at = np.flatnonzero(starts)
+        given = [rows.episode_ids[order[i]] if rows.episode_ids is not None else None for i in at]
+        records = [new(int(rows.env_ids[order[i]]), name) for i, name in zip(at, given, strict=True)]
+        for i, record in zip(at, records, strict=True):  # now that none was refused
             record.headless, record.begin = not first[i], int(positions[i])
             episodes[i] = by_id[record.id] = self.register(record)
 

@@ -12,7 +12,7 @@ import numpy as np
 from archive import dtypes, jsontree
 from archive.errors import FieldError
 from archive.names import escape_path, show
-from archive.schema import FieldSpec, Path, Schema
+from archive.schema import NODES, FieldSpec, Path, Schema
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ class Fields(NamedTuple):
 def normalise(nest: Any, schema: Schema) -> Fields:
     """The stored form of a nest of steps; raises FieldError, naming the field, for what cannot be stored."""
     leaves = dict(flatten(nest, stop=frozenset(schema.json)))
-    missing = [p for p in (*schema.next_of.values(),) if any(n in leaves for n in schema.next_of) and p not in leaves]
+    missing = [p for n, p in schema.next_of.items() if n in leaves and p not in leaves]
     if missing:
         raise FieldError(f"next_of names field {show(missing[0])!r}, which these steps do not have")
     specs: dict[str, FieldSpec] = {}
@@ -48,7 +48,22 @@ def normalise(nest: Any, schema: Schema) -> Fields:
         specs[name], value = _field(path, leaf, schema)
         if value is not None:
             data[name] = value
+    _check_next_of(specs, schema)
     return Fields(_length(specs, data), specs, data)
+
+
+def _check_next_of(specs: Mapping[str, FieldSpec], schema: Schema) -> None:
+    """Fields that repeat each other's next rows are one row a step, both."""
+    for pair in schema.next_of.items():
+        if escape_path(pair[0]) not in specs or specs[escape_path(pair[0])].axis in NODES:
+            continue
+        for path in pair:
+            spec = specs[escape_path(path)]
+            if spec.axis != "step":
+                raise FieldError(
+                    f"field {show(path)!r} is in Schema(next_of=...) and on axis {spec.axis!r}; only fields of one row a step "
+                    "repeat each other's next rows: leave it out of next_of"
+                )
 
 
 def flatten(nest: Any, path: Path = (), stop: frozenset[Path] = frozenset()) -> Iterator[tuple[Path, Any]]:
@@ -144,8 +159,10 @@ def _plain(path: Path, array: Array, axis: str, extra: int, schema: Schema) -> t
 
 def as_array(leaf: Any, where: str) -> Array:
     """A leaf as one numpy array; sharing memory where it can."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise FieldError(f"field {where} is a masked array; give its data and its mask as two fields, or call .filled()")
     if isinstance(leaf, np.ndarray):
-        return leaf
+        return np.asarray(leaf)
     if is_tensor(leaf):
         return dtypes.from_torch(leaf, where=where)
     if isinstance(leaf, (str, bytes, tuple, set)) or not (np.isscalar(leaf) or hasattr(leaf, "__array__") or isinstance(leaf, list)):
@@ -163,7 +180,11 @@ def as_array(leaf: Any, where: str) -> Array:
         ) from e
     if array.dtype.kind == "O":
         raise FieldError(f"field {where} holds {type(array.flat[0]).__name__} objects; give numbers or strings")
-    return array.astype(object) if array.dtype.kind == "U" else array
+    if array.dtype.kind != "U" or not isinstance(leaf, list):
+        return array
+    array = np.array(leaf, object)  # as they are: numpy would make strings of numbers, and cut trailing zeros
+    _string_list(list(array.flat), where)
+    return array
 
 
 def _string_list(leaf: list[Any], where: str) -> Array:

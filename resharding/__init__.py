@@ -1,0 +1,21 @@
+"""Resharding: what M ranks saved, N ranks resume; each byte is read once, and a plan says beforehand what it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resharding.planning import Plan, plan
+    from resharding.share import Share, ShareBuffer
+
+__all__ = ["Plan", "Share", "ShareBuffer", "plan"]
+
+_LAZY = {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _LAZY:
+        return getattr(import_module(f"resharding.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'resharding' has no attribute {name!r}")

@@ -1,0 +1,197 @@
+"""Plans: frozen values that say which target rank gets which steps, where they stand there, and what is dropped.
+
+A plan is made from the manifest alone; it prints as its own dry run, compares, and survives a round trip through JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from archive.checkpoints import Checkpoint
+from archive.errors import PartialCheckpointError, UsageError
+from archive.sessions import place as writer_place
+from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place
+from resharding.source import Source, filtered
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Who gets what. `share(rank)` gives one target rank its part; any process can compute its own."""
+
+    checkpoint: Checkpoint
+    world_size: int
+    rules: Mapping[str, Rules]  # by buffer
+    placements: Mapping[str, Placement]
+    is_identity: bool
+    conditions: str | None = None
+
+    def share(self, rank: int | None = None) -> Any:
+        """What one target rank gets; the rank defaults to that of torch.distributed or RANK."""
+        from resharding.share import Share
+
+        rank = writer_place(rank, self.world_size, "main", "-").rank if rank is None else rank
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"rank {rank} is not one of the plan's {self.world_size}; ranks count from 0")
+        return Share(self, rank)
+
+    @property
+    def episodes(self) -> list[int]:
+        """Episodes per target rank."""
+        return self._totals(lambda p: np.ones(len(p.unit), np.int64))
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps per target rank."""
+        return self._totals(lambda p: p.steps)
+
+    def _totals(self, of: Any) -> list[int]:
+        out = np.zeros(self.world_size, np.int64)
+        for placement in self.placements.values():
+            np.add.at(out, placement.parts.target, of(placement.parts))
+        return [int(n) for n in out]
+
+    @property
+    def dropped(self) -> dict[str, dict[str, int]]:
+        """Why -> how many episodes (wholly or in part) and steps no target gets."""
+        out: dict[str, dict[str, int]] = {}
+        for placement in self.placements.values():
+            gone = placement.dropped
+            for reason in dict.fromkeys(gone.reason.tolist()):
+                mine = gone.reason == reason
+                total = out.setdefault(reason, {"episodes": 0, "steps": 0})
+                total["episodes"] += len(np.unique(gone.unit[mine]))
+                total["steps"] += int((gone.hi - gone.lo)[mine].sum())
+        return out
+
+    def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:
+        """What is dropped, one by one: episode id, reason, steps [start, stop) of its live ones."""
+        gone = self.placements[buffer].dropped
+        ids = Source(self.checkpoint).ids(buffer)
+        columns = (gone.unit.tolist(), gone.reason.tolist(), gone.lo.tolist(), gone.hi.tolist())
+        return [{"episode_id": ids[u], "reason": r, "start": a, "stop": b} for u, r, a, b in zip(*columns, strict=True)]
+
+    def seed(self, rank: int) -> int:
+        """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""
+        import hashlib
+
+        text = f"{self.checkpoint.commit.digest}/{self.world_size}/{rank}".encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+    def cost(self) -> list[dict[str, int]]:
+        """Requests and bytes that reading each share takes; reads the chunk tables, no data."""
+        return [self.share(rank).cost() for rank in range(self.world_size)]
+
+    def __str__(self) -> str:
+        lines = [f"{self.checkpoint.name!r}: {self.checkpoint.world_size} ranks -> {self.world_size}" + (" (as it was)" if self.is_identity else "")]
+        lines.append(f"{'rank':>4} {'episodes':>9} {'steps':>10} {'MB':>9} {'requests':>8}")
+        costs = self.cost()
+        for rank, (episodes, steps, cost) in enumerate(zip(self.episodes, self.steps, costs, strict=True)):
+            lines.append(f"{rank:>4} {episodes:>9} {steps:>10} {cost['bytes'] / 1e6:>9.2f} {cost['requests']:>8}")
+        lines += [f"dropped ({why}): {n['episodes']} episodes, {n['steps']} steps" for why, n in self.dropped.items()]
+        live, touched = sum(c["needed_bytes"] for c in costs), sum(c["shard_bytes"] for c in costs)
+        if touched and live < touched / 2:
+            lines.append(f"live: {live / 1e6:.1f} of {touched / 1e6:.1f} MB in the shards touched; `archive compact` would help")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.checkpoint.name!r} {self.checkpoint.world_size} -> {self.world_size} ranks, steps {self.steps}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def to_json(self) -> str:
+        """The plan as text; `Plan.from_json(text, checkpoint)` is its inverse."""
+        body = {
+            "format": FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
+            "world_size": self.world_size, "identity": self.is_identity, "conditions": self.conditions,
+            "buffers": {
+                name: {"rules": vars(self.rules[name]), "parts": _lists(p.parts), "dropped": _lists(p.dropped)}
+                for name, p in self.placements.items()
+            },
+        }  # fmt: skip
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
+        """The plan of that text; `checkpoint` must be the one that it was made for."""
+        body = json.loads(text)
+        if body.get("format") != FORMAT:
+            raise UsageError(f"this is no plan of format {FORMAT}")
+        if body["digest"] != checkpoint.commit.digest:
+            raise UsageError(f"the plan was made for commit {body['commit']}, not for checkpoint {checkpoint.name!r}")
+        entries = body["buffers"]
+        return cls(
+            checkpoint, body["world_size"], {n: Rules(**e["rules"]) for n, e in entries.items()},
+            {n: Placement(Parts(*map(_ints, e["parts"])), _dropped(e["dropped"])) for n, e in entries.items()},
+            body["identity"], body["conditions"],
+        )  # fmt: skip
+
+
+def _lists(columns: Any) -> list[Any]:
+    return [c.tolist() for c in columns]
+
+
+def _ints(values: list[int]) -> Any:
+    return np.array(values, np.int64)
+
+
+def _dropped(columns: list[Any]) -> Dropped:
+    reason = np.empty(len(columns[0]), object)
+    reason[:] = columns[0]
+    return Dropped(reason, *map(_ints, columns[1:]))
+
+
+def plan(
+    checkpoint: Checkpoint,
+    world_size: int | None = None,
+    *,
+    num_envs: int | None = None,
+    max_length: int | None = None,
+    capacity: int | None = None,
+    max_episodes: int | None = None,
+    incomplete: str = "keep",
+    unfinished: str | None = None,
+    policy: str = "balanced",
+    filter: Any = None,
+    weights: str | None = None,
+    allow_missing: bool = False,
+) -> Plan:
+    """Plan the redistribution of a checkpoint over `world_size` ranks (default: this job's). Reads no data.
+
+    policy: "balanced" (contiguous, by running steps or `weights`), "interleaved" (by number within the source rank,
+    then rank) or "by_trajectory" (contiguous, by count).  weights: "steps", "bytes" or a column's name.
+    num_envs, max_length: env rows of each target and steps each holds.  capacity: steps, max_episodes: episodes a
+    target holds. The oldest are dropped first, counted and listed.  incomplete: "keep" or "drop" headless and open
+    episodes.  unfinished: what becomes of open episodes: "close" (default), "continue" (default where nothing moves;
+    else only the one at the end of each row) or "drop".  filter: a condition, or what `Episodes.filter` takes.
+    allow_missing: plan without the ranks that a crash checkpoint lacks.
+    """
+    if not checkpoint.whole and not allow_missing:
+        raise PartialCheckpointError(
+            f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to do without "
+            "them, or plan the last whole one (arc.checkpoints.latest)"
+        )
+    world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
+    plain = (num_envs, max_length, capacity, max_episodes, filter, weights) == (None,) * 6 and incomplete == "keep"
+    same = plain and policy == "balanced" and world_size == checkpoint.world_size and checkpoint.whole
+    unfinished = unfinished or ("continue" if same else "close")
+    same = same and unfinished == "continue"
+    source = Source(checkpoint)
+    rules, placements = {}, {}
+    for name, buffer in source.buffers.items():
+        rules[name] = Rules(
+            world_size, num_envs, max_length, capacity, max_episodes, incomplete, unfinished, policy, source.divisible(buffer)
+        )
+        units = source.units(buffer, weights)
+        placements[name] = identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
+    return Plan(checkpoint, world_size, rules, placements, same, None if filter is None else str(filter))
