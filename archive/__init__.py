@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from archive.errors import *  # noqa: F403 (the error tree is part of the public face)
-from archive.version import __version__
+from archive.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from archive.commits import Commit
-    from archive.episodes import Episode, Episodes
-    from archive.facade import Archive, create, open
-    from archive.schema import Schema
-    from archive.tree import Ragged
-    from archive.writer import Buffer, Writer
+    from archive.buffer import Buffer as Buffer
+    from archive.checkpoints import Checkpoint as Checkpoint
+    from archive.commits import Commit as Commit
+    from archive.episodes import Episode as Episode
+    from archive.episodes import Episodes as Episodes
+    from archive.facade import Archive as Archive
+    from archive.facade import create as create
+    from archive.facade import open as open
+    from archive.schema import Schema as Schema
+    from archive.tree import Ragged as Ragged
+    from archive.writer import Writer as Writer
 
 _LAZY = {
     "Archive": "facade", "create": "facade", "open": "facade", "Commit": "commits", "Episode": "episodes",
-    "Episodes": "episodes", "Schema": "schema", "Ragged": "tree", "Buffer": "writer", "Writer": "writer",
+    "Episodes": "episodes", "Schema": "schema", "Ragged": "tree", "Buffer": "buffer", "Writer": "writer",
+    "Checkpoint": "checkpoints",
 }  # fmt: skip
 
 

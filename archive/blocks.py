@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def split(block: Block, max_bytes: int) -> Iterator[Block]:
         return
     pieces = min(block.length, -(-block.nbytes // max_bytes))
     cuts = [block.length * i // pieces for i in range(pieces + 1)]
-    for lo, hi in zip(cuts[:-1], cuts[1:], strict=True):
+    for lo, hi in pairwise(cuts):
         yield _rows(block, lo, hi)
 
 
@@ -242,9 +243,7 @@ def _extend(extents: Extents, name: str, starts: Ints, rows: Ints) -> None:
         entry.append({"field": name, "start": start, "rows": count})
 
 
-def _drop_repeats(
-    schema: ShardSchema, arrays: dict[str, Array], extents: Extents, start: Ints, length: Ints
-) -> None:
+def _drop_repeats(schema: ShardSchema, arrays: dict[str, Array], extents: Extents, start: Ints, length: Ints) -> None:
     """Fields declared in next_of keep only the rows that are not the next row of the field they follow."""
     for spec in schema.fields:
         if not spec.next_of or spec.name not in arrays:

@@ -94,7 +94,8 @@ class Buffer:
             self._inner.set_weights(uuid, update_count)
 
     def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
-        """Steps of an env row have left the buffer: all before a position, or those at some positions."""
+        """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open, or
+        those in a list or array of positions."""
         with self._writer._entered():
             self._inner.evict(env_id, before, positions)
 
@@ -109,7 +110,12 @@ class Buffer:
             self._inner.live_set.clear()
 
     def close_episodes(
-        self, env_ids: Any = None, *, terminated: bool | None = None, truncated: bool | None = True, reason: str | None = None
+        self,
+        env_ids: Any = None,
+        *,
+        terminated: bool | None = None,
+        truncated: bool | None = True,
+        reason: str | None = None,
     ) -> list[str]:
         """End the open episodes of these env rows (None: all) without another step; their ids."""
         with self._writer._entered():

@@ -196,6 +196,10 @@ class BufferWriter:
         if before is not None:
             self.live_set.evict_before(env, min(int(before), limit))
             return
+        if isinstance(positions, (tuple, range, slice)):
+            start, stop = _range(positions, limit)
+            self.live_set.evict_range(env, start, stop)
+            return
         array = np.asarray(positions, np.int64).reshape(-1)
         if len(array) and (int(array.min()) < 0 or int(array.max()) >= limit):
             raise UsageError(f"env {env} has positions 0 to {limit}; {int(array.max())} cannot be evicted")
@@ -208,7 +212,9 @@ class BufferWriter:
             raise NotFoundError(f"episode {unknown[0]!r} is not in buffer {self.name!r}; w.live lists what is")
         return self.live_set.remove(np.array([self._by_id[n] for n in names], np.int64))
 
-    def close_episodes(self, env_ids: Any, terminated: bool | None, truncated: bool | None, reason: str | None) -> list[str]:
+    def close_episodes(
+        self, env_ids: Any, terminated: bool | None, truncated: bool | None, reason: str | None
+    ) -> list[str]:
         """End the open episodes of these env rows (all, if None) without another step; their ids."""
         opened = self.streams.open_episodes()
         wanted = list(opened) if env_ids is None else np.atleast_1d(np.asarray(env_ids, np.int64)).tolist()
@@ -272,7 +278,10 @@ class BufferWriter:
 
     def describe(self, slab: Slab, key: str) -> pa.Table:
         """The segments of a slab as rows; called in order, on the pipeline's thread."""
-        rows = [self._segment(int(e), int(p), int(n)) for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)]
+        rows = [
+            self._segment(int(e), int(p), int(n))
+            for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)
+        ]
         for row, reward in zip(rows, slab.reward, strict=True):
             record = self.streams.records[row.pop("index")]
             record.returned = reward if record.returned is None or reward is None else record.returned + reward
@@ -334,7 +343,12 @@ class BufferWriter:
         names = [self.streams.records[int(i)].id for i in runs.episode]
         env = pa.array(runs.env, mask=runs.env == NO_ENV)
         return pa.table(
-            {"env_id": env, "position": runs.position, "length": runs.length, "episode_id": pa.array(names, pa.string())}
+            {
+                "env_id": env,
+                "position": runs.position,
+                "length": runs.length,
+                "episode_id": pa.array(names, pa.string()),
+            }
         )
 
     def set_weights(self, uuid: Any, update_count: int | None) -> None:
@@ -396,3 +410,12 @@ def _own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
         raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
     copied: dict[str, Any] = jsontree.loads(jsontree.dumps(metadata, where="metadata"))
     return copied
+
+
+def _range(given: Any, limit: int) -> tuple[int, int]:
+    """(start, stop) of a range of positions, within what there is."""
+    if isinstance(given, (range, slice)) and given.step in (None, 1):
+        given = (given.start or 0, limit if given.stop is None else given.stop)
+    if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:
+        raise UsageError(f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions")
+    return int(given[0]), int(given[1])

@@ -223,7 +223,9 @@ def _all_ready(seen: _Watch, name: str) -> list[int]:
             return list(steps.values())
         if time.monotonic() > stop:
             absent = sorted(set(range(seen.place.world_size)) - set(steps))
-            raise RanksMissingError(f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s")
+            raise RanksMissingError(
+                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s"
+            )
         time.sleep(0.2)
 
 

@@ -148,7 +148,9 @@ class Checkpoint:
     def column_entry(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, Any]:
         entries = self.staged(rank).index["columns"].get(buffer, {})
         if name not in entries:
-            raise NotFoundError(f"rank {rank} has no column {name!r} in buffer {buffer!r}; it has: {', '.join(entries) or 'none'}")
+            raise NotFoundError(
+                f"rank {rank} has no column {name!r} in buffer {buffer!r}; it has: {', '.join(entries) or 'none'}"
+            )
         return dict(entries[name])
 
     def file(self, key: str) -> StagedFile:
@@ -215,10 +217,14 @@ class Checkpoint:
     def to_resume(self, rank: int | None = None) -> Resume:
         """What the same rank of a world of the same size goes on from; see resharding.plan for another size."""
         if not self.whole:
-            raise PartialCheckpointError(f"checkpoint {self.name!r} lacks ranks {self.missing_ranks}; resume through a plan")
+            raise PartialCheckpointError(
+                f"checkpoint {self.name!r} lacks ranks {self.missing_ranks}; resume through a plan"
+            )
         if rank is None:
             if self.world_size > 1:
-                raise UsageError(f"checkpoint {self.name!r} has {self.world_size} ranks; say which with arc.writer(rank=, resume=)")
+                raise UsageError(
+                    f"checkpoint {self.name!r} has {self.world_size} ranks; say which with arc.writer(rank=, resume=)"
+                )
             rank = 0
         return resuming.same_rank(self, rank)
 
@@ -234,7 +240,9 @@ class Checkpoint:
     def __repr__(self) -> str:
         what = "" if self.whole else f" without ranks {self.missing_ranks}"
         skipped = "" if self.replay_saved else " without replay"
-        return f"<Checkpoint {self.name!r} step={self.step} commit={self.number} ranks={self.world_size}{what}{skipped}>"
+        return (
+            f"<Checkpoint {self.name!r} step={self.step} commit={self.number} ranks={self.world_size}{what}{skipped}>"
+        )
 
 
 def _codes(live: pa.Table) -> Ints:

@@ -74,13 +74,17 @@ class ShardIndex:
         starts = np.concatenate([self.arrays[n].offset[c] for n, c in found]) if found else chunks
         sizes = np.concatenate([self.arrays[n].size[c] for n, c in found]) if found else chunks
         order = np.argsort(starts, kind="stable") if self.packed else np.arange(len(starts))
-        requests, owner, base = self._requests(starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap)
+        requests, owner, base = self._requests(
+            starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap
+        )
         pieces = []
         for place, i in enumerate(order.tolist()):
             array, chunk = self.arrays[names[i]], int(chunks[i])
             at = int(starts[i]) - int(base[place])
             pieces.append(
-                Piece(int(owner[place]), at, int(sizes[i]), array.member[chunk], int(array.crc32c[chunk]), names[i], chunk)
+                Piece(
+                    int(owner[place]), at, int(sizes[i]), array.member[chunk], int(array.crc32c[chunk]), names[i], chunk
+                )
             )
         return ShardReads(requests, pieces, int(sizes.sum()))
 
@@ -88,7 +92,9 @@ class ShardIndex:
         array = self.arrays.get(name)
         if array is None:
             if (stops > starts).any():
-                raise CorruptManifestError(f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`")
+                raise CorruptManifestError(
+                    f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`"
+                )
             return name, np.zeros(0, np.int64)
         full = stops > starts
         mask = covered(starts[full] // array.rows, (stops[full] - 1) // array.rows + 1, len(array.offset) + 1)
@@ -125,10 +131,10 @@ def from_table(table: pa.Table, shards: Iterable[str] | None = None) -> dict[str
     import pyarrow.compute as pc
 
     if shards is not None:
-        table = table.filter(pc.is_in(table["shard"].cast(pa.string()), value_set=pa.array(sorted(shards), pa.string())))
-    columns: dict[str, Any] = {
-        name: table[name].to_numpy() for name in ("chunk", "rows", "offset", "size", "crc32c")
-    }
+        table = table.filter(
+            pc.is_in(table["shard"].cast(pa.string()), value_set=pa.array(sorted(shards), pa.string()))
+        )
+    columns: dict[str, Any] = {name: table[name].to_numpy() for name in ("chunk", "rows", "offset", "size", "crc32c")}
     text = {name: table[name].to_pylist() for name in ("shard", "array", "member")}
     groups: dict[str, dict[str, list[int]]] = {}
     for i, (shard, array) in enumerate(zip(text["shard"], text["array"], strict=True)):

@@ -146,11 +146,10 @@ def following(storage: Storage, base: Commit) -> Iterator[Commit]:
 class CommitLog:
     """The commits of an archive as one process knows them, and adding one."""
 
-    def __init__(self, storage: Storage, archive_id: str, head: Commit, *, deadline_s: float = 120.0) -> None:
+    def __init__(self, storage: Storage, archive_id: str, head: Commit) -> None:
         self.storage = storage
         self.archive_id = archive_id
         self.head = head
-        self.deadline_s = deadline_s
         self._lock = threading.RLock()
         self._seen: dict[str, int] = {str(head.body.get("transaction")): head.number}
 
@@ -205,7 +204,7 @@ class CommitLog:
     def _create(self, number: int, data: bytes, nonce: str) -> bool:
         """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
         key = layout.commit_key(number)
-        stop = time.monotonic() + self.deadline_s
+        stop = time.monotonic() + self.storage.deadline_s
         while True:
             try:
                 self.storage.create(key, data)
@@ -222,7 +221,7 @@ class CommitLog:
                 cause = AmbiguousWriteError(str(e))
             if time.monotonic() > stop:
                 raise CommitUnknownError(
-                    f"no answer within {self.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
+                    f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
                     "call commit() again: it will be committed once"
                 ) from cause
             time.sleep(0.05)

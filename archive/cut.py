@@ -76,7 +76,10 @@ def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequenc
     session, rank = place
     joined = _joined(runs)
     own = joined.stream == OWN
-    named = [(session, rank, int(e)) if o else streams[int(s)] for o, s, e in zip(own, joined.stream, joined.env, strict=True)]
+    named = [
+        (session, rank, int(e)) if o else streams[int(s)]
+        for o, s, e in zip(own, joined.stream, joined.env, strict=True)
+    ]
     return tables.from_columns(
         "live",
         {
@@ -175,5 +178,3 @@ def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: Mappin
 
 def column_path(buffer: str, name: str) -> str:
     return f"columns/{escape(buffer)}/{escape(name)}"
-
-

@@ -1,7 +1,8 @@
 """Pure, no I/O: logical dtypes and the plain ones that zarr stores for them, bit for bit.
 
-A logical dtype is a string: numpy's own (`<f4`, `|b1`, `>i2`, `<M8[ns]`, `|S10`, `<U5`, a JSON list for structured
-ones, or an object of names, formats, offsets and itemsize where there is padding or one of ml_dtypes), `bfloat16`, `float8_*` and other names of ml_dtypes, `str` (strings of any length) and `json`.
+A logical dtype is a string: numpy's own (`<f4`, `|b1`, `>i2`, `<M8[ns]`, `|S10`, `<U5`; of structured ones a JSON list,
+or an object of names, formats, offsets and itemsize where there is padding or one of ml_dtypes), `bfloat16`,
+`float8_*` and other names of ml_dtypes, `str` (strings of any length) and `json`.
 Stored are booleans, integers, floats, complex numbers (little-endian) and strings; all else is viewed as unsigned.
 """
 
@@ -101,6 +102,8 @@ def from_torch(tensor: Any, *, where: str) -> np.ndarray[Any, Any]:
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise FieldError(f"field {where}: {tensor.layout} tensors cannot be stored; call .to_dense() or .dequantize()")
+    if tensor.is_meta:
+        raise FieldError(f"field {where}: a tensor on the meta device has no values to store")
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
     name = str(tensor.dtype).removeprefix("torch.")
     if name in ML_NAMES:

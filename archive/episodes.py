@@ -157,7 +157,12 @@ class Episodes(Sequence["Episode"]):
         rows = part.table.to_pylist()
         return [
             Episode(
-                self._reader, self._index, int(number), row, None if part._live is None else part._live.of(i), self._attributes
+                self._reader,
+                self._index,
+                int(number),
+                row,
+                None if part._live is None else part._live.of(i),
+                self._attributes,
             )  # fmt: skip
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
         ]
@@ -282,13 +287,21 @@ class Episode:
         return [Part(int(row), 0, int(n)) for row, n in zip(rows, lengths, strict=True)]
 
     def read(
-        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", ragged: str = "list"
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
     ) -> dict[str, Any]:
         """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read."""
         (out,) = self._reader.read([self.parts(start, stop)], Selection(fields, missing, ragged))
         return out
 
-    def to_torch(self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error") -> dict[str, Any]:
+    def to_torch(
+        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error"
+    ) -> dict[str, Any]:
         """As `read`, with tensors; strings and JSON stay as they are."""
         return _tensors(self.read(fields, start, stop, missing=missing))
 
@@ -327,5 +340,3 @@ def _tensors(value: Any) -> Any:
     if isinstance(value, list):
         return [_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
     return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value
-
-

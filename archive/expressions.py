@@ -67,12 +67,16 @@ class _Parser:
     def _fail(self, what: str) -> Any:
         text = self.text if len(self.text) <= 400 else self.text[:400] + "..."
         raise UsageError(
-            f"the condition {text!r} {what}; write as in \"return > 10 and update_count >= 100\". "
+            f'the condition {text!r} {what}; write as in "return > 10 and update_count >= 100". '
             f"Columns: {', '.join(sorted(self.columns))}, metadata.<key>"
         )
 
     def _accept(self, *words: str) -> bool:
-        if self.at < len(self.tokens) and self.tokens[self.at][1] in words and self.tokens[self.at][0] in ("word", "op"):
+        if (
+            self.at < len(self.tokens)
+            and self.tokens[self.at][1] in words
+            and self.tokens[self.at][0] in ("word", "op")
+        ):
             self.at += 1
             return True
         return False

@@ -13,7 +13,14 @@ from archive import commits, layout
 from archive.checkpoints import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
 from archive.episodes import Episodes
-from archive.errors import AlreadyExistsError, AmbiguousWriteError, CorruptCommitError, MissingObjectError, NotFoundError, UsageError
+from archive.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptCommitError,
+    MissingObjectError,
+    NotFoundError,
+    UsageError,
+)
 from archive.index import EpisodeIndex
 from archive.manifest import Snapshot
 from archive.reader import Reader
@@ -28,8 +35,16 @@ _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to b
 class Archive:
     """Trajectories under one root. As of one commit: `refresh()` goes to the newest, and so do commits made through it."""
 
-    def __init__(self, storage: Storage, about: dict[str, Any], raw: bytes, head: Commit, *, pinned: bool, single_writer: bool) -> None:
-        self._storage, self._about, self._raw, self._pinned, self._single_writer = storage, about, raw, pinned, single_writer
+    def __init__(
+        self, storage: Storage, about: dict[str, Any], raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
+    ) -> None:
+        self._storage, self._about, self._raw, self._pinned, self._single_writer = (
+            storage,
+            about,
+            raw,
+            pinned,
+            single_writer,
+        )
         self._show(head)
 
     def _show(self, head: Commit) -> None:
@@ -73,7 +88,9 @@ class Archive:
     def refresh(self) -> Archive:
         """Show the newest commit."""
         if self._pinned:
-            raise UsageError(f"this archive was opened at commit {self._head.number}; open it without commit= to follow it")
+            raise UsageError(
+                f"this archive was opened at commit {self._head.number}; open it without commit= to follow it"
+            )
         head = self._head
         for commit in commits.following(self._storage, head) if head.number else [commits.newest(self._storage)]:
             head = commit
@@ -99,7 +116,9 @@ class Archive:
         live steps, positions and open episodes, so that the next checkpoint uploads only what is new.
         """
         if self._pinned:
-            raise UsageError(f"this archive was opened at commit {self._head.number} and is read only; open it without commit=")
+            raise UsageError(
+                f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
+            )
         start = None if resume is None else resume.to_resume(rank)
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
@@ -183,7 +202,9 @@ def open(
     found = _find(storage)
     if found is None:
         if not create or commit is not None:
-            raise NotFoundError(f"there is no archive at {storage.url}; make one with archive.create(), or check the URL")
+            raise NotFoundError(
+                f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
+            )
         about, raw = _new(layout)
         if _created(storage, raw):
             return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)

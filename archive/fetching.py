@@ -27,4 +27,4 @@ def members(shard: str, reads: ShardReads, blocks: Sequence[bytes], owner: str) 
 
 def _plain(data: memoryview) -> bytes:
     """A zarr.json, deflated in a packed shard and plain in a directory."""
-    return bytes(data) if data[:1] == b"{" else inflate(bytes(data))
+    return bytes(data) if data[0] == ord("{") else inflate(bytes(data))

@@ -59,7 +59,7 @@ class Selection:
         out: dict[Path, FieldSpec] = {}
         for name in self.names:
             found = {f.path: f for f in schema.fields if _matches(name, f.path)}
-            self._known.update({name: f for f in found.values()})
+            self._known |= dict.fromkeys([name], next(iter(found.values()))) if found else {}
             out |= found
         return out
 
@@ -77,9 +77,12 @@ class Selection:
     def filled(self, name: str | Path, steps: int) -> Array:
         """The stand-in for an absent field: of the shape and dtype that other episodes of this read have."""
         spec = self._known.get(name)
-        if spec is None or spec.axis in NODES or spec.dtype in ("str", "json"):
-            return np.full(steps, self.missing)
-        return np.full((steps, *spec.shape), self.missing, dtypes.to_numpy(spec.dtype))
+        try:
+            if spec is None or spec.axis in NODES or spec.dtype in ("str", "json"):
+                return np.full(steps, self.missing)
+            return np.full((steps, *spec.shape), self.missing, dtypes.to_numpy(spec.dtype))
+        except (TypeError, ValueError, OverflowError) as e:
+            raise FieldError(f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value") from e
 
 
 def _matches(name: str | Path, path: Path) -> bool:
@@ -119,7 +122,9 @@ class EpisodeJob:
         for path, (spec, pieces) in self.pieces.items():
             out[path] = _value(spec, pieces, arrays, self.selection.ragged)
         for name in self.absent:
-            out[tuple(name.split("/")) if isinstance(name, str) else tuple(name)] = self.selection.filled(name, self.steps)
+            out[tuple(name.split("/")) if isinstance(name, str) else tuple(name)] = self.selection.filled(
+                name, self.steps
+            )
         return unflatten(out)
 
 
@@ -239,7 +244,9 @@ def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, mode: str
         ends = np.concatenate([[0], np.cumsum(of_segment)])
         whole = piece.slices[""]
         if ends[-1] != whole.stop - whole.start:
-            raise CorruptManifestError(f"lengths of ragged field {show(spec.path)!r} do not add up; run `archive verify`")
+            raise CorruptManifestError(
+                f"lengths of ragged field {show(spec.path)!r} do not add up; run `archive verify`"
+            )
         if ends[part.hi] > ends[part.lo]:
             values.append(_taken(spec, whole, arrays)[ends[part.lo] : ends[part.hi]])
         lengths.append(of_segment[part.lo : part.hi])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -56,7 +57,9 @@ class EpisodeIndex:
         if name == "length":
             return pc.add(self._at_last("episode_start"), self._at_last("length"))
         if name == "complete":
-            return pa.chunked_array([pa.array(self._flag("first", self.chains.firsts()) & self._flag("last", self.chains.lasts()))])
+            return pa.chunked_array(
+                [pa.array(self._flag("first", self.chains.firsts()) & self._flag("last", self.chains.lasts()))]
+            )
         if name in ("update_count_min", "update_count_max"):
             return self._extreme(name)
         if name == "model_weights_uuids":
@@ -110,7 +113,7 @@ class EpisodeIndex:
         ends = self.chains.offsets.tolist()
         joined = [
             list(dict.fromkeys(u for uuids in lists[a:b] for u in uuids or ()))
-            for a, b in zip(ends[:-1], ends[1:], strict=True)
+            for a, b in pairwise(ends)
         ]
         return pa.chunked_array([pa.array(joined, pa.list_(pa.string()))])
 
@@ -121,7 +124,7 @@ class EpisodeIndex:
             if value is not None:
                 test: Callable[[Any], Mask] | None = getattr(self, f"_where_{name}", None)
                 if test is None:
-                    raise UsageError(f"episodes cannot be filtered by {name!r}; use where=\"...\" for any column")
+                    raise UsageError(f'episodes cannot be filtered by {name!r}; use where="..." for any column')
                 out &= test(value)
         return out
 
@@ -200,7 +203,9 @@ def matching(condition: Any, column: Callable[[str], Any], count: int) -> Mask:
     """Which rows of a table meet a condition: text, or an Arrow expression over COLUMNS."""
     import pyarrow as pa
 
-    expression, needed = expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(COLUMNS))
+    expression, needed = (
+        expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(COLUMNS))
+    )
     keys = [n for n in needed if n.startswith("metadata.")]
     table = pa.table({"__row": pa.array(np.arange(count))} | {n: column(n) for n in needed if n not in keys})
     for name in keys:

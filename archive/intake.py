@@ -79,7 +79,11 @@ def _updates(value: Any, fields: Fields) -> Ints | int:
     array = np.asarray(tree.as_array(value, "update_count"))
     if array.size == 0 and array.ndim and fields.length == 0:
         return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu" or int(array.max(initial=0)) > _MAX_UPDATE or int(array.min(initial=0)) < -_MAX_UPDATE:
+    if (
+        array.dtype.kind not in "iu"
+        or int(array.max(initial=0)) > _MAX_UPDATE
+        or int(array.min(initial=0)) < -_MAX_UPDATE
+    ):
         raise FieldError(f"update_count must be an integer of 64 bits (or one a step), not {value!r}")
     return int(array) if array.ndim == 0 else _per_step(array.astype(np.int64), "update_count", fields)
 
@@ -112,7 +116,9 @@ def env_ids(value: Any, length: int) -> Ints:
     """Env row of each appended row: one for all, one a row, or None for rows 0 to length."""
     if value is None:
         return np.arange(length)
-    array = np.asarray(tree.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids"))
+    array = np.asarray(
+        tree.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids")
+    )
     if array.size and array.dtype.kind not in "iu":
         raise UsageError(f"env_ids must be integers, not {array.dtype}")
     if array.size and int(array.min()) < 0:

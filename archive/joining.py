@@ -8,8 +8,9 @@ a clock: the wait ends with an error that names those that have not staged, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 1.0
+MAX_CONCURRENT = 16
 STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a checkpoint itself
 
 
@@ -42,8 +44,8 @@ class Joint:
         return f"{self.place.session}/checkpoint/{self.name}"
 
 
-def join(log: CommitLog, joint: Joint, *, timeout_s: float) -> Commit:
-    """The commit of this checkpoint, once all ranks have staged it."""
+def join(log: CommitLog, joint: Joint, *, timeout_s: float, given_up: Callable[[], bool] = lambda: False) -> Commit:
+    """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early."""
     stop = time.monotonic() + timeout_s
     step_in = time.monotonic() + STEP_IN_S * joint.place.rank
     staged: dict[int, StagedFile] = {}
@@ -53,9 +55,10 @@ def join(log: CommitLog, joint: Joint, *, timeout_s: float) -> Commit:
             return found
         if time.monotonic() >= step_in and all_staged(log.storage, joint, staged):
             return commit(log, joint, staged)
-        if time.monotonic() > stop:
-            all_staged(log.storage, joint, staged)
-            raise _missing(joint, staged, timeout_s)
+        if time.monotonic() > stop or given_up():
+            if not all_staged(log.storage, joint, staged, look_at_all=True):
+                raise _missing(joint, staged, timeout_s)
+            return commit(log, joint, staged)
         time.sleep(min(poll, max(0.0, stop - time.monotonic()) + 0.001))
         poll = min(2 * poll, MAX_POLL_S)
 
@@ -67,18 +70,24 @@ def _committed(log: CommitLog, joint: Joint) -> Commit | None:
     return log.find(joint.transaction)
 
 
-def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile]) -> bool:
-    """Look for those that are not in `staged` yet; whether all ranks are now."""
-    for rank in range(joint.place.world_size):
-        if rank not in staged:
-            file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
-            try:
-                file.index  # noqa: B018 (reading it tells whether it is there)
-            except MissingObjectError:
-                if joint.place.rank == 0 or len(staged) == 0:
-                    continue
-                return False
-            staged[rank] = file
+def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *, look_at_all: bool = False) -> bool:
+    """Look for those that are not in `staged` yet; whether all ranks are now.
+
+    The first that is absent ends the look, unless all are to be looked at: so waiting costs a request a look.
+    """
+
+    def look(rank: int) -> tuple[int, StagedFile | None]:
+        file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
+        try:
+            return rank, file if file.index else None
+        except MissingObjectError:
+            return rank, None
+
+    absent = [r for r in range(joint.place.world_size) if r not in staged]
+    if absent and not look_at_all and look(absent[0])[1] is None:
+        return False
+    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+        staged.update({rank: file for rank, file in pool.map(look, absent) if file is not None})
     return len(staged) == joint.place.world_size
 
 
@@ -94,8 +103,11 @@ def _missing(joint: Joint, staged: Mapping[int, StagedFile], timeout_s: float) -
 def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, partial: bool = False) -> Commit:
     """Commit what these ranks staged."""
     parts = [staged[r] for r in sorted(staged)]
-    rows = {f.index["rank"]: (f.table("segments"), f.table("chunks"), f.table("live")) for f in parts}
+    _check_agree(joint, parts)
+    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+        rows = dict(zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True))
     transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
+    joint = replace(joint, ordinal=max(f.index["ordinal"] for f in parts))  # ranks may have counted apart
 
     def build(parent: Commit, attempt: int) -> Body:
         commits.fence(parent, joint.place.run, joint.place.session)
@@ -105,12 +117,23 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     return log.append(transaction, build)
 
 
+def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
+    """All ranks must mean the same checkpoint."""
+    for key in ("step", "world_size", "run", "replay_saved"):
+        values = {f.index["rank"]: f.index[key] for f in parts}
+        if len(set(values.values())) > 1:
+            raise CheckpointError(f"the ranks do not agree on the {key} of checkpoint {joint.name!r}: {values}; nothing was committed")
+
+
 def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
     latest = parent.runs[joint.place.run].get("latest") or {}
-    newer = latest.get("session") == joint.place.session and latest.get("ordinal", -1) >= joint.ordinal
-    if newer and (latest["ordinal"] > joint.ordinal or partial):
+    if latest.get("session") != joint.place.session:
+        return
+    same = partial and latest["name"] == joint.name
+    if same or latest["ordinal"] > joint.ordinal:
         raise CheckpointError(
-            f"checkpoint {joint.name!r} was not committed: {latest['name']!r}, which is newer or whole, already is"
+            f"checkpoint {joint.name!r} was not committed: {latest['name']!r}, which is "
+            f"{'whole' if same else 'newer'}, is commit {latest['commit']} already; go on with the next checkpoint"
         )
 
 
@@ -123,7 +146,11 @@ def _body(
     chunk_file = manifest.write(storage, place.session, "chunks", chunks) if chunks.num_rows else None
     body, _ = manifest.add_rows(storage, place.session, "segments", parent, stamped(segments, chunk_file), fold=fold)
     replay = all(f.index["replay_saved"] for f in parts)
-    live = manifest.write(storage, place.session, "live", tables.concat("live", [t for _, _, t in rows.values()])) if replay else None
+    live = (
+        manifest.write(storage, place.session, "live", tables.concat("live", [t for _, _, t in rows.values()]))
+        if replay
+        else None
+    )
     about = _about(joint, parts, parent, partial=partial)
     table, _ = manifest.add_rows(storage, place.session, "checkpoints", parent, _row(about, place), fold=fold)
     runs = parent.runs
@@ -224,7 +251,13 @@ def _row(about: Mapping[str, Any], place: Place) -> pa.Table:
 
 
 def _run_entry(
-    entry: dict[str, Any], about: Mapping[str, Any], place: Place, sequences: dict[str, int], number: int, *, partial: bool
+    entry: dict[str, Any],
+    about: Mapping[str, Any],
+    place: Place,
+    sequences: dict[str, int],
+    number: int,
+    *,
+    partial: bool,
 ) -> dict[str, Any]:
     out = {**entry, "sequences": sequences}
     if not partial and about["whole"]:

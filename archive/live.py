@@ -48,9 +48,11 @@ class LiveSet:
         self._runs = runs or Runs.empty()
         self._added: list[Runs] = []
         self._before: dict[int, int] = {}
-        self._holes: dict[int, list[Ints]] = {}
+        self._holes: dict[int, list[tuple[Ints, Ints]]] = {}
 
-    def add(self, env: Any, position: Ints, length: Any, episode: Ints, stream: int = OWN, lo: Ints | None = None) -> None:
+    def add(
+        self, env: Any, position: Ints, length: Any, episode: Ints, stream: int = OWN, lo: Ints | None = None
+    ) -> None:
         """Add runs; scalars stand for all of them."""
         n = len(position)
         columns = [env, position, length, episode, stream, position if lo is None else lo]
@@ -64,7 +66,12 @@ class LiveSet:
 
     def evict(self, env: int, positions: Ints) -> None:
         """The steps at these positions have left; those that are not live are passed over."""
-        self._holes.setdefault(env, []).append(np.array(positions, np.int64))
+        places = np.array(positions, np.int64)
+        self._holes.setdefault(env, []).append((places, places + 1))
+
+    def evict_range(self, env: int, start: int, stop: int) -> None:
+        """Steps [start, stop) of an env row have left."""
+        self._holes.setdefault(env, []).append((np.array([start], np.int64), np.array([stop], np.int64)))
 
     def remove(self, episodes: Ints) -> int:
         """All live steps of these episodes have left; how many that were."""
@@ -85,7 +92,7 @@ class LiveSet:
             merged = _merged(Runs(*map(np.concatenate, zip(self._runs, *self._added, strict=True))))
             merged = _cut_before(merged, self._before)
             for env, holes in self._holes.items():
-                merged = _without(merged, env, np.unique(np.concatenate(holes)))
+                merged = _without(merged, env, *merge_runs(*(np.concatenate(edges) for edges in zip(*holes, strict=True))))
             self._runs, self._added, self._before, self._holes = merged, [], {}, {}
         return self._runs
 
@@ -97,7 +104,11 @@ def _merged(runs: Runs) -> Runs:
         return runs
     joined = np.zeros(len(runs.env), bool)
     ends = runs.position + runs.length
-    same = (runs.env[1:] == runs.env[:-1]) & (runs.episode[1:] == runs.episode[:-1]) & (runs.stream[1:] == runs.stream[:-1])
+    same = (
+        (runs.env[1:] == runs.env[:-1])
+        & (runs.episode[1:] == runs.episode[:-1])
+        & (runs.stream[1:] == runs.stream[:-1])
+    )
     joined[1:] = same & (runs.position[1:] == ends[:-1]) & (runs.lo[1:] == (runs.lo + runs.length)[:-1])
     heads = np.flatnonzero(~joined)
     return runs.pick(heads)._replace(length=np.add.reduceat(runs.length, heads))
@@ -115,14 +126,13 @@ def _cut_before(runs: Runs, before: dict[int, int]) -> Runs:
     return runs._replace(position=runs.position + cut, length=runs.length - cut, lo=runs.lo + cut).pick(~gone)
 
 
-def _without(runs: Runs, env: int, holes: Ints) -> Runs:
-    """Runs of one env row minus single positions; the other rows untouched."""
+def _without(runs: Runs, env: int, hole_start: Ints, hole_stop: Ints) -> Runs:
+    """Runs of one env row minus ranges of positions (sorted, apart); the other rows untouched."""
     if len(holes) == 0:
         return runs
     runs = runs.pick((runs.env != env) | (runs.length > 0) | ~np.isin(runs.position, holes))
     mine = (runs.env == env) & (runs.length > 0)
     own, start, stop = runs.pick(mine), runs.position[mine], (runs.position + runs.length)[mine]
-    hole_start, hole_stop = merge_runs(holes, holes + 1)
     edges = np.unique(np.concatenate([start, stop, hole_start, hole_stop]))
     if len(edges) < 2:
         return runs

@@ -32,7 +32,11 @@ def _bounds(table: pa.Table) -> FileRef:
     import pyarrow.compute as pc
 
     out: FileRef = {}
-    for name, column in (("commit", "commit"), ("update_count_min", "update_count_min"), ("update_count_max", "update_count_max")):
+    for name, column in (
+        ("commit", "commit"),
+        ("update_count_min", "update_count_min"),
+        ("update_count_max", "update_count_max"),
+    ):
         if column in table.column_names and table.num_rows:
             bounds = pc.min_max(table[column]).as_py()
             if bounds["min"] is not None:

@@ -80,9 +80,7 @@ class Batch:
 class Pipeline:
     """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in."""
 
-    def __init__(
-        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None
-    ) -> None:
+    def __init__(self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None) -> None:
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
         self._compression = compression
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
@@ -99,7 +97,9 @@ class Pipeline:
         nbytes = sum(b.nbytes for b in blocks)
         with self._lock:
             if wait:
-                self._lock.wait_for(lambda: not self._under_way_bytes or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES)
+                self._lock.wait_for(
+                    lambda: not self._under_way_bytes or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES
+                )
             self._under_way_bytes += nbytes
         self._laid_out.append(self._ordered.submit(self._lay_out, list(blocks), reward, describe, nbytes))
 
@@ -153,7 +153,9 @@ class Pipeline:
             self._lock.notify_all()
 
     def encode(self, slab: Slab) -> list[packing.Member]:
-        attributes: dict[str, Any] = {"trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}}
+        attributes: dict[str, Any] = {
+            "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
+        }
         return shards.encode(slab.arrays, attributes=attributes, compression=self._compression)
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
@@ -169,5 +171,7 @@ class Pipeline:
 
 def chunk_rows(key: str, members: Sequence[packing.Member], placed: Sequence[packing.Placed]) -> pa.Table:
     """Rows of the chunk table for one shard."""
-    columns = {name: [getattr(p, name) for p in placed] for name in ("array", "chunk", "rows", "offset", "size", "crc32c")}
+    columns = {
+        name: [getattr(p, name) for p in placed] for name in ("array", "chunk", "rows", "offset", "size", "crc32c")
+    }
     return tables.from_columns("chunks", {"shard": key, "member": [p.name for p in placed], **columns})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,9 +127,7 @@ class Reader:
                 out.put(shard, array, runs, self._decoded(view, shard, array, runs, chunks, owners[shard]))
         return out
 
-    def _fetched(
-        self, plan: ReadPlan, owners: Mapping[str, str]
-    ) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
+    def _fetched(self, plan: ReadPlan, owners: Mapping[str, str]) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
         """The blocks of each shard, in order; bounded bytes are fetched ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
         blocks = self.snapshot.storage.iter_ranges(requests, max_bytes=MAX_AHEAD_BYTES)

@@ -106,7 +106,9 @@ def _known(
     begun = source.snapshot.take(firsts, ["first"])["first"].to_pylist()
     start = source.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.row] + pieces.lo
     begins: dict[int, tuple[int, int]] = {}
-    for number, e, p, s in zip(source.index.episode_of_row[pieces.row].tolist(), env.tolist(), position.tolist(), start.tolist(), strict=True):
+    for number, e, p, s in zip(
+        source.index.episode_of_row[pieces.row].tolist(), env.tolist(), position.tolist(), start.tolist(), strict=True
+    ):
         begins.setdefault(number, (e, p - s))
     out = []
     for number, row, first in zip(numbers, rows, begun, strict=True):

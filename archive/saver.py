@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from archive import jsontree, saving
 from archive.checkpoints import Checkpoint
 from archive.commits import Commit, CommitLog
 from archive.cut import Cut
-from archive.errors import RanksMissingError
+from archive.errors import DeadlineError, RanksMissingError
 from archive.joining import Joint, all_staged, commit, join
 from archive.names import check_text
 from archive.pipeline import Batch, Written
@@ -33,6 +36,8 @@ class Pending:
     def __init__(self, saver: Saver, request: Request, timeout_s: float, on_progress: Progress | None) -> None:
         self._saver, self.request, self._timeout_s, self._on_progress = saver, request, timeout_s, on_progress
         self.future: Future[Checkpoint] = Future()
+        self.columns = SavedColumns()  # what the next one may refer to, once this is committed
+        self.written: list[Written] = []  # the rows that it makes visible
         self._seen = False
 
     @property
@@ -50,12 +55,20 @@ class Pending:
     def result(self, timeout_s: float | None = None) -> Checkpoint:
         """The checkpoint, once it is committed; raises what went wrong.
 
-        After RanksMissingError, calling it again waits for the missing ranks again.
+        DeadlineError if that takes longer than `timeout_s`: it goes on, and may be asked again. Once RanksMissingError
+        was raised, calling it again waits for the missing ranks again, for `timeout_s`.
         """
+        if self._seen and self.future.done() and isinstance(self.future.exception(), RanksMissingError):
+            self._saver.again(self, self._timeout_s if timeout_s is None else timeout_s)
+            timeout_s = None
         self._seen = True
-        if self.future.done() and isinstance(self.future.exception(), RanksMissingError):
-            self._saver.again(self, timeout_s or self._timeout_s)
-        return self.future.result(timeout_s)
+        if not wait([self.future], timeout_s).done:
+            self._seen = False
+            raise DeadlineError(
+                f"checkpoint {self.name!r} is not committed after {timeout_s:.0f} s; it goes on in the background: call "
+                "result() again to wait for it"
+            )
+        return self.future.result()
 
     def unseen_error(self) -> BaseException | None:
         """The error, once, unless result() has raised it."""
@@ -82,6 +95,7 @@ class Saver:
         self._pending: Pending | None = None
         self._columns = SavedColumns()
         self._ordinal = 0
+        self._hurry = threading.Event()
         self.durable: int | None = None
 
     def request(
@@ -108,7 +122,7 @@ class Saver:
 
     def again(self, pending: Pending, timeout_s: float) -> None:
         pending.future = Future()
-        self._run(pending, lambda: self._finish(pending, timeout_s, self._columns))
+        self._run(pending, lambda: self._finish(pending, timeout_s))
 
     def _run(self, pending: Pending, work: Callable[[], Checkpoint]) -> None:
         future = pending.future
@@ -127,25 +141,34 @@ class Saver:
         pending.tell("uploading")
         written = batch.wait()
         uncommitted += written
+        pending.written = list(uncommitted)
         pending.tell("staging", bytes=sum(w.data_bytes for w in written))
-        _, _, columns = saving.stage(self._storage, self._place, pending.request, cuts, uncommitted, self._columns)
+        _, _, pending.columns = saving.stage(
+            self._storage, self._place, pending.request, cuts, pending.written, self._columns
+        )
         pending.tell("joining")
-        return self._finish(pending, timeout_s, columns)
+        return self._finish(pending, timeout_s)
 
-    def _finish(self, pending: Pending, timeout_s: float, columns: SavedColumns) -> Checkpoint:
+    def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
         request = pending.request
         joint = Joint(self._place, request.name, request.ordinal)
-        made = self._partial(joint) if request.partial else join(self._log, joint, timeout_s=timeout_s)
-        self._columns = columns if request.save_replay else self._columns
-        self.durable = request.step if request.save_replay else self.durable
-        self._committed(made, rows=request.save_replay)
+        made = self._partial(joint) if request.partial else self._join(joint, timeout_s)
+        about = made.body["checkpoint"]
+        self._ordinal = max(self._ordinal, about["ordinal"])
+        if request.save_replay:
+            self._columns, self.durable = pending.columns, request.step
+        self._committed(made, pending.written if request.save_replay else [])
+        _log_discarded(about)
         pending.tell("committed", commit=made.number)
         return Checkpoint(self._storage, made)
+
+    def _join(self, joint: Joint, timeout_s: float) -> Commit:
+        return join(self._log, joint, timeout_s=timeout_s, given_up=self._hurry.is_set)
 
     def _partial(self, joint: Joint) -> Commit:
         """Commit with the ranks that have staged by now."""
         staged: dict[int, StagedFile] = {}
-        all_staged(self._storage, joint, staged)
+        all_staged(self._storage, joint, staged, look_at_all=True)
         whole = len(staged) == joint.place.world_size
         return commit(self._log, joint, staged, partial=not whole)
 
@@ -160,18 +183,40 @@ class Saver:
             self._pending.future.exception()
             self.surface()
 
-    def close(self) -> None:
+    def give_up(self) -> None:
+        """Wait until no checkpoint is under way, but no longer for other ranks; an error stays to be raised."""
+        if self._pending is not None:
+            self._hurry.set()
+            self._pending.future.exception()
+            self._hurry.clear()
+
+    def close(self) -> BaseException | None:
+        """Wait for what is under way; the error that nobody has seen."""
         self._thread.shutdown(wait=True)
+        return None if self._pending is None else self._pending.unseen_error()
 
 
 def _json(value: Any, where: str) -> str | None:
     return None if value is None else jsontree.dumps(value, where=where)
 
 
+def _log_discarded(about: Mapping[str, Any]) -> None:
+    for reason, counts in about["discarded"].items():
+        logging.getLogger("archive").info(
+            "checkpoint %r left out %d %s episodes with %d steps", about["name"], counts["episodes"], reason, counts["steps"]
+        )
+
+
 def git_revision() -> str | None:
-    """The revision of the working directory's git checkout, if it is one."""
+    """The revision of the working directory's git checkout when it was first asked for, if it is one."""
+    return _git_revision(str(Path.cwd()))
+
+
+@cache
+def _git_revision(folder: str) -> str | None:
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
     try:
-        out = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        out = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return out.stdout.strip() or None if out.returncode == 0 else None

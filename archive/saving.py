@@ -43,7 +43,12 @@ class SavedColumns:
 
 
 def stage(
-    storage: Storage, place: Place, request: Request, cuts: Sequence[Cut], written: Sequence[Written], saved: SavedColumns
+    storage: Storage,
+    place: Place,
+    request: Request,
+    cuts: Sequence[Cut],
+    written: Sequence[Written],
+    saved: SavedColumns,
 ) -> tuple[str, dict[str, Any], SavedColumns]:
     """Write this rank's staged object, create-only; its key, its index, and what the next one may refer to."""
     key = layout.state_key(place.session, request.name, place.rank)
@@ -107,14 +112,25 @@ def _columns(cut: Cut, key: str, arrays: dict[str, Any], saved: SavedColumns) ->
 
 def _entry(path: str, column: Column, key: str) -> dict[str, Any]:
     shape = list(column.array.shape)
-    return {"array": path, "rows": shape[0], "dtype": column.dtype, "shape": shape[1:], "digest": column.digest, "object": key}
+    return {
+        "array": path,
+        "rows": shape[0],
+        "dtype": column.dtype,
+        "shape": shape[1:],
+        "digest": column.digest,
+        "object": key,
+    }
 
 
 def _attribute(buffer: str, name: str, text: str, key: str, saved: SavedColumns) -> dict[str, Any]:
     member = f"attributes/{escape(buffer)}/{escape(name)}.json"
     digest = staging.digest(np.frombuffer(text.encode(), np.uint8))
     earlier = saved.entries.get(member)
-    return earlier if earlier is not None and earlier["digest"] == digest else {"member": member, "digest": digest, "object": key}
+    return (
+        earlier
+        if earlier is not None and earlier["digest"] == digest
+        else {"member": member, "digest": digest, "object": key}
+    )
 
 
 def _text_members(
@@ -138,7 +154,12 @@ def _state(cut: Cut, arrays: dict[str, Any]) -> dict[str, Any]:
     scalars = [k for k, a in values.items() if a.ndim == 0]
     placed = {prefix + k: a.reshape(1) if a.ndim == 0 else a for k, a in values.items()}
     arrays.update(placed)
-    return {"skeleton": skeleton, "prefix": prefix, "arrays": {p: len(a) for p, a in placed.items()}, "scalars": scalars}
+    return {
+        "skeleton": skeleton,
+        "prefix": prefix,
+        "arrays": {p: len(a) for p, a in placed.items()},
+        "scalars": scalars,
+    }
 
 
 def _saved(columns: dict[str, Any], attributes: dict[str, Any]) -> SavedColumns:
@@ -169,5 +190,3 @@ def progress_text(value: Any) -> str | None:
     from archive import jsontree
 
     return None if value is None else jsontree.dumps(value, where="progress")
-
-

@@ -15,7 +15,6 @@ from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotExclusive
 from archive.names import check_text, escape
 from archive.storage import Storage
 
-
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 
 

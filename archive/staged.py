@@ -54,17 +54,19 @@ class StagedFile:
             out.append(self._head[span.start : span.stop] if here else next(fetched))
         for member, data in zip(wanted, out, strict=True):
             if checksum(data) != member[6]:
-                raise CorruptStateError(f"{member[0]!r} in {self.where} does not match its checksum; the state is damaged")
+                raise CorruptStateError(
+                    f"{member[0]!r} in {self.where} does not match its checksum; the state is damaged"
+                )
         return out
 
     def _range(self, member: Sequence[Any]) -> ByteRange:
         start = self._base + member[4]
         return ByteRange(self.key, start, start + member[5])
 
-    def table(self, kind: str) -> Any:
-        """Staged rows of a manifest table."""
-        (data,) = self.files([f"{kind}.parquet"])
-        return tables.loads(data, kind, where=f"{kind} rows in {self.where}")
+    def tables(self, *kinds: str) -> list[Any]:
+        """Staged rows of manifest tables."""
+        files = self.files([f"{kind}.parquet" for kind in kinds])
+        return [tables.loads(d, kind, where=f"{kind} rows in {self.where}") for d, kind in zip(files, kinds, strict=True)]
 
     @cached_property
     def arrays_index(self) -> ShardIndex:

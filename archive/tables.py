@@ -162,7 +162,9 @@ def _encodings() -> dict[Any, str]:
     import pyarrow as pa
 
     if not _ENCODINGS:
-        _ENCODINGS.update({pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"})
+        _ENCODINGS.update(
+            {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
+        )
     return _ENCODINGS
 
 

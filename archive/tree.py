@@ -15,6 +15,7 @@ from archive.names import escape_path, show
 from archive.schema import NODES, FieldSpec, Path, Schema
 
 Array = np.ndarray[Any, Any]
+MAX_NDIM = 8  # of what zarr stores; other dtypes than its own take one more for their bytes
 
 
 class Ragged(NamedTuple):
@@ -84,8 +85,10 @@ def flatten(nest: Any, path: Path = (), stop: frozenset[Path] = frozenset()) -> 
 
 def children(node: Any) -> list[tuple[Any, Any]] | None:
     """The named parts of a nest's node, None for a leaf."""
+    if isinstance(node, Ragged):
+        return None
     if isinstance(node, Mapping):
-        return list(node.items())
+        return [(key, _plain_entry(value)) for key, value in node.items()]
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return list(zip(node._fields, node, strict=True))
     if isinstance(node, type) or is_tensor(node):
@@ -95,14 +98,13 @@ def children(node: Any) -> list[tuple[Any, Any]] | None:
     if hasattr(type(node), "model_fields"):
         return [(name, getattr(node, name)) for name in type(node).model_fields]
     if hasattr(node, "batch_size") and hasattr(node, "items") and hasattr(node, "keys"):
-        return [(key, _tensordict_entry(node, key)) for key in node.keys()]  # noqa: SIM118 (a TensorDict iterates rows)
+        return [(key, _plain_entry(node.get(key))) for key in node.keys()]  # noqa: SIM118 (it iterates over rows)
     return None
 
 
-def _tensordict_entry(node: Any, key: Any) -> Any:
-    value = node.get(key)
-    is_text = hasattr(value, "tolist") and not is_tensor(value) and not hasattr(value, "dtype")
-    return value.tolist() if is_text else value
+def _plain_entry(value: Any) -> Any:
+    """What a TensorDict wraps of other values than tensors is a list, one entry a row."""
+    return value.tolist() if getattr(type(value), "_is_non_tensor", False) else value
 
 
 def unflatten(leaves: Mapping[Path, Any]) -> dict[str, Any]:
@@ -130,8 +132,10 @@ def _field(path: Path, leaf: Any, schema: Schema) -> tuple[FieldSpec, Array | Ra
             return FieldSpec(path, "dict"), None
         axis, extra = schema.axis_of(path)
         if path in schema.json:
+            if axis == "ragged":
+                raise FieldError("a field of JSON values is not 'ragged': each step's value may be a list as it is")
             return FieldSpec(path, axis or "step", "json", extra=extra), _json_rows(leaf, where)
-        if axis == "ragged" or (axis is None and _is_list_of_arrays(leaf)):
+        if axis == "ragged" or (axis is None and (isinstance(leaf, Ragged) or _is_list_of_arrays(leaf))):
             return _ragged(path, leaf, where)
         array = as_array(leaf, where)
     except FieldError as e:
@@ -151,6 +155,8 @@ def _plain(path: Path, array: Array, axis: str, extra: int, schema: Schema) -> t
         stored, logical = dtypes.to_stored(array[None] if scalar else array)
     except FieldError as e:
         raise FieldError(f"field {where}: {e}") from e
+    if stored.ndim > MAX_NDIM:
+        raise FieldError(f"field {where} has {stored.ndim} dimensions; at most {MAX_NDIM} can be stored: reshape it")
     follows = schema.next_of.get(path)
     shape = array.shape[1:]
     spec = FieldSpec(path, axis, logical, shape, extra, scalar, escape_path(follows) if follows else "")
@@ -160,25 +166,31 @@ def _plain(path: Path, array: Array, axis: str, extra: int, schema: Schema) -> t
 def as_array(leaf: Any, where: str) -> Array:
     """A leaf as one numpy array; sharing memory where it can."""
     if isinstance(leaf, np.ma.MaskedArray):
-        raise FieldError(f"field {where} is a masked array; give its data and its mask as two fields, or call .filled()")
+        raise FieldError(
+            f"field {where} is a masked array; give its data and its mask as two fields, or call .filled()"
+        )
     if isinstance(leaf, np.ndarray):
         return np.asarray(leaf)
     if is_tensor(leaf):
         return dtypes.from_torch(leaf, where=where)
-    if isinstance(leaf, (str, bytes, tuple, set)) or not (np.isscalar(leaf) or hasattr(leaf, "__array__") or isinstance(leaf, list)):
+    if isinstance(leaf, (str, bytes, tuple, set)) or not (
+        np.isscalar(leaf) or hasattr(leaf, "__array__") or isinstance(leaf, list)
+    ):
         raise FieldError(
             f"field {where} is a {type(leaf).__name__}, which is no array; give an array, a list of numbers or of "
             "strings, or a dict of them (put values of the whole episode into metadata=)"
         )
     if isinstance(leaf, list) and any(isinstance(x, (str, bytes, dict)) or x is None for x in leaf):
         return _string_list(leaf, where)
+    if isinstance(leaf, list) and any(map(is_tensor, leaf)):
+        leaf = [dtypes.from_torch(x, where=where) if is_tensor(x) else x for x in leaf]
     try:
         array = np.asarray(leaf)
     except ValueError as e:
         raise FieldError(
             f"field {where} is a list of rows of different shapes; declare Schema(axes={{{where}: 'ragged'}})"
         ) from e
-    if array.dtype.kind == "O":
+    if array.dtype.kind == "O" and not hasattr(leaf, "__array__"):
         raise FieldError(f"field {where} holds {type(array.flat[0]).__name__} objects; give numbers or strings")
     if array.dtype.kind != "U" or not isinstance(leaf, list):
         return array
@@ -214,6 +226,8 @@ def _ragged(path: Path, leaf: Any, where: str) -> tuple[FieldSpec, Ragged]:
         pieces = [as_array(list(x) if isinstance(x, tuple) else x, where) for x in leaf]
         values, lengths = _concatenated(pieces, where), np.array([len(p) for p in pieces], np.int64)
     stored, logical = dtypes.to_stored(values)
+    if stored.ndim > MAX_NDIM:
+        raise FieldError(f"field {where} has {stored.ndim} dimensions; at most {MAX_NDIM} can be stored: reshape it")
     return FieldSpec(path, "ragged", logical, values.shape[1:]), Ragged(stored, lengths)
 
 

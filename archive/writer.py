@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,6 +49,7 @@ class Writer:
         self._pid = os.getpid()
         self._closed = False
         self._uncommitted: list[Written] = []
+        self._rows_lock = threading.Lock()
         self._count = 0
         self._ids = Ids(place, self._known_ids)
         self._known_at = -1
@@ -196,7 +197,10 @@ class Writer:
         if unknown:
             raise UsageError(f"buffers[{name!r}] has {min(unknown)!r}; it takes columns, attributes and state")
         return self._buffers[name].cut(
-            columns=given.get("columns"), attributes=given.get("attributes"), state=given.get("state"), incomplete=incomplete
+            columns=given.get("columns"),
+            attributes=given.get("attributes"),
+            state=given.get("state"),
+            incomplete=incomplete,
         )
 
     def close(self) -> None:
@@ -210,7 +214,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -257,7 +263,9 @@ class Writer:
     def _flush(self) -> None:
         for buffer in self._buffers.values():
             buffer.send()
-        self._uncommitted += self._pipeline.take().wait()
+        written = self._pipeline.take().wait()
+        with self._rows_lock:
+            self._uncommitted += written
 
     def _end(self) -> None:
         self._closed = True
@@ -265,16 +273,19 @@ class Writer:
         self._saver.close()
         self._pipeline.close()
 
-    def _saved(self, commit: Commit, *, rows: bool) -> None:
-        """A checkpoint has been committed, with or without the rows written so far."""
-        if rows:
-            self._uncommitted.clear()
-            self._ids.claimed.clear()
-        self._known_at = commit.number
+    def _saved(self, commit: Commit, rows: Sequence[Written]) -> None:
+        """These rows have been committed."""
+        done = {id(w) for w in rows}
+        with self._rows_lock:
+            self._uncommitted[:] = [w for w in self._uncommitted if id(w) not in done]
+        for written in rows:
+            if written.segments is not None:
+                self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
         self._on_commit(commit)
 
     def _commit_rows(self, message: str | None) -> Commit:
-        segments, chunks = rows_of(self._uncommitted)
+        pending = list(self._uncommitted)
+        segments, chunks = rows_of(pending)
         if segments.num_rows == 0:
             return self._log.head
         self._count += 1
@@ -285,7 +296,7 @@ class Writer:
             return self._body(parent, attempt, segments, chunks, message)
 
         commit = self._log.append(f"{self.session}/{self.rank}/commit-{self._count}", build)
-        self._saved(commit, rows=True)
+        self._saved(commit, pending)
         return commit
 
     def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:

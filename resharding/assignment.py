@@ -158,9 +158,11 @@ def split_evenly(weight: Ints, parts: int) -> Ints:
     weight = np.where(weight.sum() > 0, weight, 1) if len(weight) else weight
     before = np.cumsum(weight) - weight
     total = max(1, int(weight.sum()))
-    middle = [min(parts - 1, (2 * int(b) + int(w)) * parts // (2 * total)) for b, w in zip(before, weight, strict=True)] if (
-        total * 2 * parts >= 2**62
-    ) else np.minimum(parts - 1, (2 * before + weight) * parts // (2 * total))
+    middle = (
+        [min(parts - 1, (2 * int(b) + int(w)) * parts // (2 * total)) for b, w in zip(before, weight, strict=True)]
+        if (total * 2 * parts >= 2**62)
+        else np.minimum(parts - 1, (2 * before + weight) * parts // (2 * total))
+    )
     return np.asarray(middle, np.int64)
 
 
@@ -188,7 +190,14 @@ def _within_capacity(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints,
             break
         size = int(hi[i] - lo[i])
         take = size if place_ < count or not rules.divisible else min(size, over)
-        drops.append(("capacity" if place_ >= count else "max_episodes", unit[i : i + 1], lo[i : i + 1].copy(), lo[i : i + 1] + take))
+        drops.append(
+            (
+                "capacity" if place_ >= count else "max_episodes",
+                unit[i : i + 1],
+                lo[i : i + 1].copy(),
+                lo[i : i + 1] + take,
+            )
+        )
         lo[i] += take if take < size else size + 1
         over -= take
     return lo

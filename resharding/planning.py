@@ -89,7 +89,10 @@ class Plan:
         return [self.share(rank).cost() for rank in range(self.world_size)]
 
     def __str__(self) -> str:
-        lines = [f"{self.checkpoint.name!r}: {self.checkpoint.world_size} ranks -> {self.world_size}" + (" (as it was)" if self.is_identity else "")]
+        lines = [
+            f"{self.checkpoint.name!r}: {self.checkpoint.world_size} ranks -> {self.world_size}"
+            + (" (as it was)" if self.is_identity else "")
+        ]
         lines.append(f"{'rank':>4} {'episodes':>9} {'steps':>10} {'MB':>9} {'requests':>8}")
         costs = self.cost()
         for rank, (episodes, steps, cost) in enumerate(zip(self.episodes, self.steps, costs, strict=True)):
@@ -97,7 +100,9 @@ class Plan:
         lines += [f"dropped ({why}): {n['episodes']} episodes, {n['steps']} steps" for why, n in self.dropped.items()]
         live, touched = sum(c["needed_bytes"] for c in costs), sum(c["shard_bytes"] for c in costs)
         if touched and live < touched / 2:
-            lines.append(f"live: {live / 1e6:.1f} of {touched / 1e6:.1f} MB in the shards touched; `archive compact` would help")
+            lines.append(
+                f"live: {live / 1e6:.1f} of {touched / 1e6:.1f} MB in the shards touched; `archive compact` would help"
+            )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -190,8 +195,18 @@ def plan(
     rules, placements = {}, {}
     for name, buffer in source.buffers.items():
         rules[name] = Rules(
-            world_size, num_envs, max_length, capacity, max_episodes, incomplete, unfinished, policy, source.divisible(buffer)
+            world_size,
+            num_envs,
+            max_length,
+            capacity,
+            max_episodes,
+            incomplete,
+            unfinished,
+            policy,
+            source.divisible(buffer),
         )
         units = source.units(buffer, weights)
-        placements[name] = identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
+        placements[name] = (
+            identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
+        )
     return Plan(checkpoint, world_size, rules, placements, same, None if filter is None else str(filter))

@@ -45,7 +45,13 @@ class ShareEpisode(Episode):
     renumbered: bool
 
     def read(
-        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", ragged: str = "list"
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
     ) -> dict[str, Any]:
         data = super().read(fields, start, stop, missing=missing, ragged=ragged)
         return self._renumber(data)
@@ -157,7 +163,9 @@ class ShareBuffer:
             size += nbytes
         yield from self._read(reader, batch, selection)
 
-    def _read(self, reader: Any, batch: list[ShareEpisode], selection: Selection) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+    def _read(
+        self, reader: Any, batch: list[ShareEpisode], selection: Selection
+    ) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         data = reader.read([ep.parts() for ep in batch], selection)
         for ep, steps in zip(batch, data, strict=True):
             yield ep, ep._renumber(steps)
@@ -395,7 +403,9 @@ class Share:
     def to_resume(self, rank: int | None = None) -> Resume:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
-        return Resume(self.rank, self.world_size, ck.run, {name: self.buffer(name).to_resume() for name in self.buffers})
+        return Resume(
+            self.rank, self.world_size, ck.run, {name: self.buffer(name).to_resume() for name in self.buffers}
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "rank": self.rank}

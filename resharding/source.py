@@ -132,7 +132,9 @@ class Source:
         parts = [self.checkpoint.column(str(weights), r, buffer.name) for r in self.checkpoint.ranks]
         values = np.concatenate(parts).reshape(int(steps.sum()), -1).sum(axis=1, dtype=np.float64)
         if (values < 0).any() or not np.isfinite(values).all():
-            raise UsageError(f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced")
+            raise UsageError(
+                f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced"
+            )
         scale = 2**40 / max(float(values.sum()), 1e-300)
         return per_unit(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
 
