@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from archive.errors import ShortReadError, StorageError
+from archive.ranges import ByteRange as ByteRange
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
 
 BATCH_BYTES = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """Bytes [start, stop) of one object."""
-
-    key: str
-    start: int
-    stop: int
 
 
 class RangeLike(Protocol):

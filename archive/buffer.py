@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.bufferwriter import BufferWriter
@@ -87,6 +88,25 @@ class Buffer:
                 truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count, metadata=metadata,
                 positions=positions,
             )  # fmt: skip
+
+    def next_position(self, env_id: int) -> int:
+        """Position that the next step of an env row gets; 0 for one that has none."""
+        with self._writer._entered():
+            return self._inner.streams.next_position(int(env_id))
+
+    @contextmanager
+    def exclusive(self, *, bounded: bool = True) -> Iterator[BufferWriter]:
+        """What is behind this buffer, to nobody else's use meanwhile: several appends and evictions as one.
+
+        bounded: whether appending waits while much is being uploaded; else the copies queue up in memory.
+        """
+        with self._writer._entered():
+            self._writer._surface()
+            before, self._inner.bounded = self._inner.bounded, bounded
+            try:
+                yield self._inner
+            finally:
+                self._inner.bounded = before
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added to this buffer from now on."""

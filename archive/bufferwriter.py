@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class BufferWriter:
         record = self._new_record(env, episode_id, schema, metadata, replace=replace)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
-        record.begin, record.end = start, start + fields.length if last else None
+        record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
         index = self._register(record)
         # an episode without steps takes a position too, so that it can be live and be named
         self.streams.start_at(env, start + max(1, fields.length), None if last or env == NO_ENV else index)
@@ -77,7 +78,7 @@ class BufferWriter:
 
     def append(
         self, steps: Any, *, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
-        model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any,
+        model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any, owned: bool = False,
     ) -> Ints:  # fmt: skip
         fields, schema = intake.steps(steps, self.schema)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
@@ -97,7 +98,7 @@ class BufferWriter:
             schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid, weights.update_count,
             int(assigned.episodes[0]) if single and fields.length else None,
         )  # fmt: skip
-        self._keep(block)
+        self._keep(block, owned=owned)
         return assigned.positions.copy()  # the block keeps its own until it is written
 
     def _rows(
@@ -167,24 +168,26 @@ class BufferWriter:
         heads = np.flatnonzero(np.r_[True, seam])
         self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
 
-    def _keep(self, block: Block) -> None:
-        """Copy a block into what is pending; full shards are sent off."""
+    def _keep(self, block: Block, *, owned: bool = False) -> None:
+        """Copy a block (unless nobody else has its arrays) into what is pending; full shards are sent off."""
         for piece in blocks.split(block, SHARD_BYTES):
             digest = piece.schema.digest
             pending = self._pending.setdefault(digest, [])
             if pending and self._pending_bytes[digest] + piece.nbytes > SHARD_BYTES:
                 self._submit(digest)
                 pending = self._pending.setdefault(digest, [])
-            pending.append(intake.owned(piece))
+            pending.append(piece if owned else intake.owned(piece))
             self._pending_bytes[digest] = self._pending_bytes.get(digest, 0) + piece.nbytes
             if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
                 pending[-_MERGE_BLOCKS:] = [blocks.merge(pending[-_MERGE_BLOCKS:])]
 
-    def _submit(self, digest: str) -> None:
+    def _submit(self, digest: str, *, wait: bool = True) -> None:
         pending = self._pending.pop(digest)
         self._pending_bytes[digest] = 0
         reward = intake.reward_field(self.schema, pending[0].schema)
-        self._pipeline.submit(pending, reward, self.describe, wait=self.bounded)
+        describe = partial(self.describe, self.streams.epoch)
+        self.streams.epoch += 1
+        self._pipeline.submit(pending, reward, describe, wait=wait and self.bounded)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
@@ -225,7 +228,7 @@ class BufferWriter:
                 continue
             record = self.streams.records[index]
             record.terminated, record.truncated, record.reason = terminated, truncated, reason
-            record.end = self.streams.next_position(env)
+            record.end, record.ended = self.streams.next_position(env), self.streams.epoch
             self._closed.append(index)
             closed.append(record.id)
         return closed
@@ -252,7 +255,7 @@ class BufferWriter:
         for place in resume.to_close:
             record = self.streams.records[places[place]]
             record.truncated, record.reason = True, "resumed"
-            record.end = self.streams.next_position(record.env_id)
+            record.end, record.ended = self.streams.next_position(record.env_id), self.streams.epoch
             self._closed.append(places[place])
 
     def _known(self, episode: KnownEpisode) -> int:
@@ -269,17 +272,20 @@ class BufferWriter:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Hand everything pending to the background."""
+        """Hand everything pending to the background, without waiting: it is in memory already."""
         for digest in [d for d, b in self._pending.items() if b]:
-            self._submit(digest)
+            self._submit(digest, wait=False)
         if self._closed:
             closed, self._closed = self._closed, []
             self._pipeline.then(lambda: self._closing_rows(closed))
 
-    def describe(self, slab: Slab, key: str) -> pa.Table:
-        """The segments of a slab as rows; called in order, on the pipeline's thread."""
+    def describe(self, epoch: int, slab: Slab, key: str) -> pa.Table:
+        """The segments of a slab as rows; called in order, on the pipeline's thread.
+
+        What ended after the slab was sent is open in it: a checkpoint may lie between.
+        """
         rows = [
-            self._segment(int(e), int(p), int(n))
+            self._segment(int(e), int(p), int(n), epoch)
             for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)
         ]
         for row, reward in zip(rows, slab.reward, strict=True):
@@ -293,9 +299,9 @@ class BufferWriter:
             update_count_min=slab.update_min, update_count_max=slab.update_max,
         )  # fmt: skip
 
-    def _segment(self, index: int, position: int, length: int) -> dict[str, Any]:
+    def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:
         record = self.streams.records[index]
-        ends = record.end is not None and position + length == record.end
+        ends = record.end is not None and position + length == record.end and record.ended <= epoch
         row = {
             "index": index,
             "episode_id": record.id,
@@ -320,7 +326,7 @@ class BufferWriter:
         """A row of length 0 for each episode that ended after its last steps were written."""
         records = self.streams.records
         late = [i for i in closed if not records[i].sealed]
-        rows = [self._segment(i, records[i].end or 0, 0) for i in late]
+        rows = [self._segment(i, records[i].end or 0, 0, records[i].ended) for i in late]
         if not rows:
             return None
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "index"}
@@ -417,5 +423,7 @@ def _range(given: Any, limit: int) -> tuple[int, int]:
     if isinstance(given, (range, slice)) and given.step in (None, 1):
         given = (given.start or 0, limit if given.stop is None else given.stop)
     if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:
-        raise UsageError(f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions")
+        raise UsageError(
+            f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions"
+        )
     return int(given[0]), int(given[1])

@@ -2,8 +2,9 @@
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
-bucket: a rank that sees a request writes how many steps it has seen; all act at the greatest of these numbers, and a
-rank that gets as far as its own number waits for the others'. So nobody passes the step before it is known.
+bucket, in numbered rounds: a rank that was asked, or sees that another is in the round, writes how many steps it has
+seen; all act at the greatest of these numbers, and a rank that gets as far as its own number waits for the others'.
+So nobody passes the step before it is known, and ranks that are all asked at once act once.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from archive.errors import AlreadyExistsError, MissingObjectError, RanksMissingError, UsageError
-from archive.layout import agreement_key, request_key
+from archive.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    MissingObjectError,
+    RanksMissingError,
+    StorageError,
+    UsageError,
+)
+from archive.layout import agreement_folder, agreement_key, request_key
 from archive.names import escape
 from archive.sessions import Place
 from archive.storage import Storage
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 POLL_S = 10.0
 AGREE_TIMEOUT_S = 600.0
+AGREE_POLL_S = 0.2
 LEAD_STEPS = 2  # how many steps after it sees a request a rank is ready to act
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
 
@@ -41,10 +50,9 @@ class _Asked:
 
     def __init__(self) -> None:
         self.flag = threading.Event()
-        self.calls = 0
+        self.terminating = False
         self.previous: dict[int, Any] = {}
         self.watch: _Watch | None = None
-        self.agreement: tuple[str, int] | None = None  # request, and at which call this rank is ready
 
 
 _asked = _Asked()
@@ -67,11 +75,12 @@ def listen(signals: Sequence[int] = SIGNALS) -> None:
 
 def _on_signal(number: int, frame: Any) -> None:
     previous = _asked.previous.get(number)
-    if number == signal.SIGTERM and _asked.flag.is_set():
+    if number == signal.SIGTERM and _asked.terminating:
         signal.signal(number, previous if previous is not None else signal.SIG_DFL)
         _asked.previous.pop(number, None)
         os.kill(os.getpid(), number)
         return
+    _asked.terminating |= number == signal.SIGTERM
     _asked.flag.set()
     if callable(previous):
         previous(number, frame)
@@ -85,7 +94,6 @@ def requested() -> bool:
     """
     if not _asked.previous and threading.current_thread() is threading.main_thread():
         listen()
-    _asked.calls += 1
     asked = _asked.flag.is_set()
     group = _process_group()
     if group is not None:
@@ -129,7 +137,9 @@ class _Watch:
     def __init__(self, storage: Storage, place: Place) -> None:
         self.storage, self.place = storage, place
         self.known = set(storage.list("requests"))
-        self.seen: str | None = None
+        self.calls = 0
+        self.round = 0
+        self.ready: int | None = None  # at which call this rank is ready to act, once it has joined the round
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
         self._thread.start()
@@ -139,18 +149,30 @@ class _Watch:
             self.look()
 
     def look(self) -> None:
-        """See whether there are new requests; the store being out of reach is no request."""
-        from archive.errors import StorageError
+        """See whether there are new requests, or ranks in the round; the store being out of reach is no request.
 
+        Of a process group one rank looks: each request is to be seen once.
+        """
+        group = _process_group() is not None
+        if group and self.place.rank != 0:
+            return
         try:
-            names = [n for n in self.storage.list("requests") if n.endswith(".json")]
+            alone = group or self.place.world_size == 1
+            joined = not alone and self.storage.list(agreement_folder(self.place.session, self.round))
+            names = set(self.storage.list("requests"))  # after the round: what its ranks were asked by is then known
         except StorageError:
             return
-        fresh = sorted(set(names) - self.known)
-        self.known.update(names)
-        if fresh:
-            self.seen = fresh[0].removesuffix(".json")
+        fresh = names - self.known
+        self.known |= names
+        if fresh or joined:
             _asked.flag.set()
+
+    def acted(self) -> None:
+        """The round is over; the checkpoint that follows answers all requests until now."""
+        self.round, self.ready = self.round + 1, None
+        with suppress(StorageError):
+            self.known |= set(self.storage.list("requests"))
+        _asked.flag.clear()
 
     def stop(self) -> None:
         self._stop.set()
@@ -171,52 +193,39 @@ def watch(storage: Storage, place: Place) -> Callable[[], None]:
 
 def _agreed(seen: _Watch, asked: bool) -> bool:
     """Without a process group: whether this is the step on which all ranks agreed."""
-    if _asked.agreement is None:
-        name = _open_agreement(seen, asked)
-        if name is None:
+    seen.calls += 1
+    if seen.ready is None:
+        if not asked:
             return False
-        ready = _asked.calls + LEAD_STEPS
-        _put_once(seen.storage, agreement_key(seen.place.session, name, seen.place.rank), {"ready": ready})
-        _asked.agreement = (name, ready)
-    name, ready = _asked.agreement
-    if _asked.calls < ready:
+        seen.ready = seen.calls + LEAD_STEPS
+        _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), {"ready": seen.ready})
+    if seen.calls < seen.ready or seen.calls < max(_all_ready(seen)):
         return False
-    steps = _all_ready(seen, name)
-    if _asked.calls < max(steps):
-        return False
-    _asked.agreement = None
-    _asked.flag.clear()
-    seen.known.add(f"{name}.json")
+    seen.acted()
     return True
 
 
-def _open_agreement(seen: _Watch, asked: bool) -> str | None:
-    """The request to act on: one seen in the bucket, or, asked by signal, a new one for the others to see."""
-    if not asked:
-        return None
-    if seen.seen is None:
-        key = post(seen.storage)
-        seen.seen = key.rsplit("/", 1)[1].removesuffix(".json")
-        seen.known.add(f"{seen.seen}.json")
-    name, seen.seen = seen.seen, None
-    return name
-
-
 def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body | {"nonce": secrets.token_hex(8)}).encode()
     try:
-        storage.create(key, json.dumps(body).encode())
-    except AlreadyExistsError as e:
-        raise UsageError(f"{key} is there already: two processes have the same rank of this session") from e
+        storage.create(key, data)
+    except (AlreadyExistsError, AmbiguousWriteError) as e:
+        if not storage.exists(key):
+            storage.create(key, data)
+        elif storage.get(key) != data:
+            raise UsageError(
+                f"{storage.full_url(key)} is there already: two processes have this rank of the session"
+            ) from e
 
 
-def _all_ready(seen: _Watch, name: str) -> list[int]:
+def _all_ready(seen: _Watch) -> list[int]:
     """At which call each rank is ready; waits for those that have not said."""
     stop = time.monotonic() + AGREE_TIMEOUT_S
     steps: dict[int, int] = {}
     while True:
-        for rank in set(range(seen.place.world_size)) - set(steps):
+        for rank in sorted(set(range(seen.place.world_size)) - set(steps)):
             try:
-                steps[rank] = json.loads(seen.storage.get(agreement_key(seen.place.session, name, rank)))["ready"]
+                steps[rank] = json.loads(seen.storage.get(agreement_key(seen.place.session, seen.round, rank)))["ready"]
             except MissingObjectError:
                 break
         if len(steps) == seen.place.world_size:
@@ -224,9 +233,10 @@ def _all_ready(seen: _Watch, name: str) -> list[int]:
         if time.monotonic() > stop:
             absent = sorted(set(range(seen.place.world_size)) - set(steps))
             raise RanksMissingError(
-                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s"
+                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see whether "
+                "they run, and call archive.checkpointing.requested() at every step"
             )
-        time.sleep(0.2)
+        time.sleep(AGREE_POLL_S)
 
 
 # -- requests over HTTP --------------------------------------------------------------------------------------------

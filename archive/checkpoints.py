@@ -17,6 +17,7 @@ from archive.liveview import Located
 from archive.manifest import Snapshot
 from archive.ranges import Ints
 from archive.reader import Reader
+from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
 from archive.staging import Resume
 from archive.storage import Storage
@@ -286,6 +287,21 @@ class Checkpoints:
         mark = "latest_replay" if replay else "latest"
         entries = [e[mark] for name, e in self._head.runs.items() if mark in e and run in (None, name)]
         return self._at(max(e["commit"] for e in entries)) if entries else None
+
+    def kept(self) -> list[Checkpoint]:
+        """Those that each run's retention policy keeps (`arc.writer(keep=...)`), oldest first; all, if it has none.
+
+        Of a partial one nothing is kept once there is a newer whole one of its run.
+        """
+        rows = self.table.select(["commit", "run", "step", "whole", "metrics"]).to_pylist()
+        chosen: list[int] = []
+        for run, entry in self._head.runs.items():
+            mine = [r for r in rows if r["run"] == run]
+            whole = [Candidate(r["commit"], r["step"], jsontree.loads(r["metrics"])) for r in mine if r["whole"]]
+            newest = max((c.commit for c in whole), default=0)
+            chosen += Keep.from_json(entry.get("keep")).kept(whole)
+            chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
+        return [self._at(number) for number in sorted(chosen)]
 
     def _at(self, number: int) -> Checkpoint:
         if number == self._head.number:

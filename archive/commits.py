@@ -236,7 +236,7 @@ class CommitLog:
 
 def carried(parent: Commit) -> Body:
     """What every commit repeats of its parent unless it changes it."""
-    return {key: parent.body[key] for key in ("runs", "segments", "checkpoints") if key in parent.body}
+    return {key: parent.body[key] for key in ("runs", "segments", "checkpoints", "bases") if key in parent.body}
 
 
 def fence(parent: Commit, run: str, session: str) -> None:
@@ -249,14 +249,16 @@ def fence(parent: Commit, run: str, session: str) -> None:
         )
 
 
-def opened(parent: Commit, run: str, session: str) -> Body:
-    """The body of the commit that opens a session."""
+def opened(parent: Commit, run: str, session: str, keep: Body | None = None) -> Body:
+    """The body of the commit that opens a session; `keep` is which checkpoints of the run are to be retained."""
     runs = parent.runs
     entry = dict(runs.get(run, {}))
     earlier = [*entry.get("superseded", []), *([entry["session"]] if "session" in entry else [])]
     if session in entry.get("superseded", []):
         fence(parent, run, session)
     runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:], "sequences": {}}
+    if keep is not None:
+        runs[run]["keep"] = keep
     return {**carried(parent), "kind": "session", "run": run, "session": session, "runs": runs}
 
 

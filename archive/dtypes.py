@@ -166,8 +166,8 @@ def _descr(part: list[Any]) -> list[Any]:
 
 def _structured_name(dtype: np.dtype[Any]) -> str:
     """A list of its fields; an object where that would lose padding or what kind of number a field is."""
-    plain = json.dumps(dtype.descr)
     try:
+        plain = json.dumps(dtype.descr)
         if np.dtype([tuple(_descr(part)) for part in json.loads(plain)]) == dtype:
             return plain
     except (TypeError, ValueError):

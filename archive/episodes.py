@@ -70,6 +70,11 @@ class Episodes(Sequence["Episode"]):
     def __len__(self) -> int:
         return len(self._index) if self._given is None else len(self._given)
 
+    @property
+    def reader(self) -> Reader:
+        """What reads their steps."""
+        return self._reader
+
     def filter(
         self,
         *,

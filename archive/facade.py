@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +24,7 @@ from archive.errors import (
 from archive.index import EpisodeIndex
 from archive.manifest import Snapshot
 from archive.reader import Reader
+from archive.retention import Keep
 from archive.schema import Schema
 from archive.sessions import check_exclusive, place
 from archive.storage import IOStats, Storage
@@ -66,6 +67,21 @@ class Archive:
         return str(self._about["layout"])
 
     @property
+    def storage(self) -> Storage:
+        """Where it lies."""
+        return self._storage
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The segments table as of this commit."""
+        return self._snapshot
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes as of this commit, as columns."""
+        return self._index
+
+    @property
     def head(self) -> Commit:
         """The commit that this shows."""
         return self._head
@@ -106,6 +122,7 @@ class Archive:
         schema: Schema | None = None,
         compression: str | None = "zstd:1",
         resume: Any = None,
+        keep: Keep | None = None,
     ) -> Writer:
         """Open a session (or join that of the other ranks) and write to it.
 
@@ -113,7 +130,8 @@ class Archive:
         commits; a newer session of a run ends the earlier ones.  session: one start of the job, needed if world_size
         is over 1 and neither a process group nor torchrun or Slurm names it.  compression: "zstd:LEVEL",
         "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the same size: go on from its
-        live steps, positions and open episodes, so that the next checkpoint uploads only what is new.
+        live steps, positions and open episodes, so that the next checkpoint uploads only what is new.  keep: which
+        checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
         """
         if self._pinned:
             raise UsageError(
@@ -128,7 +146,9 @@ class Archive:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
             _checked.add(mark)
         log = CommitLog(self._storage, self.id, self._head)
-        return Writer(self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start)
+        return Writer(
+            self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep
+        )
 
     def _committed(self, head: Commit) -> None:
         if head.number > self._head.number:
@@ -193,12 +213,15 @@ def open(
     storage_options: Mapping[str, Any] | None = None,
     layout: str = "packed",
     single_writer: bool = False,
+    allow_bases: bool | Sequence[str] = (),
 ) -> Archive:
     """Open an archive; NotFoundError if there is none, unless `create` makes it (any number of processes may).
 
-    commit: as of that commit, read only.
+    commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
+    where this one refers to their shards; True for any.
     """
     storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
+    storage.allowed_bases = allow_bases if isinstance(allow_bases, bool) else tuple(allow_bases)
     found = _find(storage)
     if found is None:
         if not create or commit is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,9 @@ class Selection:
                 return np.full(steps, self.missing)
             return np.full((steps, *spec.shape), self.missing, dtypes.to_numpy(spec.dtype))
         except (TypeError, ValueError, OverflowError) as e:
-            raise FieldError(f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value") from e
+            raise FieldError(
+                f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value"
+            ) from e
 
 
 def _matches(name: str | Path, path: Path) -> bool:
@@ -177,15 +179,33 @@ def _go_on(spec: FieldSpec, pieces: Sequence[_Piece]) -> None:
 def _value(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, ragged: str) -> Any:
     if spec.axis in NODES:
         return {} if spec.axis == "dict" else None
+    spec = _agreed(spec, pieces)
     if spec.axis == "ragged":
         return _ragged(spec, pieces, arrays, ragged)
-    build = _followed if spec.next_of else _rows
-    parts = [p for p in (build(spec, piece, arrays) for piece in pieces) if len(p)]
+    parts = [p for p in (_rows(piece.segment.schema.by_name[spec.name], piece, arrays) for piece in pieces) if len(p)]
     stored = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _empty(spec)
     value = dtypes.from_stored(stored, spec.dtype)
     if spec.dtype == "json":
         return [jsontree.loads(text) for text in value]
     return value[-1:].reshape(spec.shape) if spec.scalar else value
+
+
+def _agreed(spec: FieldSpec, pieces: Sequence[_Piece]) -> FieldSpec:
+    """What the segments say of the field. They may differ in next_of and in the width of strings, but in nothing else."""
+    schemas = {id(p.segment.schema): p.segment.schema for p in pieces}
+    if len(schemas) == 1:
+        return spec
+    found = [s.by_name[spec.name] for s in schemas.values()]
+    if all(s.dtype[1:2] == "U" for s in found):
+        widest = max((s.dtype for s in found), key=lambda name: dtypes.to_numpy(name).itemsize)
+        found = [replace(s, dtype=widest) for s in found]
+    if len({(s.axis, s.dtype, s.shape, s.extra, s.scalar) for s in found}) > 1:
+        told = " and ".join(dict.fromkeys(f"{s.dtype}{list(s.shape)} {s.axis}" for s in found))
+        raise FieldError(
+            f"episode {pieces[0].segment.episode_id!r} goes on with another kind of field {show(spec.path)!r} ({told}); read "
+            "its parts one by one with start= and stop=, or leave the field out"
+        )
+    return found[0]
 
 
 def _empty(spec: FieldSpec) -> Array:
@@ -208,6 +228,8 @@ def _taken(spec: FieldSpec, s: Slice, arrays: Arrays) -> Array:
 
 
 def _rows(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
+    if spec.next_of:
+        return _followed(spec, piece, arrays)
     s = piece.slices.get("")
     return _empty(spec) if s is None or s.stop <= s.start else _taken(spec, s, arrays)
 

@@ -111,10 +111,7 @@ class EpisodeIndex:
             return self._at_last("model_weights_uuids")
         lists = self.snapshot.take(self.chains.rows, ["model_weights_uuids"])["model_weights_uuids"].to_pylist()
         ends = self.chains.offsets.tolist()
-        joined = [
-            list(dict.fromkeys(u for uuids in lists[a:b] for u in uuids or ()))
-            for a, b in pairwise(ends)
-        ]
+        joined = [list(dict.fromkeys(u for uuids in lists[a:b] for u in uuids or ())) for a, b in pairwise(ends)]
         return pa.chunked_array([pa.array(joined, pa.list_(pa.string()))])
 
     def mask(self, **conditions: Any) -> Mask:

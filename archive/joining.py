@@ -105,7 +105,9 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     parts = [staged[r] for r in sorted(staged)]
     _check_agree(joint, parts)
     with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-        rows = dict(zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True))
+        rows = dict(
+            zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True)
+        )
     transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
     joint = replace(joint, ordinal=max(f.index["ordinal"] for f in parts))  # ranks may have counted apart
 
@@ -122,7 +124,9 @@ def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
     for key in ("step", "world_size", "run", "replay_saved"):
         values = {f.index["rank"]: f.index[key] for f in parts}
         if len(set(values.values())) > 1:
-            raise CheckpointError(f"the ranks do not agree on the {key} of checkpoint {joint.name!r}: {values}; nothing was committed")
+            raise CheckpointError(
+                f"the ranks do not agree on the {key} of checkpoint {joint.name!r}: {values}; nothing was committed"
+            )
 
 
 def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:

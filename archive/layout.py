@@ -41,9 +41,13 @@ def request_key(name: str) -> str:
     return f"requests/{name}.json"
 
 
-def agreement_key(session: str, request: str, rank: int) -> str:
-    """At which step a rank is ready for the checkpoint of a request."""
-    return f"sessions/{escape(session)}/requests/{request}/rank-{rank:05d}.json"
+def agreement_folder(session: str, number: int) -> str:
+    return f"sessions/{escape(session)}/requests/{number:06d}"
+
+
+def agreement_key(session: str, number: int, rank: int) -> str:
+    """At which step a rank is ready for the checkpoint of a round of requests."""
+    return f"{agreement_folder(session, number)}/rank-{rank:05d}.json"
 
 
 def manifest_key(nonce: str, session: str, kind: str) -> str:

@@ -92,7 +92,9 @@ class LiveSet:
             merged = _merged(Runs(*map(np.concatenate, zip(self._runs, *self._added, strict=True))))
             merged = _cut_before(merged, self._before)
             for env, holes in self._holes.items():
-                merged = _without(merged, env, *merge_runs(*(np.concatenate(edges) for edges in zip(*holes, strict=True))))
+                merged = _without(
+                    merged, env, *merge_runs(*(np.concatenate(edges) for edges in zip(*holes, strict=True)))
+                )
             self._runs, self._added, self._before, self._holes = merged, [], {}, {}
         return self._runs
 
@@ -128,9 +130,11 @@ def _cut_before(runs: Runs, before: dict[int, int]) -> Runs:
 
 def _without(runs: Runs, env: int, hole_start: Ints, hole_stop: Ints) -> Runs:
     """Runs of one env row minus ranges of positions (sorted, apart); the other rows untouched."""
-    if len(holes) == 0:
+    if len(hole_start) == 0:
         return runs
-    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~np.isin(runs.position, holes))
+    before = np.searchsorted(hole_start, runs.position, side="right") - 1
+    inside = (before >= 0) & (runs.position < hole_stop[np.maximum(before, 0)])
+    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~inside)
     mine = (runs.env == env) & (runs.length > 0)
     own, start, stop = runs.pick(mine), runs.position[mine], (runs.position + runs.length)[mine]
     edges = np.unique(np.concatenate([start, stop, hole_start, hole_stop]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from archive import layout, tables
 from archive.commits import Body, Commit
 from archive.errors import CorruptManifestError, MissingObjectError
 from archive.folding import files_to_keep
 from archive.packing import checksum
+from archive.ranges import ByteRange
 from archive.storage import Storage
 
 if TYPE_CHECKING:
@@ -44,7 +45,16 @@ def _bounds(table: pa.Table) -> FileRef:
     return out
 
 
-def checked(storage: Storage, ref: Mapping[str, Any], data: bytes) -> bytes:
+class Reads(Protocol):
+    """What reading manifest files takes: a Storage, or several roots as one."""
+
+    @property
+    def url(self) -> str: ...
+    def full_url(self, key: str) -> str: ...
+    def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]: ...
+
+
+def checked(storage: Reads, ref: Mapping[str, Any], data: bytes) -> bytes:
     """The bytes of a manifest file, if they are those that the commit names."""
     if len(data) != ref["bytes"] or checksum(data) != ref["crc32c"]:
         raise CorruptManifestError(
@@ -54,10 +64,8 @@ def checked(storage: Storage, ref: Mapping[str, Any], data: bytes) -> bytes:
     return data
 
 
-def fetch(storage: Storage, refs: Sequence[FileRef]) -> list[bytes]:
+def fetch(storage: Reads, refs: Sequence[FileRef]) -> list[bytes]:
     """The checked bytes of manifest files, fetched together."""
-    from archive.storage import ByteRange
-
     try:
         parts = storage.get_ranges([ByteRange(ref["path"], 0, ref["bytes"]) for ref in refs])
     except MissingObjectError as e:

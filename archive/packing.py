@@ -7,15 +7,24 @@ members give equal bytes. Our own reader never parses it: the table of `Placed` 
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from archive.errors import CorruptChunkError
+from archive.errors import CorruptChunkError, FieldError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 Buffer = bytes | memoryview
 
+_SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
 _STORED, _DEFLATED = 0, 8
 _DATE_1980 = 0x21  # 1 January 1980, midnight: the earliest that a ZIP can say
 _UTF8_NAMES = 0x800
@@ -66,6 +75,33 @@ def hulls(ranges: Sequence[tuple[int, int]], chunk_rows: int) -> list[tuple[int,
     return [around.get(one, one) for one in ranges]
 
 
+def check_paths(paths: Iterable[str]) -> None:
+    """FieldError for a path that zarr would not take, or that lies inside another."""
+    known = set(paths)
+    for path in known:
+        segments = path.split("/")
+        if not all(_SEGMENT.fullmatch(segment) for segment in segments):
+            raise FieldError(f"Field {path!r} is no zarr path of segments of A-Z, a-z, 0-9, _, %, -: escape it before.")
+        if any("/".join(segments[:depth]) in known for depth in range(1, len(segments))):
+            raise FieldError(f"Field {path!r} lies inside another field, which is an array: rename one of them.")
+
+
+def dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+    """Names for xarray, which wants one length per name: "step" where rows are as many as in most arrays.
+
+    The others have a dot, which no path segment has, so that no name is an array's and makes it an index.
+    """
+    lengths = Counter(len(array) for array in arrays.values())
+    common = max(lengths, key=lambda length: (lengths[length], length), default=0)
+    step = "step." if any(path.rpartition("/")[2] == "step" for path in arrays) else "step"
+    names = {}
+    for path, array in arrays.items():
+        dotted = path.replace("/", ".")
+        first = step if len(array) == common else f"{dotted}.row"
+        names[path] = [first, *(f"{dotted}.dim_{axis}" for axis in range(1, array.ndim))]
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One named run of bytes of a shard, before it has a place."""
@@ -76,6 +112,11 @@ class Member:
     chunk: int  # index along axis 0, -1 for metadata
     rows: int  # rows per chunk, 0 for metadata
     crc32c: int  # of metadata: of `data`; of a chunk: the one that it ends in
+    tail: bytes = b""  # follows `data`, where joining the two would copy it
+
+    @property
+    def size(self) -> int:
+        return size_of(self.data) + len(self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +186,7 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
         entry = _entry(member, data, position)
         header = entry.local_header()
         row = _place(member, data, position + len(header))
-        buffers += [header, data]
+        buffers += [header, data, member.tail] if member.tail else [header, data]
         placed.append(row)
         entries.append(entry)
         position = row.offset + row.size
@@ -153,9 +194,12 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
     return buffers, placed
 
 
-def loose(members: Sequence[Member]) -> tuple[list[tuple[str, Buffer]], list[Placed]]:
+def loose(members: Sequence[Member]) -> tuple[list[tuple[str, Buffer | list[Buffer]]], list[Placed]]:
     """Each member as an object of its own, nothing deflated, and the same table with all offsets 0."""
-    return [(m.name, m.data) for m in members], [_place(m, m.data, 0) for m in members]
+    objects: list[tuple[str, Buffer | list[Buffer]]] = [
+        (m.name, [m.data, m.tail] if m.tail else m.data) for m in members
+    ]
+    return objects, [_place(m, m.data, 0) for m in members]
 
 
 def inflate(data: Buffer) -> bytes:
@@ -185,13 +229,14 @@ def _deflate(data: Buffer) -> bytes:
 
 def _place(member: Member, data: Buffer, offset: int) -> Placed:
     crc = member.crc32c if data is member.data else checksum(data)
-    return Placed(member.name, member.array, member.chunk, member.rows, offset, size_of(data), crc)
+    size = size_of(data) + len(member.tail)
+    return Placed(member.name, member.array, member.chunk, member.rows, offset, size, crc)
 
 
 def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
     method = _STORED if data is member.data else _DEFLATED
-    crc32 = zlib.crc32(member.data)
-    return _Entry(member.name.encode(), method, crc32, size_of(data), size_of(member.data), offset)
+    crc32 = zlib.crc32(member.tail, zlib.crc32(member.data))
+    return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
 
 
 def checksum(data: Buffer) -> int:

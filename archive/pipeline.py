@@ -156,7 +156,7 @@ class Pipeline:
         attributes: dict[str, Any] = {
             "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
         }
-        return shards.encode(slab.arrays, attributes=attributes, compression=self._compression)
+        return shards.encode(slab.arrays, attributes=attributes, compression=self._compression, copy=False)
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
         """Write one encoded shard; its rows of the chunk table."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from archive import chunkindex, fetching, fields, manifest, schema, tables
+from archive.bases import Roots, join_key, split_key
 from archive.chunkindex import ShardIndex, ShardReads
 from archive.errors import ArchiveError, CorruptChunkError, CorruptManifestError, IntegrityError, StorageError
 from archive.manifest import Snapshot
@@ -47,6 +48,7 @@ class Reader:
         self._schemas: dict[str, ShardSchema] = {}
         self._indexes: dict[str, ShardIndex] = {}
         self._files: set[str] = set()
+        self._roots = Roots(snapshot.storage, snapshot.commit.body.get("bases", {}))
         self._views: dict[str, ShardView] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,10 +109,11 @@ class Reader:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
         refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
         refs = {path: ref for path, ref in refs.items() if path not in self._files}
-        storage = self.snapshot.storage
-        for data, ref in zip(manifest.fetch(storage, list(refs.values())), refs.values(), strict=True):
-            table = tables.loads(data, "chunks", where=storage.full_url(ref["path"]))
-            self._indexes.update(chunkindex.from_table(table))
+        for data, ref in zip(manifest.fetch(self._roots, list(refs.values())), refs.values(), strict=True):
+            table = tables.loads(data, "chunks", where=self._roots.full_url(ref["path"]))
+            base = split_key(ref["path"])[0]
+            for shard, index in chunkindex.from_table(table).items():
+                self._indexes[join_key(base, shard)] = replace(index, shard=join_key(base, shard))
             self._files.add(ref["path"])
 
     def _arrays(self, slices: Sequence[tuple[Segment, Slice]]) -> fields.Arrays:
@@ -130,7 +133,7 @@ class Reader:
     def _fetched(self, plan: ReadPlan, owners: Mapping[str, str]) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
         """The blocks of each shard, in order; bounded bytes are fetched ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
-        blocks = self.snapshot.storage.iter_ranges(requests, max_bytes=MAX_AHEAD_BYTES)
+        blocks = self._roots.iter_ranges(requests, max_bytes=MAX_AHEAD_BYTES)
         for shard, reads in plan.shards.items():
             try:
                 yield shard, reads, [next(blocks) for _ in reads.requests]

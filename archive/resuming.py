@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -74,6 +75,7 @@ def take_over(
     distinct = list(dict.fromkeys([*numbers.tolist(), *others.values()]))
     place = {number: i for i, number in enumerate(distinct)}
     known = _known(source, distinct, pieces, env, position, set(others))
+    known = _without_live_steps(known, {place[others[name]]: e for e, name in opened.items()}, next_positions)
     streams, codes = _streams(source, pieces)
     starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.row] + pieces.lo
     episode = np.array([place[int(n)] for n in numbers], np.int64)
@@ -115,6 +117,18 @@ def _known(
         e, begin = begins.get(number, (-1, 0))
         rest = _unfinished(row) if row["episode_id"] in unfinished else None
         out.append(KnownEpisode(row["episode_id"], e, begin, not first, not row["last"] and rest is None, rest))
+    return out
+
+
+def _without_live_steps(
+    known: Sequence[KnownEpisode], open_at: Mapping[int, int], next_positions: Mapping[int, int]
+) -> list[KnownEpisode]:
+    """Open episodes whose steps have all left the buffer stand in the env row that they go on in."""
+    out = list(known)
+    for place, env in open_at.items():
+        rest = out[place].unfinished
+        if out[place].env_id != env and rest is not None:
+            out[place] = replace(out[place], env_id=env, begin=next_positions.get(env, rest.stored) - rest.stored)
     return out
 
 

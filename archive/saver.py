@@ -7,7 +7,7 @@ import logging
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
@@ -22,12 +22,11 @@ from archive.joining import Joint, all_staged, commit, join
 from archive.names import check_text
 from archive.pipeline import Batch, Written
 from archive.progress import rollback
+from archive.progressbar import Progress, on_terminal
 from archive.saving import Request, SavedColumns
 from archive.sessions import Place
 from archive.staged import StagedFile
 from archive.storage import Storage
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 class Pending:
@@ -78,8 +77,16 @@ class Pending:
         return self.future.exception()
 
     def tell(self, phase: str, **more: Any) -> None:
-        if self._on_progress is not None:
+        """Tell on_progress; what it raises is logged, and the checkpoint goes on without it."""
+        if self._on_progress is None:
+            return
+        try:
             self._on_progress({"phase": phase, "name": self.name, "step": self.request.step, **more})
+        except Exception:
+            self._on_progress = None
+            logging.getLogger("archive").exception(
+                "on_progress of checkpoint %r failed; it is not called again", self.name
+            )
 
     def __repr__(self) -> str:
         what = "under way" if not self.done() else "failed" if self.future.exception() else "committed"
@@ -116,7 +123,7 @@ class Saver:
         self, request: Request, cuts: Sequence[Cut], batch: Batch, uncommitted: list[Written], timeout_s: float,
         on_progress: Progress | None,
     ) -> Pending:  # fmt: skip
-        pending = self._pending = Pending(self, request, timeout_s, on_progress)
+        pending = self._pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         self._run(pending, lambda: self._save(pending, cuts, batch, uncommitted, timeout_s))
         return pending
 
@@ -129,9 +136,13 @@ class Saver:
 
         def job() -> None:
             try:
-                future.set_result(work())
+                made = work()
+                pending.tell("committed", commit=made.number)
             except BaseException as error:
+                pending.tell("failed", error=str(error))
                 future.set_exception(error)
+            else:
+                future.set_result(made)
 
         self._thread.submit(job)
 
@@ -159,7 +170,6 @@ class Saver:
             self._columns, self.durable = pending.columns, request.step
         self._committed(made, pending.written if request.save_replay else [])
         _log_discarded(about)
-        pending.tell("committed", commit=made.number)
         return Checkpoint(self._storage, made)
 
     def _join(self, joint: Joint, timeout_s: float) -> Commit:
@@ -203,7 +213,11 @@ def _json(value: Any, where: str) -> str | None:
 def _log_discarded(about: Mapping[str, Any]) -> None:
     for reason, counts in about["discarded"].items():
         logging.getLogger("archive").info(
-            "checkpoint %r left out %d %s episodes with %d steps", about["name"], counts["episodes"], reason, counts["steps"]
+            "checkpoint %r left out %d %s episodes with %d steps",
+            about["name"],
+            counts["episodes"],
+            reason,
+            counts["steps"],
         )
 
 

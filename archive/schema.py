@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from archive.errors import CorruptManifestError, FieldError
@@ -134,7 +135,7 @@ class ShardSchema:
         }
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:16]
 

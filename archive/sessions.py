@@ -8,6 +8,7 @@ import secrets
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from archive import commits, layout
 from archive.commits import CommitLog
@@ -88,12 +89,15 @@ def _session(world_size: int) -> str:
     return f"{job}-{restart}"
 
 
-def open_session(log: CommitLog, who: Place) -> None:
-    """Take the place: one writer per session and rank, and the newest session of its run."""
+def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None) -> None:
+    """Take the place: one writer per session and rank, and the newest session of its run.
+
+    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.
+    """
     _claim_rank(log.storage, who)
     if log.catch_up().runs.get(who.run, {}).get("session") == who.session:
         return
-    log.append(f"{who.session}/open/{who.run}", lambda parent, _: commits.opened(parent, who.run, who.session))
+    log.append(f"{who.session}/open/{who.run}", lambda parent, _: commits.opened(parent, who.run, who.session, keep))
     commits.fence(log.head, who.run, who.session)
 
 

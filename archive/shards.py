@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from archive import rawchunks
 from archive.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, StorageError, UsageError
-from archive.packing import Buffer, Member, checksum, hulls, rows_per_chunk
+from archive.packing import Buffer, Member, check_paths, checksum, dimension_names, hulls, rows_per_chunk
 from archive.packing import member_name as member_name
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ Chunks = Mapping[str, Buffer]  # member name -> stored bytes
 
 _MAX_NDIM = 8
 _ROOT = "zarr.json"
-_SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
 _OUR_CODECS = frozenset({"bytes", "vlen-utf8", "zstd", "gzip", "crc32c"})
 _NOT_CONSOLIDATED = {"kind": "inline", "must_understand": False, "metadata": {}}
 
@@ -40,26 +38,37 @@ def encode(
     attributes: Mapping[str, Any],
     compression: str | None = "zstd:1",
     chunk_bytes: int | None = None,
+    copy: bool = True,
 ) -> list[Member]:
     """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
 
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
-    "zstd:LEVEL", "gzip:LEVEL" or None. The input is copied: it may be changed once this returns.
+    "zstd:LEVEL", "gzip:LEVEL" or None. The input is copied, so it may be changed once this returns, unless `copy` is
+    False: then what is not compressed shares its memory.
     """
     import zarr
 
-    _check_paths(arrays)
+    check_paths(arrays)
     prepared = {path: _prepared(path, array) for path, array in arrays.items()}
     encoded: dict[str, Any] = {}  # zarr key -> zarr buffer
     group = zarr.create_group(zarr.storage.MemoryStore(encoded), attributes=_json_safe(attributes), zarr_format=3)
-    names = _dimension_names(prepared)
+    names = dimension_names(prepared)
     chunk_rows: dict[str, int] = {}
+    shared = {p for p, a in prepared.items() if not copy and compression is None and rawchunks.storable(a)}
     for path, array in prepared.items():
         chunk_rows[path] = rows_per_chunk(len(array), _field_bytes(array), chunk_bytes)
-        _write(group, path, array, chunk_rows[path], compression, names[path])
+        created = _create(group, path, array, chunk_rows[path], compression, names[path])
+        if path not in shared:
+            created[...] = array
     if compression and compression.startswith("gzip"):
         _remove_dates(encoded)
-    return [*_metadata_members(encoded), *_chunk_members(encoded, prepared, chunk_rows)]
+    chunks = {
+        path: _shared_chunks(path, array, chunk_rows[path])
+        if path in shared
+        else _encoded_chunks(encoded, path, array, chunk_rows[path])
+        for path, array in prepared.items()
+    }
+    return [*_metadata_members(encoded), *_smallest_first(chunks)]
 
 
 def decode(metadata: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
@@ -107,11 +116,12 @@ class ShardView:
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
         """As `read`, for several ranges: the array is opened once, and each chunk decoded once."""
         array, ranges = self._open(path, chunks), list(ranges)
+        plain = rawchunks.readable(self._node(path))
         for start, stop in ranges:
             if not 0 <= start <= stop <= array.shape[0]:
                 raise UsageError(f"Rows {start} to {stop} of array {path!r} are outside its 0 to {array.shape[0]}.")
         around = hulls(ranges, array.chunks[0])
-        blocks = {hull: _rows(array, path, *hull) for hull in set(around)}
+        blocks = {hull: _rows(array, path, *hull, chunks if plain else None) for hull in set(around)}
         return [
             blocks[hull][start - hull[0] : stop - hull[0]] for hull, (start, stop) in zip(around, ranges, strict=True)
         ]
@@ -146,7 +156,11 @@ class ShardView:
         return node
 
 
-def _rows(array: zarr.Array[Any], path: str, start: int, stop: int) -> Array:
+def _rows(array: zarr.Array[Any], path: str, start: int, stop: int, plain: Chunks | None) -> Array:
+    if plain is not None:
+        rows = rawchunks.rows(plain, path, array.dtype, array.shape, array.chunks, start, stop)
+        if rows is not None:
+            return rows
     try:
         return _as_numpy(array[start:stop])
     except (StorageError, MemoryError):
@@ -170,16 +184,6 @@ def _blame(array: zarr.Array[Any], path: str, start: int, stop: int, error: Exce
             name = member_name(path, array.ndim, chunk)
             return f"Chunk {chunk} of array {path!r} (member {name!r}) does not decode: {own!r}. The object is damaged."
     return f"Rows {start} to {stop} of array {path!r} do not decode: {error!r}. The object is damaged."
-
-
-def _check_paths(paths: Iterable[str]) -> None:
-    known = set(paths)
-    for path in known:
-        segments = path.split("/")
-        if not all(_SEGMENT.fullmatch(segment) for segment in segments):
-            raise FieldError(f"Field {path!r} is no zarr path of segments of A-Z, a-z, 0-9, _, %, -: escape it before.")
-        if any("/".join(segments[:depth]) in known for depth in range(1, len(segments))):
-            raise FieldError(f"Field {path!r} lies inside another field, which is an array: rename one of them.")
 
 
 def _json_safe(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,22 +222,6 @@ def _field_bytes(array: Array) -> int:
     return sum(len(text.encode()) + 4 for text in array.flat)
 
 
-def _dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-    """Names for xarray, which wants one length per name: "step" where rows are as many as in most arrays.
-
-    The others have a dot, which no path segment has, so that no name is an array's and makes it an index.
-    """
-    lengths = Counter(len(array) for array in arrays.values())
-    common = max(lengths, key=lambda length: (lengths[length], length), default=0)
-    step = "step." if any(path.rpartition("/")[2] == "step" for path in arrays) else "step"
-    names = {}
-    for path, array in arrays.items():
-        dotted = path.replace("/", ".")
-        first = step if len(array) == common else f"{dotted}.row"
-        names[path] = [first, *(f"{dotted}.dim_{axis}" for axis in range(1, array.ndim))]
-    return names
-
-
 def _codecs(compression: str | None) -> list[Any]:
     """The compressor, if any, then crc32c: last, so that it covers what is stored."""
     from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
@@ -253,17 +241,17 @@ def _codecs(compression: str | None) -> list[Any]:
         ) from error
 
 
-def _write(
+def _create(
     group: zarr.Group,
     path: str,
     array: Array,
     chunk_rows: int,
     compression: str | None,
     dimension_names: list[str],
-) -> None:
+) -> zarr.Array[Any]:
     from zarr.codecs import BytesCodec, VLenUTF8Codec
 
-    created = group.create_array(
+    return group.create_array(
         path,
         shape=array.shape,
         dtype=array.dtype,
@@ -274,7 +262,6 @@ def _write(
         dimension_names=dimension_names,
         config={"write_empty_chunks": True, "order": "C"},
     )
-    created[...] = array
 
 
 def _remove_dates(encoded: Mapping[str, Any]) -> None:
@@ -304,21 +291,26 @@ def _metadata_member(name: str, node: Mapping[str, Any]) -> Member:
     return Member(name, data, "", -1, 0, checksum(data))
 
 
-def _chunk_members(
-    encoded: Mapping[str, Any], arrays: Mapping[str, Array], chunk_rows: Mapping[str, int]
-) -> list[Member]:
-    stored: dict[str, list[Member]] = {}
-    for path, array in arrays.items():
-        rows = chunk_rows[path]
-        count = math.ceil(len(array) / rows) if array.size else 0
-        names = [member_name(path, array.ndim, chunk) for chunk in range(count)]
-        buffers = [memoryview(encoded[name].as_numpy_array()).cast("B") for name in names]
-        stored[path] = [
-            Member(name, data, path, chunk, rows, own_checksum(data))
-            for chunk, (name, data) in enumerate(zip(names, buffers, strict=True))
-        ]
-    smallest_first = sorted(stored, key=lambda path: (sum(len(m.data) for m in stored[path]), path))
-    return [member for path in smallest_first for member in stored[path]]
+def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: int) -> list[Member]:
+    count = math.ceil(len(array) / rows) if array.size else 0
+    names = [member_name(path, array.ndim, chunk) for chunk in range(count)]
+    buffers = [memoryview(encoded[name].as_numpy_array()).cast("B") for name in names]
+    return [
+        Member(name, data, path, chunk, rows, own_checksum(data))
+        for chunk, (name, data) in enumerate(zip(names, buffers, strict=True))
+    ]
+
+
+def _shared_chunks(path: str, array: Array, rows: int) -> list[Member]:
+    return [
+        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
+        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows))
+    ]
+
+
+def _smallest_first(chunks: Mapping[str, list[Member]]) -> list[Member]:
+    order = sorted(chunks, key=lambda path: (sum(m.size for m in chunks[path]), path))
+    return [member for path in order for member in chunks[path]]
 
 
 def own_checksum(data: bytes | memoryview) -> int:

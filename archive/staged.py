@@ -66,7 +66,9 @@ class StagedFile:
     def tables(self, *kinds: str) -> list[Any]:
         """Staged rows of manifest tables."""
         files = self.files([f"{kind}.parquet" for kind in kinds])
-        return [tables.loads(d, kind, where=f"{kind} rows in {self.where}") for d, kind in zip(files, kinds, strict=True)]
+        return [
+            tables.loads(d, kind, where=f"{kind} rows in {self.where}") for d, kind in zip(files, kinds, strict=True)
+        ]
 
     @cached_property
     def arrays_index(self) -> ShardIndex:

@@ -61,6 +61,7 @@ class Storage:
         self.concurrency = concurrency
         self.deadline_s = deadline_s
         self.stats = IOStats()
+        self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
 
     @classmethod
     def connect(
@@ -85,7 +86,11 @@ class Storage:
         return f"Storage({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._root, self.concurrency, self.deadline_s, self._single_writer)
+        return (
+            type(self),
+            (self._root, self.concurrency, self.deadline_s, self._single_writer),
+            {"allowed_bases": self.allowed_bases},
+        )
 
     def full_url(self, key: str) -> str:
         """Where `key` is, for people."""

@@ -31,6 +31,7 @@ class EpisodeRecord:
     metadata: dict[str, Any] = field(default_factory=dict)
     replaces: bool = False
     end: int | None = None  # position after its last step, once it has ended
+    ended: int = 0  # in which epoch that was
     broken: bool = False  # it ended without a last step (reason says why)
     sealed: bool = False  # a segment row says that it has ended
     terminated: bool | None = None
@@ -77,6 +78,7 @@ class Streams:
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
         self.records: dict[int, EpisodeRecord] = {}
+        self.epoch = 0  # how many slabs have been sent
         self._count = 0
         self._broken_off: list[int] = []
 
@@ -212,7 +214,7 @@ class Streams:
             record = self.records.get(index)
             if record is not None and record.end is None:
                 record.broken, record.reason = True, "gap" if jump[i] else "interrupted"
-                record.end = int(before[i])
+                record.end, record.ended = int(before[i]), self.epoch
                 self._broken_off.append(index)
 
     def _finish(self, rows: Rows, order: Ints, last: Mask, episodes: Ints, positions: Ints) -> None:
@@ -220,7 +222,7 @@ class Streams:
             record = self.records[int(episodes[i])]
             record.terminated = None if rows.terminated is None else bool(rows.terminated[order[i]])
             record.truncated = None if rows.truncated is None else bool(rows.truncated[order[i]])
-            record.end = int(positions[i]) + 1
+            record.end, record.ended = int(positions[i]) + 1, self.epoch
 
 
 def _sorted(mask: Mask | None, order: Ints) -> Mask:

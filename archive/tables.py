@@ -120,6 +120,8 @@ def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
 def _constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
+    if value is None:  # not as a dictionary's entry, which could not be unified
+        return pa.nulls(count, kind)
     if pa.types.is_dictionary(kind):
         indices = pa.array([0], pa.int32()).take(pa.repeat(pa.scalar(0), count)) if count else pa.array([], pa.int32())
         return pa.DictionaryArray.from_arrays(indices, pa.array([value], pa.string()))

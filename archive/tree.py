@@ -238,7 +238,7 @@ def _concatenated(pieces: list[Array], where: str) -> Array:
     kinds = {(p.dtype, p.shape[1:]) for p in full}
     if len(kinds) > 1:
         raise FieldError(f"field {where} is ragged: its steps differ in dtype or in all but the first axis: {kinds}")
-    return np.concatenate(full) if full else np.zeros(0)
+    return np.concatenate(full, dtype=full[0].dtype) if full else np.zeros(0)
 
 
 def _json_rows(leaf: Any, where: str) -> Array:

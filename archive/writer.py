@@ -21,6 +21,7 @@ from archive.manifest import Snapshot
 from archive.names import check_text
 from archive.pipeline import Pipeline, Written
 from archive.ranges import Ints
+from archive.retention import Keep
 from archive.saver import Pending, Saver, finish_at_exit
 from archive.saving import rows_of
 from archive.schema import Schema
@@ -42,7 +43,7 @@ class Writer:
 
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str, compression: str | None,
-        on_commit: Callable[[Commit], None], resume: Resume | None = None,
+        on_commit: Callable[[Commit], None], resume: Resume | None = None, keep: Keep | None = None,
     ) -> None:  # fmt: skip
         self._storage, self._log, self._place, self._schema, self._on_commit = storage, log, place, schema, on_commit
         self._lock = threading.RLock()
@@ -50,10 +51,9 @@ class Writer:
         self._closed = False
         self._uncommitted: list[Written] = []
         self._rows_lock = threading.Lock()
-        self._count = 0
         self._ids = Ids(place, self._known_ids)
         self._known_at = -1
-        open_session(log, place)
+        open_session(log, place, None if keep is None else keep.to_json())
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression)
         self._saver = Saver(storage, log, place, self._saved)
@@ -78,6 +78,10 @@ class Writer:
     def append(self, steps: Any, **options: Any) -> Ints:
         """Append steps of env rows; their positions. Options as `Buffer.append`."""
         return Buffer(self, self._main).append(steps, **options)
+
+    def next_position(self, env_id: int) -> int:
+        """Position that the next step of an env row gets; 0 for one that has none."""
+        return Buffer(self, self._main).next_position(env_id)
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added from now on, in all buffers of this writer that exist."""
@@ -172,9 +176,10 @@ class Writer:
         save_replay=False skips the buffers: progress is rolled back, and `unconsumed` (or what `rewind()` gives) lists
         what was drawn and not trained on.  incomplete: "keep" or "drop" headless and open episodes (counted).
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
+        on_progress: called in the background with {"phase", "name", "step", ...}; default: a bar, on a terminal.
         """
         with self._entered():
-            self._settle()
+            self._saver.give_up() if partial else self._settle()
             if unconsumed is None and rewind is not None:
                 unconsumed = rewind()
             request = self._saver.request(
@@ -217,10 +222,10 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or error is None:
             self.close()
-        else:
-            self._end()
+        elif failed := self._end():
+            error.add_note(f"a checkpoint that was under way failed too: {failed}")
 
     def __getstate__(self) -> Any:
         raise UsageError("a Writer does not pickle: open one in each process with arc.writer(rank=...)")
@@ -267,11 +272,13 @@ class Writer:
         with self._rows_lock:
             self._uncommitted += written
 
-    def _end(self) -> None:
+    def _end(self) -> BaseException | None:
+        """Finish what is under way; the error of a checkpoint that nobody has seen."""
         self._closed = True
         self._stop_watching()
-        self._saver.close()
+        failed = self._saver.close()
         self._pipeline.close()
+        return failed
 
     def _saved(self, commit: Commit, rows: Sequence[Written]) -> None:
         """These rows have been committed."""
@@ -288,19 +295,19 @@ class Writer:
         segments, chunks = rows_of(pending)
         if segments.num_rows == 0:
             return self._log.head
-        self._count += 1
 
         def build(parent: Commit, attempt: int) -> Body:
             commits.fence(parent, self.run, self.session)
-            self._check_claims(parent)
             return self._body(parent, attempt, segments, chunks, message)
 
-        commit = self._log.append(f"{self.session}/{self.rank}/commit-{self._count}", build)
+        # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
+        commit = self._log.append(f"{self.session}/{self.rank}/rows-{segments['sequence'][-1].as_py()}", build)
         self._saved(commit, pending)
         return commit
 
     def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:
         fresh, places, sequences = fresh_rows(parent, self._place, {self.rank: (segments, chunks)})
+        self._check_claims(parent, fresh["episode_id"].to_pylist())
         chunk_file = manifest.write(self._storage, self.session, "chunks", places) if places.num_rows else None
         body, _ = manifest.add_rows(
             self._storage, self.session, "segments", parent, stamped(fresh, chunk_file), fold=attempt == 0
@@ -316,12 +323,13 @@ class Writer:
         self._known_at = self._log.catch_up().number
         return set(Snapshot(self._storage, self._log.head).columns(["episode_id"])["episode_id"].to_pylist())
 
-    def _check_claims(self, parent: Commit) -> None:
+    def _check_claims(self, parent: Commit, fresh: Sequence[str]) -> None:
         """Ids given by the user may have been committed by another writer since they were claimed."""
-        if not self._ids.claimed or parent.number <= self._known_at:
+        claimed = self._ids.claimed.intersection(fresh)
+        if not claimed or parent.number <= self._known_at:
             return
         taken = Snapshot(self._storage, parent).columns(["episode_id"])["episode_id"].to_pylist()
-        clash = sorted(self._ids.claimed.intersection(taken))
+        clash = sorted(claimed.intersection(taken))
         if clash:
             raise DuplicateEpisodeError(
                 f"another writer committed an episode {clash[0]!r} at the same time ({len(clash)} in all); nothing was "

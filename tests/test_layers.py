@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
         0,
         (
             *("errors", "names", "jsontree", "statetree", "progress", "tree", "dtypes", "schema", "layout", "ranges"),
-            *("packing", "tables", "folding", "chains", "live", "rules", "streams", "blocks", "treecodec"),
+            *("packing", "rawchunks", "tables", "folding", "chains", "live", "rules", "streams", "blocks", "treecodec"),
             *("_failures", "_iostats", "_root"),
         ),
     ),

@@ -1,0 +1,68 @@
+"""Tool: the command line. Each command opens an archive, calls the library and prints.
+
+To add one: write it in a module of this package (click, with the decorators of `options`), and name it in COMMANDS.
+Nothing heavy is imported before a command runs.
+
+Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 the call is wrong.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from archive.errors import ArchiveError, UsageError
+from archive.version import __version__
+
+COMMANDS = {  # name: module and function; the order of --help
+    "demo": "demo:demo",
+    "info": "look:info",
+    "ls": "look:ls",
+    "episodes": "episodes:episodes",
+    "show": "episodes:show",
+    "log": "look:log",
+}
+DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
+
+
+class Failed(click.ClickException):
+    """One line for the user, and the exit code."""
+
+    def __init__(self, error: BaseException) -> None:
+        known = isinstance(error, ArchiveError)
+        text = " ".join(str(error).split()) or type(error).__name__
+        hint = "" if known else f" ({type(error).__name__}, unexpected: run it again with --debug, and report it)"
+        super().__init__(text + hint)
+        self.exit_code = 2 if isinstance(error, UsageError) else 1
+
+
+class Commands(click.Group):
+    """Commands that are imported when they are called, and whose errors are one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            raise Failed(error) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="archive")
+def main() -> None:
+    """Replay buffers and trajectories on any object store."""

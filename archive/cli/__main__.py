@@ -1,0 +1,7 @@
+"""Tool: `python -m archive.cli`, for where the console script is not on the path."""
+
+from __future__ import annotations
+
+from archive.cli import main
+
+main(prog_name="archive")

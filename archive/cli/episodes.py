@@ -1,0 +1,128 @@
+"""Tool: `archive episodes` and `show`: find episodes, and look at one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archive.cli import output
+from archive.cli.options import Target, on_archive
+
+if TYPE_CHECKING:
+    from archive import Episode, Episodes
+
+SHOWN = (
+    "episode_id",
+    "length",
+    "return",
+    "complete",
+    "weights",
+    "updates",
+    "env_id",
+    "rank",
+    "buffer",
+    "commit",
+    "metadata",
+)
+
+
+class UpdateRange(click.ParamType):
+    """A number, or START:STOP, half-open; either side may be left out."""
+
+    name = "N|START:STOP"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        start, colon, stop = str(value).partition(":")
+        try:
+            return (int(start) if start else None, int(stop) if stop else None) if colon else int(start)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor START:STOP", param, ctx)
+
+
+@click.command()
+@click.option("--weights", "model_weights_uuid", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
+@click.option("--updates", "update_count", type=UpdateRange(), help="Of these update counts, STOP not included.")
+@click.option("--where", metavar="CONDITION", help="As in \"return > 10 and metadata.task = 'push'\".")
+@click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
+@click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
+@click.option("--limit", "-n", default=20, show_default=True, help="How many, of the newest; 0 for all.")
+@on_archive()
+def episodes(target: Target, limit: int, **conditions: Any) -> None:
+    """Find episodes. Reads no data."""
+    asked = {name: value for name, value in conditions.items() if value not in (None, ())}
+    found = target.open().episodes.filter(**{n: list(v) if n in _SEVERAL else v for n, v in asked.items()})
+    shown = found[-limit:] if limit else found
+    rows = [_summary(row) for row in shown.table.to_pylist()]
+    if target.as_json:
+        output.as_json({"found": len(found), "episodes": rows})
+        return
+    output.table(([_in_short(row)[c] for c in SHOWN] for row in rows), SHOWN)
+    click.echo(_count(found, len(rows)))
+
+
+_SEVERAL = ("model_weights_uuid", "buffer")
+
+
+def _count(found: Episodes, shown: int) -> str:
+    more = f", the newest {shown} shown; --limit 0 shows all" if shown < len(found) else ""
+    return f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}"
+
+
+def _summary(row: dict[str, Any]) -> dict[str, Any]:
+    from archive import jsontree
+
+    return row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}}
+
+
+def _in_short(row: dict[str, Any]) -> dict[str, Any]:
+    low, high = row["update_count_min"], row["update_count_max"]
+    updates = None if low is None else str(low) if low == high else f"{low} to {high}"
+    return row | {
+        "weights": row["model_weights_uuids"] or None,
+        "updates": updates,
+        "metadata": row["metadata"] or None,
+    }
+
+
+@click.command()
+@click.argument("episode_id")
+@click.option(
+    "--read", "-r", "names", multiple=True, metavar="FIELD", help="Print this field's values. May be repeated."
+)
+@click.option("--start", default=0, show_default=True, help="First step to print.")
+@click.option("--stop", type=int, help="Step before which to end.")
+@on_archive()
+def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> None:
+    """One episode: what is known of it, its fields, and their values."""
+    episode = target.open().episodes[episode_id]
+    values = episode.read(list(names), start, stop) if names else {}
+    if target.as_json:
+        output.as_json(_about(episode) | {"fields": episode.fields} | ({"values": values} if names else {}))
+        return
+    output.facts({name: value for name, value in _about(episode).items() if value not in (None, {}, [])})
+    output.table(([name, *_described(text)] for name, text in episode.fields.items()), ("field", "dtype", "axis"))
+    _print_values(values)
+
+
+def _about(episode: Episode) -> dict[str, Any]:
+    names = ("id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts")
+    more = ("env_id", "rank", "session", "buffer", "created_at", "commit", "metadata")
+    return (
+        {n: getattr(episode, n) for n in names}
+        | {"return": episode.total_reward}
+        | {n: getattr(episode, n) for n in more}
+    )
+
+
+def _described(text: str) -> tuple[str, str]:
+    kind, _, axis = text.rpartition(" ")
+    return kind or "-", axis
+
+
+def _print_values(values: dict[str, Any], path: str = "") -> None:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _print_values(value, f"{path}{name}/")
+        else:
+            click.echo(f"\n{output.cell(path + name)}\n{value}")

@@ -1,0 +1,89 @@
+"""Tool: what all commands take: an archive, how to reach it, and how to print."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archive.cli import DEBUG
+
+if TYPE_CHECKING:
+    from archive import Archive
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which archive is meant, and whether JSON is wanted."""
+
+    url: str
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
+    commit: int | None = None
+    as_json: bool = False
+
+    def open(self) -> Archive:
+        import archive
+
+        return archive.open(self.url, commit=self.commit, storage_options=self.storage_options)
+
+
+def on_archive(*, default: str | None = None, time_travel: bool = True) -> Callable[[Command], Command]:
+    """Gives a command a Target as its first argument, and the options that make it up."""
+    shared = [
+        click.argument("url", default=default, required=default is None, metavar="[URL]" if default else "URL"),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+        click.option("--storage-option", "-o", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP),
+        click.option("--endpoint-url", metavar="URL", help="S3 server other than Amazon's."),
+        click.option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
+        click.option("--debug", is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks."),
+    ]
+    if time_travel:
+        shared.append(click.option("--commit", type=int, metavar="N", help="As of that commit."))
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(url: str, as_json: bool, commit: int | None = None, **rest: Any) -> None:
+            options = storage_options(rest.pop("storage_option"), rest.pop("endpoint_url"), rest.pop("profile"))
+            command(Target(url, options, commit, as_json), **rest)
+
+        return functools.reduce(lambda function, add: add(function), reversed(shared), call)
+
+    return decorate
+
+
+_OPTION_HELP = "Passed to the filesystem; VALUE may be JSON, a dot in KEY goes one level down. May be repeated."
+
+
+def _debug(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    ctx.meta[DEBUG] = wanted  # the group's context has the same meta
+
+
+def storage_options(pairs: Iterable[str], endpoint_url: str | None, profile: str | None) -> dict[str, Any]:
+    """fsspec's options from `key=value` texts: "client_kwargs.region_name=eu-west-1" is nested."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise click.UsageError("--storage-option wants KEY=VALUE")  # the text may be a credential
+        *outer, last = key.split(".")
+        level = out
+        for part in outer:
+            level = level.setdefault(part, {})
+            if not isinstance(level, dict):
+                raise click.UsageError(f"--storage-option {key}: {part} has a value already, so nothing goes below it")
+        level[last] = _value(text)
+    named = {"endpoint_url": endpoint_url, "profile": profile}
+    return out | {key: value for key, value in named.items() if value is not None}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,58 @@
+"""What the tests of the data model share: fresh archives in memory, and equality to the bit."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+import archive
+from archive.tree import Ragged
+
+
+def fresh(**options: Any) -> archive.Archive:
+    """A new, empty archive in memory."""
+    return archive.create(f"memory://{uuid.uuid4().hex}", **options)
+
+
+def reopened(arc: archive.Archive, **options: Any) -> archive.Archive:
+    """The same archive as somebody else sees it."""
+    return archive.open(arc.url, **options)
+
+
+def round_trip(nest: Any, schema: archive.Schema | None = None, **options: Any) -> dict[str, Any]:
+    """One episode, written, and read by somebody else."""
+    arc = fresh()
+    with arc.writer(schema=schema) as w:
+        w.add_episode(nest, **options)
+    return reopened(arc).episodes[0].read()
+
+
+def identical(got: Any, want: Any) -> bool:
+    """Equal to the bit, in dtype, shape and structure."""
+    if isinstance(want, Ragged):
+        return isinstance(got, Ragged) and identical(got.values, want.values) and identical(got.lengths, want.lengths)
+    if isinstance(want, dict):
+        return isinstance(got, dict) and got.keys() == want.keys() and all(identical(got[k], want[k]) for k in want)
+    if isinstance(want, list):
+        return isinstance(got, list) and len(got) == len(want) and all(map(identical, got, want))
+    if not isinstance(want, np.ndarray):
+        return type(got) is type(want) and bool(got == want)
+    if not isinstance(got, np.ndarray) or got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    if want.dtype.names:  # its padding is no value
+        return all(identical(got[name], want[name]) for name in want.dtype.names)
+    return got.tolist() == want.tolist() if want.dtype.hasobject else got.tobytes() == want.tobytes()
+
+
+def stored_objects(arc: archive.Archive) -> set[str]:
+    """The paths of all objects below an archive in memory."""
+    import fsspec
+
+    return set(fsspec.filesystem("memory").find(arc.url.removeprefix("memory:/")))
+
+
+def contents(arc: archive.Archive) -> dict[str, dict[str, Any]]:
+    """Episode id -> its steps."""
+    return {e.id: e.read() for e in reopened(arc).episodes}
