@@ -109,7 +109,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
             zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True)
         )
     transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
-    joint = replace(joint, ordinal=max(f.index["ordinal"] for f in parts))  # ranks may have counted apart
+    joint = replace(joint, ordinal=min(f.index["ordinal"] for f in parts))  # ranks may have counted apart
 
     def build(parent: Commit, attempt: int) -> Body:
         commits.fence(parent, joint.place.run, joint.place.session)
@@ -130,11 +130,15 @@ def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
 
 
 def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
+    """Whichever rank was late: of each rank, what it staged must come after what it staged for the latest one.
+
+    Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
+    """
     latest = parent.runs[joint.place.run].get("latest") or {}
     if latest.get("session") != joint.place.session:
         return
     same = partial and latest["name"] == joint.name
-    if same or latest["ordinal"] > joint.ordinal:
+    if same or latest["ordinal"] >= joint.ordinal:
         raise CheckpointError(
             f"checkpoint {joint.name!r} was not committed: {latest['name']!r}, which is "
             f"{'whole' if same else 'newer'}, is commit {latest['commit']} already; go on with the next checkpoint"

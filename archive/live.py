@@ -133,8 +133,8 @@ def _without(runs: Runs, env: int, hole_start: Ints, hole_stop: Ints) -> Runs:
     if len(hole_start) == 0:
         return runs
     before = np.searchsorted(hole_start, runs.position, side="right") - 1
-    inside = (before >= 0) & (runs.position < hole_stop[np.maximum(before, 0)])
-    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~inside)
+    left = (before >= 0) & (runs.position < hole_stop[np.maximum(before, 0)])
+    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~left)
     mine = (runs.env == env) & (runs.length > 0)
     own, start, stop = runs.pick(mine), runs.position[mine], (runs.position + runs.length)[mine]
     edges = np.unique(np.concatenate([start, stop, hole_start, hole_stop]))

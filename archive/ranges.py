@@ -48,15 +48,16 @@ def coalesce(
     return starts[heads], np.maximum.reduceat(stops, heads), owner
 
 
-def merge_runs(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-    """Row runs joined where they touch or overlap; the input need not be sorted, empty runs vanish."""
+def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Ints, Ints]:
+    """Row runs joined where they overlap (or `touching`, too); the input need not be sorted, empty runs vanish."""
     keep = stops > starts
     order = np.argsort(starts[keep], kind="stable")
     starts, stops = starts[keep][order], stops[keep][order]
     if len(starts) == 0:
         return starts, stops
     reach = np.maximum.accumulate(stops)
-    heads = np.flatnonzero(np.r_[True, starts[1:] > reach[:-1]])
+    apart = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
+    heads = np.flatnonzero(np.r_[True, apart])
     return starts[heads], np.maximum.reduceat(stops, heads)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.packing import Buffer, checksum, member_name
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _CHECKSUM_BYTES = 4
+_TYPES = frozenset({
+    "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float16", "float32", "float64", "complex64", "complex128",
+})  # fmt: skip
+_USUAL_KEYS = {"name": "default", "configuration": {"separator": "/"}}
 _NATIVE = sys.byteorder == "little"
 
 
@@ -31,7 +36,7 @@ def cut(array: Array, rows: int) -> Iterator[tuple[Buffer, bytes]]:
     """Each chunk as its values, which share the array's memory, and the checksum that follows them."""
     for start in range(0, len(array), rows):
         part = _padded(array[start : start + rows], rows)
-        values = memoryview(part.view("u1")).cast("B")
+        values = memoryview(part.view("u1").data).cast("B")
         yield values, checksum(values).to_bytes(_CHECKSUM_BYTES, "little")
 
 
@@ -46,38 +51,63 @@ def _padded(part: Array, rows: int) -> Array:
     return whole
 
 
-def readable(node: Mapping[str, Any]) -> bool:
-    """Whether the chunks of an array, by its zarr.json, are plain values and a checksum."""
-    codecs = node["codecs"]
-    return (
-        _NATIVE
-        and [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
-        and codecs[0].get("configuration", {}).get("endian", "little") == "little"
-        and node["chunk_key_encoding"]["name"] == "default"
-    )
+class Plain(NamedTuple):
+    """An array whose chunks are plain values and a checksum."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rows: int  # of a chunk
 
 
-def rows(
-    chunks: Mapping[str, Buffer], path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk: tuple[int, ...],
-    start: int, stop: int,
-) -> Array | None:  # fmt: skip
-    """Rows [start, stop) of an array; None if a chunk is absent or is not what it should be, for zarr to say why."""
+def described(path: str, node: Mapping[str, Any]) -> Plain | None:
+    """The array of this zarr.json, if its chunks are plain."""
     import numpy as np
 
-    if chunk[1:] != shape[1:] or start >= stop or 0 in shape or dtype.kind not in "biufc":
+    try:
+        shape, chunk = tuple(node["shape"]), tuple(node["chunk_grid"]["configuration"]["chunk_shape"])
+        codecs = [codec["name"] for codec in node["codecs"]]
+        endian = node["codecs"][0].get("configuration", {}).get("endian", "little")
+        usual = node["chunk_grid"]["name"] == "regular" and node["chunk_key_encoding"] == _USUAL_KEYS
+        dtype = np.dtype(node["data_type"]) if node["data_type"] in _TYPES else None
+        plain = codecs == ["bytes", "crc32c"] and endian == "little" and usual and _NATIVE and chunk[1:] == shape[1:]
+        return (
+            Plain(path, dtype, shape, int(chunk[0])) if plain and dtype is not None and 0 not in shape + chunk else None
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
         return None
-    size = math.prod(chunk) * dtype.itemsize
-    out = np.empty((stop - start, *shape[1:]), dtype)
-    for number in range(start // chunk[0], -(-stop // chunk[0])):
-        data = chunks.get(member_name(path, len(shape), number))
-        if data is None or len(data) != size + _CHECKSUM_BYTES or not _whole(memoryview(data)):
+
+
+def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, Buffer]) -> list[Array] | None:
+    """Rows of each half-open range, in arrays of their own; None if a chunk is absent or is not what it should be,
+    for zarr to say why."""
+    import numpy as np
+
+    checked: dict[int, Array | None] = {}
+    outs = [np.empty((max(0, stop - start), *array.shape[1:]), array.dtype) for start, stop in ranges]
+    for out, (start, stop) in zip(outs, ranges, strict=True):
+        if not 0 <= start <= stop <= array.shape[0]:
             return None
-        first = number * chunk[0]
-        lo, hi = max(start, first), min(stop, first + chunk[0])
-        values = np.frombuffer(data, dtype, math.prod(chunk)).reshape(chunk)
-        out[lo - start : hi - start] = values[lo - first : hi - first]
-    return out
+        for number in range(start // array.rows, -(-stop // array.rows)):
+            if number not in checked:
+                checked[number] = _values(array, number, chunks)
+            if (values := checked[number]) is None:
+                return None
+            first = number * array.rows
+            lo, hi = max(start, first), min(stop, first + array.rows)
+            out[lo - start : hi - start] = values[lo - first : hi - first]
+    return outs
 
 
-def _whole(data: memoryview) -> bool:
-    return checksum(data[:-_CHECKSUM_BYTES]) == int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
+def _values(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
+    """One chunk, in the memory that it was fetched into, if it matches its checksum."""
+    import numpy as np
+
+    count = array.rows * math.prod(array.shape[1:])
+    data = chunks.get(member_name(array.path, len(array.shape), number))
+    if data is None or len(data) != count * array.dtype.itemsize + _CHECKSUM_BYTES:
+        return None
+    view = memoryview(data)
+    if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
+        return None
+    return np.frombuffer(view, array.dtype, count).reshape(array.rows, *array.shape[1:])

@@ -163,11 +163,11 @@ class Reader:
 
 
 def _by_shard(slices: Sequence[Slice]) -> dict[str, dict[str, tuple[Ints, Ints]]]:
-    """Shard -> array -> merged row runs."""
+    """Shard -> array -> row runs, sorted and apart; those that touch stay apart, for each becomes an array of its own."""
     runs: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for s in slices:
         runs.setdefault(s.shard, {}).setdefault(s.array, []).append((s.start, s.stop))
     return {
-        shard: {name: merge_runs(*np.array(pairs, np.int64).T) for name, pairs in arrays.items()}
+        shard: {name: merge_runs(*np.array(pairs, np.int64).T, touching=False) for name, pairs in arrays.items()}
         for shard, arrays in runs.items()
     }

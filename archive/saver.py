@@ -165,7 +165,6 @@ class Saver:
         joint = Joint(self._place, request.name, request.ordinal)
         made = self._partial(joint) if request.partial else self._join(joint, timeout_s)
         about = made.body["checkpoint"]
-        self._ordinal = max(self._ordinal, about["ordinal"])
         if request.save_replay:
             self._columns, self.durable = pending.columns, request.step
         self._committed(made, pending.written if request.save_replay else [])

@@ -115,13 +115,16 @@ class ShardView:
 
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
         """As `read`, for several ranges: the array is opened once, and each chunk decoded once."""
-        array, ranges = self._open(path, chunks), list(ranges)
-        plain = rawchunks.readable(self._node(path))
+        ranges = list(ranges)
+        plain = rawchunks.described(path, self._trusted_node(path))
+        if plain is not None and (found := rawchunks.rows(plain, ranges, chunks)) is not None:
+            return found
+        array = self._open(path, chunks)
         for start, stop in ranges:
             if not 0 <= start <= stop <= array.shape[0]:
                 raise UsageError(f"Rows {start} to {stop} of array {path!r} are outside its 0 to {array.shape[0]}.")
         around = hulls(ranges, array.chunks[0])
-        blocks = {hull: _rows(array, path, *hull, chunks if plain else None) for hull in set(around)}
+        blocks = {hull: _rows(array, path, *hull) for hull in set(around)}
         return [
             blocks[hull][start - hull[0] : stop - hull[0]] for hull, (start, stop) in zip(around, ranges, strict=True)
         ]
@@ -156,11 +159,7 @@ class ShardView:
         return node
 
 
-def _rows(array: zarr.Array[Any], path: str, start: int, stop: int, plain: Chunks | None) -> Array:
-    if plain is not None:
-        rows = rawchunks.rows(plain, path, array.dtype, array.shape, array.chunks, start, stop)
-        if rows is not None:
-            return rows
+def _rows(array: zarr.Array[Any], path: str, start: int, stop: int) -> Array:
     try:
         return _as_numpy(array[start:stop])
     except (StorageError, MemoryError):

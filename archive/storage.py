@@ -26,6 +26,8 @@ from archive.errors import NotExclusiveError, StorageError, UsageError
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
+LOCAL_READS_AHEAD = 4  # more would only take memory: a disk has no round trips to hide
+
 T = TypeVar("T")
 
 
@@ -138,7 +140,9 @@ class Storage:
         Closing it cancels what was read ahead.
         """
         jobs = (self._range_job(one) for one in ranges)
-        return in_order(self._running().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
+        engine = self._running()
+        ahead = LOCAL_READS_AHEAD if isinstance(engine.driver, LocalDriver) else 2 * self.concurrency
+        return in_order(engine.pool, jobs, max_ahead=ahead, max_bytes=max_bytes)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""

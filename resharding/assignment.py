@@ -27,8 +27,9 @@ class Units(NamedTuple):
     steps: Ints
     weight: Ints
     age: Ints  # smaller is older
-    headless: Mask
-    open: Mask
+    headless: Mask  # the first step is not live
+    tailless: Mask  # the last step is not live, or was never made
+    open: Mask  # of the tailless: the episode is under way and may go on
 
     @property
     def count(self) -> int:
@@ -95,7 +96,7 @@ class Placement(NamedTuple):
 
 
 def identity(units: Units, position: Ints) -> Placement:
-    """Everything where it was."""
+    """All as it was."""
     zero = np.zeros(units.count, np.int64)
     parts = Parts(units.rank, np.arange(units.count), zero, units.steps, units.env, position)
     return Placement(parts, _dropped([]))
@@ -112,8 +113,8 @@ def place(units: Units, rules: Rules, wanted: Mask) -> Placement:
     for target_rank in range(rules.world_size) if rules.capacity is not None or rules.max_episodes is not None else ():
         mine = np.flatnonzero(target == target_rank)
         lo[mine] = _within_capacity(units, rules, unit[mine], lo[mine], hi[mine], drops)
-    gone = (lo >= hi) & (units.steps[unit] > 0) | (lo > hi)
-    unit, lo, hi, target = (column[~gone] for column in (unit, lo, hi, target))
+    stays = (lo < hi) | (lo == hi) & (units.steps[unit] == 0)
+    unit, lo, hi, target = (column[stays] for column in (unit, lo, hi, target))
     parts = _rows(units, rules, unit, lo, hi, target, drops)
     return Placement(parts, _dropped(drops))
 
@@ -122,7 +123,7 @@ def _kept_units(units: Units, rules: Rules, wanted: Mask, drops: list[Any]) -> M
     keep = np.ones(units.count, bool)
     reasons = [("filter", ~wanted)]
     if rules.incomplete == "drop":
-        reasons += [("headless", units.headless), ("open", units.open)]
+        reasons += [("headless", units.headless), ("open", units.tailless)]
     elif rules.unfinished == "drop":
         reasons += [("open", units.open)]
     for reason, mask in reasons:
@@ -167,44 +168,47 @@ def split_evenly(weight: Ints, parts: int) -> Ints:
 
 
 def _cut(order: Ints, steps: Ints, n: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Independent steps: cut exactly at k/N of all steps."""
+    """Independent steps: cut exactly at k/N of all steps. Units without steps go where they stand."""
     total = int(steps.sum())
     ends = np.cumsum(steps)
     begins = ends - steps
     cuts = np.array([total * k // n for k in range(1, n)], np.int64)
-    edges = np.unique(np.concatenate([begins, cuts[(cuts > 0) & (cuts < total)]]))
-    edges = edges[edges < total]
-    owner = np.searchsorted(ends, edges, side="right")
-    stops = np.append(edges[1:], total)
-    return order[owner], edges - begins[owner], stops - begins[owner], np.searchsorted(cuts, edges, side="right")
+    # each unit is cut at those cuts that lie within it, not at its edges
+    first, last = np.searchsorted(cuts, begins, side="right"), np.searchsorted(cuts, ends, side="left")
+    count = np.maximum(last - first, 0) + 1
+    owner = np.repeat(np.arange(len(order)), count)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    target = first[owner] + within
+    edges = np.concatenate([[0], cuts, [total]])
+    lo = np.maximum(edges[target], begins[owner]) - begins[owner]
+    hi = np.minimum(edges[target + 1], ends[owner]) - begins[owner]
+    return order[owner], np.minimum(lo, hi), hi, np.minimum(target, n - 1)
 
 
 def _within_capacity(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints, drops: list[Any]) -> Ints:
-    """New `lo` for the parts of one target: the oldest leave until the rest fits."""
-    lo = lo.copy()
+    """New `lo` for the parts of one target: the oldest leave until the rest fits (past `hi`: all of the part)."""
+    steps = hi - lo
     oldest = np.lexsort((np.arange(len(unit)), units.age[unit]))
-    over = max(0, int((hi - lo).sum()) - rules.capacity) if rules.capacity is not None else 0
     count = max(0, len(unit) - rules.max_episodes) if rules.max_episodes is not None else 0
-    for place_, i in enumerate(oldest.tolist()):
-        if over <= 0 and place_ >= count:
-            break
-        size = int(hi[i] - lo[i])
-        take = size if place_ < count or not rules.divisible else min(size, over)
-        drops.append(
-            (
-                "capacity" if place_ >= count else "max_episodes",
-                unit[i : i + 1],
-                lo[i : i + 1].copy(),
-                lo[i : i + 1] + take,
-            )
-        )
-        lo[i] += take if take < size else size + 1
-        over -= take
+    over = max(0, int(steps.sum()) - rules.capacity) if rules.capacity is not None else 0
+    before = np.cumsum(steps[oldest]) - steps[oldest]  # steps that leave if all older parts do
+    crowd, excess = np.arange(len(unit)) < count, before < over
+    leaves = oldest[crowd | excess]
+    taken = steps[leaves]
+    if rules.divisible:
+        taken = np.where(crowd[crowd | excess], taken, np.minimum(taken, over - before[crowd | excess]))
+    for reason, mask in (("max_episodes", crowd), ("capacity", excess & ~crowd)):
+        mine = mask[crowd | excess]
+        if mine.any():
+            some = leaves[mine]
+            drops.append((reason, unit[some], lo[some], lo[some] + taken[mine]))
+    lo = lo.copy()
+    lo[leaves] += np.where(taken < steps[leaves], taken, steps[leaves] + 1)
     return lo
 
 
 def _rows(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints, target: Ints, drops: list[Any]) -> Parts:
-    """Env rows and positions: contiguous runs of about equal steps; of a row that is too long, the oldest steps leave."""
+    """Env rows and positions: contiguous runs of about equal steps; of a row too long, the oldest steps leave."""
     steps = hi - lo
     env = np.full(len(unit), NO_ENV, np.int64)
     rows = _num_envs(units, rules)
@@ -215,7 +219,7 @@ def _rows(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints, target: In
     order = np.lexsort((np.arange(len(unit)), env, target))
     unit, lo, hi, target, env = (column[order] for column in (unit, lo, hi, target, env))
     if rules.max_length is not None:
-        lo = _within_length(unit, lo, hi, _row_heads(target, env), rules.max_length, drops)
+        lo = _within_length(units.age[unit], unit, lo, hi, _row_heads(target, env), rules.max_length, drops)
         left = (hi > lo) | (units.steps[unit] == 0)
         unit, lo, hi, target, env = (column[left] for column in (unit, lo, hi, target, env))
     return Parts(target, unit, lo, hi, env, _positions(hi - lo, _row_heads(target, env)))
@@ -243,17 +247,20 @@ def _positions(steps: Ints, heads: Mask) -> Ints:
     return ends - np.maximum.accumulate(np.where(heads, ends, 0)) if len(steps) else ends
 
 
-def _within_length(unit: Ints, lo: Ints, hi: Ints, heads: Mask, max_length: int, drops: list[Any]) -> Ints:
-    """New `lo`: each row keeps its newest `max_length` steps."""
+def _within_length(
+    age: Ints, unit: Ints, lo: Ints, hi: Ints, heads: Mask, max_length: int, drops: list[Any]
+) -> Ints:
+    """New `lo`: each row keeps its newest `max_length` steps, wherever in the row they stand."""
     if not len(unit):
         return lo
-    steps = hi - lo
     row = np.cumsum(heads) - 1
-    total = np.bincount(row, weights=steps).astype(np.int64)
-    ends = np.cumsum(steps)
-    after = (np.cumsum(total)[row]) - ends  # steps of the row that come after this part
-    fits = np.clip(max_length - after, 0, steps)
-    cut = np.flatnonzero(fits < steps)
+    by_age = np.lexsort((np.arange(len(unit)), age, row))
+    steps = (hi - lo)[by_age]
+    total = np.bincount(row, weights=hi - lo).astype(np.int64)
+    newer = np.empty_like(lo)
+    newer[by_age] = np.cumsum(total)[row[by_age]] - np.cumsum(steps)  # steps of the row that are newer than this part
+    fits = np.clip(max_length - newer, 0, hi - lo)
+    cut = np.flatnonzero(fits < hi - lo)
     if len(cut):
         drops.append(("max_length", unit[cut], lo[cut], (hi - fits)[cut]))
     return hi - fits

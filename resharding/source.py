@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from archive.checkpoints import Checkpoint
-from archive.errors import UsageError
+from archive.errors import NotFoundError, UsageError
 from archive.liveview import Located
+from archive.manifest import Snapshot
 from archive.ranges import Ints
 from archive.schema import loads
 from resharding.assignment import Mask, Units
@@ -51,17 +52,18 @@ class Source:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
+        self._units: dict[tuple[str, str | None], Units] = {}
 
     @cached_property
     def buffers(self) -> dict[str, SourceBuffer]:
         """By name; those without live steps too."""
         live, located = self.checkpoint.live, self.checkpoint.located
-        names = np.array(live["buffer"].cast("string").to_pylist(), object)[located.run]
+        names = np.array(live["buffer"].cast("string").to_pylist(), object)
         rank = live["rank"].to_numpy().astype(np.int64)[located.run]
         env = live["env_id"].to_numpy()[located.run]
         out = {}
         for name in self.checkpoint.buffers:
-            mine = np.flatnonzero(names == name)
+            mine = np.flatnonzero((names == name)[located.run])
             out[name] = self._buffer(name, located.pick(mine), rank[mine], env[mine])
         return out
 
@@ -94,21 +96,40 @@ class Source:
         return set(column.cast("string").unique().to_pylist())
 
     def units(self, buffer: SourceBuffer, weights: str | None = None) -> Units:
-        first = buffer.heads
-        steps = buffer.steps
-        snapshot = self.checkpoint.snapshot
-        table = snapshot.columns(["episode_start", "commit"])
-        rows = buffer.pieces.row[first]
-        begun = self._flag("first", self.checkpoint.index.chains.firsts()[buffer.number])
-        start = table["episode_start"].to_numpy()[rows] + buffer.pieces.lo[first]
-        ended = self._flag("last", self.checkpoint.index.chains.lasts()[buffer.number])
-        opened = set(self.open_episodes(buffer.name).values())
-        names = self._ids(buffer)
-        is_open = np.array([n in opened for n in names], bool) if opened else np.zeros(len(first), bool)
+        key = (buffer.name, weights)
+        if key not in self._units:
+            self._units[key] = self._made_units(buffer, weights)
+        return self._units[key]
+
+    def _made_units(self, buffer: SourceBuffer, weights: str | None) -> Units:
+        first, steps = buffer.heads, buffer.steps
+        index = self.checkpoint.index
+        table = self.checkpoint.snapshot.columns(["episode_start", "commit", "position"])
+        commit, begin, position = (table[n].to_numpy() for n in ("commit", "episode_start", "position"))
+        rows, offset = buffer.pieces.row[first], buffer.pieces.lo[first]
+        start = begin[rows] + offset
+        headless = (start > 0) | ~self._flag("first", index.chains.firsts()[buffer.number])
+        whole = index.column("length").to_numpy()[buffer.number]
+        tailless = (start + steps < whole) | ~self._flag("last", index.chains.lasts()[buffer.number])
         return Units(
             buffer.rank[first], buffer.env[first], steps, self._weights(buffer, weights, steps),
-            table["commit"].to_numpy()[rows], (start > 0) | ~begun, is_open & ~ended,
+            _ages(commit[rows], position[rows] + offset), headless, tailless, tailless & self._going_on(buffer),
         )  # fmt: skip
+
+    def _going_on(self, buffer: SourceBuffer) -> Mask:
+        """Units that are the newest live part of an episode that is open in their env row."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        opened = self.open_episodes(buffer.name)
+        if not opened or not len(buffer.heads):
+            return np.zeros(len(buffer.heads), bool)
+        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
+        newest = np.flatnonzero(np.r_[(rank[1:] != rank[:-1]) | (env[1:] != env[:-1]), True])
+        ids = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number[newest]))
+        out = np.zeros(len(buffer.heads), bool)
+        out[newest] = pc.is_in(ids, value_set=pa.array(list(opened.values()), pa.string())).to_numpy()
+        return out
 
     def ids(self, name: str) -> list[str]:
         """Episode id of each unit."""
@@ -129,8 +150,11 @@ class Source:
             return steps
         if weights == "bytes":
             return steps * self._bytes_per_step(buffer)
-        parts = [self.checkpoint.column(str(weights), r, buffer.name) for r in self.checkpoint.ranks]
-        values = np.concatenate(parts).reshape(int(steps.sum()), -1).sum(axis=1, dtype=np.float64)
+        if not self._has_column(buffer.name, str(weights)):
+            return steps
+        parts = [self.checkpoint.column(str(weights), r, buffer.name) for r in np.unique(buffer.rank).tolist()]
+        parts = [np.asarray(p, np.float64).reshape(len(p), -1).sum(axis=1) for p in parts if len(p)]
+        values = np.concatenate([np.zeros(0), *parts])
         if (values < 0).any() or not np.isfinite(values).all():
             raise UsageError(
                 f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced"
@@ -138,12 +162,27 @@ class Source:
         scale = 2**40 / max(float(values.sum()), 1e-300)
         return per_unit(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
 
+    def _has_column(self, buffer: str, name: str) -> bool:
+        """Whether a buffer has a column; an error if no buffer of the checkpoint has one of that name."""
+        columns = {n: about["columns"] for n, about in self.checkpoint.buffers.items()}
+        if self.checkpoint.replay_saved and not any(name in of for of in columns.values()):
+            known = sorted({c for of in columns.values() for c in of})
+            raise NotFoundError(f"weights={name!r}: give 'steps', 'bytes' or one of the columns: {', '.join(known) or 'none'}")
+        return name in columns[buffer]
+
     def _bytes_per_step(self, buffer: SourceBuffer) -> Ints:
         """Bytes of one step of each unit's fields, by its schema (fields of any length count as nothing)."""
         rows = buffer.pieces.row[buffer.heads]
-        texts = self.checkpoint.snapshot.take(rows, ["schema"])["schema"].cast("string").to_pylist()
-        size = {text: _row_bytes(text) for text in set(texts)}
-        return np.array([size[t] for t in texts], np.int64)
+        texts, codes = schemas_of(self.checkpoint.snapshot, rows)
+        return np.array([_row_bytes(t) for t in texts] or [0], np.int64)[codes]
+
+
+def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:
+    """Schemas of rows of the segments table: the distinct ones, and which of them each row has."""
+    column = snapshot.take(rows, ["schema"])["schema"].combine_chunks()
+    if not len(rows):
+        return [], np.zeros(0, np.int64)
+    return column.dictionary.to_pylist(), column.indices.to_numpy().astype(np.int64)
 
 
 def _row_bytes(text: str) -> int:
@@ -151,6 +190,16 @@ def _row_bytes(text: str) -> int:
 
     fields = [f for f in loads(text).fields if f.per_step]
     return max(1, sum(to_numpy(f.dtype).itemsize * int(np.prod(f.shape, dtype=np.int64)) for f in fields))
+
+
+def _ages(commit: Ints, position: Ints) -> Ints:
+    """Smaller is older: by commit, then by position in the stream, which is the time of a ring's step."""
+    span = int(position.max(initial=0)) + 1
+    if int(commit.max(initial=0)) < 2**62 // span:
+        return commit * span + position
+    out = np.empty_like(commit)
+    out[np.lexsort((position, commit))] = np.arange(len(commit))
+    return out
 
 
 def _heads(episode: Ints, rank: Ints, env: Ints, pieces: Located) -> Ints:
@@ -170,15 +219,19 @@ def filtered(source: Source, buffer: SourceBuffer, conditions: Any) -> Mask:
     complete = given.pop("complete", None)
     mask = source.checkpoint.index.mask(**{k: v for k, v in given.items() if k != "where"})[buffer.number]
     if complete is not None:
-        units = source.units(buffer)
-        whole = source.checkpoint.index.column("complete").to_numpy()[buffer.number]
-        mask &= (whole & ~units.headless & ~units.open) == bool(complete)
+        mask &= _complete(source, buffer) == bool(complete)
     if given.get("where") is not None:
         mask &= _where(source, buffer, given["where"])
     return mask
 
 
+def _complete(source: Source, buffer: SourceBuffer) -> Mask:
+    units = source.units(buffer)
+    return ~(units.headless | units.tailless)
+
+
 def _where(source: Source, buffer: SourceBuffer, condition: Any) -> Mask:
+    """As `Episodes.filter(where=)` has it of a checkpoint: lengths and completeness are those of the live steps."""
     import pyarrow as pa
 
     from archive.index import matching
@@ -186,6 +239,8 @@ def _where(source: Source, buffer: SourceBuffer, condition: Any) -> Mask:
     index, numbers = source.checkpoint.index, pa.array(buffer.number)
 
     def column(name: str) -> Any:
+        if name == "complete":
+            return pa.array(_complete(source, buffer))
         return pa.array(buffer.steps) if name == "length" else index.column(name).take(numbers)
 
     return matching(condition, column, len(buffer.heads))

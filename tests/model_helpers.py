@@ -56,3 +56,15 @@ def stored_objects(arc: archive.Archive) -> set[str]:
 def contents(arc: archive.Archive) -> dict[str, dict[str, Any]]:
     """Episode id -> its steps."""
     return {e.id: e.read() for e in reopened(arc).episodes}
+
+
+def segment_rows(arc: archive.Archive) -> list[dict[str, Any]]:
+    """The rows of the segments table, read by somebody who knows only Parquet."""
+    import fsspec
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for url in reopened(arc).manifest_urls:
+        with fsspec.open(url) as f:
+            rows += pq.read_table(f).to_pylist()
+    return rows

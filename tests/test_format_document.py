@@ -38,7 +38,12 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     place = golden.GOLDEN / request.param
     if request.param not in golden.ARCHIVES:
         place = tmp_path_factory.mktemp("written") / request.param
-        run("-c", "import sys; sys.path.insert(0, 'tests'); import test_golden as g; g.write(*sys.argv[1:])", place, request.param)
+        run(
+            "-c",
+            "import sys; sys.path.insert(0, 'tests'); import test_golden as g; g.write(*sys.argv[1:])",
+            place,
+            request.param,
+        )
     return json.loads(run("-I", "-c", BANNED, ROOT / "tests" / "format_reader.py", place))
 
 

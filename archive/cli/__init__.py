@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from archive.cli.output import cell
 from archive.errors import ArchiveError, UsageError
 from archive.version import __version__
 
@@ -28,14 +29,19 @@ DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wan
 
 
 class Failed(click.ClickException):
-    """One line for the user, and the exit code."""
+    """One line for the user."""
 
     def __init__(self, error: BaseException) -> None:
         known = isinstance(error, ArchiveError)
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = cell(" ".join(str(error).split()), limit=None) or type(error).__name__
         hint = "" if known else f" ({type(error).__name__}, unexpected: run it again with --debug, and report it)"
         super().__init__(text + hint)
-        self.exit_code = 2 if isinstance(error, UsageError) else 1
+
+
+class Misused(Failed):
+    """The call is wrong."""
+
+    exit_code = 2
 
 
 class Commands(click.Group):
@@ -59,7 +65,7 @@ class Commands(click.Group):
         except Exception as error:
             if ctx.meta.get(DEBUG):
                 raise
-            raise Failed(error) from error
+            raise (Misused if isinstance(error, UsageError) else Failed)(error) from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

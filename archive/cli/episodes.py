@@ -27,31 +27,31 @@ SHOWN = (
 )
 
 
-class UpdateRange(click.ParamType):
+def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
     """A number, or START:STOP, half-open; either side may be left out."""
-
-    name = "N|START:STOP"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        start, colon, stop = str(value).partition(":")
-        try:
-            return (int(start) if start else None, int(stop) if stop else None) if colon else int(start)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor START:STOP", param, ctx)
+    start, colon, stop = (text or "").partition(":")
+    try:
+        return (int(start) if start else None, int(stop) if stop else None) if colon else int(text) if text else None
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor START:STOP", ctx, param) from None
 
 
 @click.command()
-@click.option("--weights", "model_weights_uuid", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
-@click.option("--updates", "update_count", type=UpdateRange(), help="Of these update counts, STOP not included.")
+@click.option("--weights", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
+@click.option("--updates", callback=_update_range, metavar="N|START:STOP", help="Of these update counts, without STOP.")
 @click.option("--where", metavar="CONDITION", help="As in \"return > 10 and metadata.task = 'push'\".")
 @click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
 @click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
 @click.option("--limit", "-n", default=20, show_default=True, help="How many, of the newest; 0 for all.")
 @on_archive()
-def episodes(target: Target, limit: int, **conditions: Any) -> None:
+def episodes(
+    target: Target, weights: tuple[str, ...], updates: Any, where: str | None, buffer: tuple[str, ...],
+    complete: bool | None, limit: int,
+) -> None:  # fmt: skip
     """Find episodes. Reads no data."""
-    asked = {name: value for name, value in conditions.items() if value not in (None, ())}
-    found = target.open().episodes.filter(**{n: list(v) if n in _SEVERAL else v for n, v in asked.items()})
+    found = target.open().episodes.filter(
+        model_weights_uuid=weights or None, update_count=updates, where=where, buffer=buffer or None, complete=complete
+    )
     shown = found[-limit:] if limit else found
     rows = [_summary(row) for row in shown.table.to_pylist()]
     if target.as_json:
@@ -59,9 +59,6 @@ def episodes(target: Target, limit: int, **conditions: Any) -> None:
         return
     output.table(([_in_short(row)[c] for c in SHOWN] for row in rows), SHOWN)
     click.echo(_count(found, len(rows)))
-
-
-_SEVERAL = ("model_weights_uuid", "buffer")
 
 
 def _count(found: Episodes, shown: int) -> str:
@@ -86,13 +83,13 @@ def _in_short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
+@on_archive()
 @click.argument("episode_id")
 @click.option(
     "--read", "-r", "names", multiple=True, metavar="FIELD", help="Print this field's values. May be repeated."
 )
 @click.option("--start", default=0, show_default=True, help="First step to print.")
 @click.option("--stop", type=int, help="Step before which to end.")
-@on_archive()
 def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> None:
     """One episode: what is known of it, its fields, and their values."""
     episode = target.open().episodes[episode_id]

@@ -25,7 +25,8 @@ def info(target: Target) -> None:
     if target.as_json:
         output.as_json(about)
         return
-    runs = about.pop("runs")
+    runs, counts = about.pop("runs"), about["update_counts"]
+    about["update_counts"] = f"{counts['least']} to {counts['greatest']}" if counts else None
     output.facts(about | {f"run {name}": f"newest session {session}" for name, session in runs.items()})
 
 
@@ -45,7 +46,7 @@ def _episodes(arc: Archive) -> dict[str, Any]:
         "episodes": table.num_rows,
         "incomplete": table.num_rows - (pc.sum(table["complete"]).as_py() or 0),
         "steps": pc.sum(table["length"]).as_py() or 0,
-        "update_counts": None if low is None else [low, high],
+        "update_counts": None if low is None else {"least": low, "greatest": high},
         "buffers": sorted(pc.unique(table["buffer"]).to_pylist()),
     }
 

@@ -36,7 +36,7 @@ class Target:
 def on_archive(*, default: str | None = None, time_travel: bool = True) -> Callable[[Command], Command]:
     """Gives a command a Target as its first argument, and the options that make it up."""
     shared = [
-        click.argument("url", default=default, required=default is None, metavar="[URL]" if default else "URL"),
+        click.argument("url", metavar="[URL]", default=default) if default else click.argument("url"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
         click.option("--storage-option", "-o", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP),
         click.option("--endpoint-url", metavar="URL", help="S3 server other than Amazon's."),

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-MAX_CELL = 60
-WIDTH = 180  # where nobody watches, nothing needs to be cut
+MAX_CELL = 160
+WIDTH = 400  # where nobody watches, nothing needs to be cut
 
 
 def as_json(value: Any) -> None:

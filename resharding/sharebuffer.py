@@ -1,0 +1,271 @@
+"""One buffer of a share: its episodes in order, ids renumbered, columns and attributes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import dtypes, resuming
+from archive.episodes import Episode, Episodes, LiveParts
+from archive.fields import Selection
+from archive.live import Runs
+from archive.liveview import Located
+from archive.ranges import Ints
+from archive.staging import BufferResume
+from resharding.assignment import Parts
+from resharding.cost import read_cost
+from resharding.pieces import cut_pieces, gather, joined, piece_positions
+from resharding.renumbering import Roles, renumber, roles_of
+from resharding.source import SourceBuffer, schemas_of
+
+if TYPE_CHECKING:
+    from resharding.share import Share
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the episodes of a share stand: one entry each, in order of env row and position."""
+
+    env_id: Ints
+    position: Ints
+    length: Ints
+    open: np.ndarray[Any, np.dtype[np.bool_]]
+    headless: np.ndarray[Any, np.dtype[np.bool_]]
+    source_rank: Ints
+    source_env: Ints
+
+
+class ShareEpisode(Episode):
+    """An episode of a share. `read()` has env ids and episode ids renumbered; `lineage` has the old ones."""
+
+    env: int
+    place: int
+    lineage: dict[str, Any]
+    renumbered: bool
+
+    def read(
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
+    ) -> dict[str, Any]:
+        data = super().read(fields, start, stop, missing=missing, ragged=ragged)
+        return self._renumber(data)
+
+    def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.renumbered:
+            for path, role in self._roles().items():
+                _replace(data, path, self.env if role == "env_id" else self.place, self.id)
+        return data
+
+    def _roles(self) -> dict[schema.Path, str]:
+        rows = np.array([p.row for p in self.parts()], np.int64)
+        out: dict[schema.Path, str] = {}
+        for text in self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist():
+            of = schema.loads(text)
+            names = [(n, "env_id") for n in of.env_id if self.env >= 0] + [(n, "episode_id") for n in of.episode_id]
+            out |= {of.by_name[name].path: role for name, role in names}
+        return out
+
+
+def _replace(data: dict[str, Any], path: schema.Path, number: int, name: str) -> None:
+    """Every value of a field becomes the new id, in the field's own dtype."""
+    for key in path[:-1]:
+        data = data.get(key, {})
+    old = data.get(path[-1])
+    if isinstance(old, np.ndarray):
+        data[path[-1]] = np.full(old.shape, name if old.dtype.kind in "OU" else number, old.dtype)
+
+
+class ShareBuffer:
+    """One buffer of a share."""
+
+    def __init__(self, share: Share, name: str) -> None:
+        self._share, self.name = share, name
+        self._plan = share.plan
+        placement = self._plan.placements[name]
+        self._parts: Parts = placement.parts.pick(np.flatnonzero(placement.parts.target == share.rank))
+
+    @cached_property
+    def _source(self) -> SourceBuffer:
+        return self._share.source.buffers[self.name]
+
+    @cached_property
+    def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
+        """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
+        return _cut_pieces(self._source, self._parts)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Env row, position and length of each episode, in order; which are open or headless."""
+        units = self._share.source.units(self._source)
+        unit, parts = self._parts.unit, self._parts
+        ends = parts.hi == self._source.steps[unit]
+        return Layout(
+            parts.env, parts.position, parts.steps, units.open[unit] & ends, units.headless[unit] | (parts.lo > 0),
+            units.rank[unit], units.env[unit],
+        )  # fmt: skip
+
+    @cached_property
+    def next_positions(self) -> dict[int, int]:
+        """Env row -> where the next step goes."""
+        if self._plan.is_identity:
+            entry = self._plan.checkpoint.staged(self._share.rank).index["buffers"].get(self.name, {"next": []})
+            return {int(env): int(position) for env, position in entry["next"]}
+        taken = np.maximum(self._parts.steps, 1)
+        out: dict[int, int] = {}
+        for env, end in zip(self._parts.env.tolist(), (self._parts.position + taken).tolist(), strict=True):
+            out[env] = max(end, out.get(env, 0))
+        return out
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The share's episodes, in order, as the checkpoint has them (ids not renumbered)."""
+        offsets, pieces, _, _ = self._pieces
+        ck = self._plan.checkpoint
+        numbers = self._source.number[self._parts.unit]
+        return Episodes(ck.reader, ck.index, numbers, LiveParts(offsets, pieces.row, pieces.lo, pieces.hi), ck)
+
+    def __len__(self) -> int:
+        return len(self._parts.unit)
+
+    @property
+    def steps(self) -> int:
+        return int(self._parts.steps.sum())
+
+    def __iter__(self) -> Iterator[ShareEpisode]:
+        where = self.layout
+        for i, ep in enumerate(self.episodes):
+            own = ShareEpisode.__new__(ShareEpisode)
+            own.__dict__.update(ep.__dict__)
+            own.env, own.place, own.renumbered = int(where.env_id[i]), i, not self._plan.is_identity
+            own.lineage = {
+                "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
+                "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
+            }  # fmt: skip
+            yield own
+
+    def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+        """(episode, its steps) in order; read ahead by about `max_bytes`, each chunk once but where batches meet."""
+        reader, selection = self._plan.checkpoint.reader, Selection(fields)
+        batch: list[ShareEpisode] = []
+        size = 0
+        for ep in self:
+            nbytes = ep.length * self._step_bytes
+            if batch and size + nbytes > max_bytes // 4:
+                yield from self._read(reader, batch, selection)
+                batch, size = [], 0
+            batch.append(ep)
+            size += nbytes
+        yield from self._read(reader, batch, selection)
+
+    def _read(
+        self, reader: Any, batch: list[ShareEpisode], selection: Selection
+    ) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+        data = reader.read([ep.parts() for ep in batch], selection)
+        for ep, steps in zip(batch, data, strict=True):
+            yield ep, ep._renumber(steps)
+
+    @cached_property
+    def _step_bytes(self) -> int:
+        units = self._share.source.units(self._source, "bytes")
+        return max(1, int(units.weight.sum()) // max(1, int(units.steps.sum())))
+
+    def read(self, fields: Any = None) -> list[dict[str, Any]]:
+        """The steps of all its episodes, in order, fetched together."""
+        return [data for _, data in self.stream(fields, max_bytes=2**40)]
+
+    @cached_property
+    def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Name -> one value a live step, in the share's order."""
+        names = self._plan.checkpoint.buffers[self.name]["columns"]
+        return {name: self._column(name) for name in names}
+
+    def _column(self, name: str) -> np.ndarray[Any, Any]:
+        """Rows of each source rank's column, fetched once a rank, put in the share's order."""
+        _, pieces, at, rank = self._pieces
+        steps = pieces.hi - pieces.lo
+        ends = np.cumsum(steps)
+        out: np.ndarray[Any, Any] | None = None
+        for source_rank in np.unique(rank).tolist():
+            mine = np.flatnonzero((rank == source_rank) & (steps > 0))
+            entry = self._plan.checkpoint.column_entry(name, source_rank, self.name)
+            runs = [(int(a), int(a + n)) for a, n in zip(at[mine], steps[mine], strict=True)]
+            values = self._plan.checkpoint.file(entry["object"]).column_rows(entry, runs)
+            if out is None:
+                shape = tuple(entry["shape"]) if not values else values[0].shape[1:]
+                out = np.empty((int(steps.sum()), *shape), values[0].dtype if values else float)
+            for i, part in zip(mine.tolist(), values, strict=True):
+                out[ends[i] - steps[i] : ends[i]] = part
+        return np.zeros(0) if out is None else out
+
+    @cached_property
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Name -> {episode id: value}, of its own episodes."""
+        own = set(self.episodes.table["episode_id"].to_pylist())
+        out: dict[str, dict[str, Any]] = {}
+        for rank in np.unique(self.layout.source_rank).tolist():
+            for name, values in self._plan.checkpoint.attributes(rank, self.name).items():
+                out.setdefault(name, {}).update({k: v for k, v in values.items() if k in own})
+        return out
+
+    @property
+    def state(self) -> Any:
+        """The state of the same rank, where nothing moves; else None: see `source_states`."""
+        return self._plan.checkpoint.state(self._share.rank, self.name) if self._plan.is_identity else None
+
+    @property
+    def source_states(self) -> dict[int, Any]:
+        """Source rank -> its state, of all ranks."""
+        return {rank: self._plan.checkpoint.state(rank, self.name) for rank in self._plan.checkpoint.ranks}
+
+    def cost(self) -> dict[str, int]:
+        """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
+        reader = self._plan.checkpoint.reader
+        parts = [ep.parts() for ep in self.episodes]
+        segments = reader.segments([p.row for group in parts for p in group])
+        slices: list[Slice] = []
+        for group in parts:
+            slices += [s for _, s in episode_job([(segments[p.row], p) for p in group], Selection()).slices()]
+        reader.load_indexes(list(segments.values()))
+        plan = reader.plan(slices)
+        shards = {s.shard for s in segments.values() if s.shard}
+        return {
+            "requests": plan.requests, "bytes": plan.fetched_bytes, "needed_bytes": self.steps * self._step_bytes,
+            "shard_bytes": sum(reader.shard_bytes(s) for s in shards),
+        }  # fmt: skip
+
+    def to_resume(self) -> BufferResume:
+        """What a writer of this buffer goes on from."""
+        _, pieces, _, _ = self._pieces
+        ck = self._plan.checkpoint
+        counts = np.diff(self._pieces[0])
+        env = np.repeat(self._parts.env, counts)
+        position = _piece_positions(self._parts, counts, pieces)
+        opened, to_close = self._open()
+        return resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
+
+    def _open(self) -> tuple[dict[int, str], list[str]]:
+        """Open episodes: those that go on, by env row, and those that are closed here."""
+        every = self._share.source.open_episodes(self.name)
+        if self._plan.is_identity:
+            return {env: name for (rank, env), name in every.items() if rank == self._share.rank}, []
+        where = self.layout
+        ids = self.episodes.table["episode_id"].to_pylist()
+        last = {int(env): i for i, env in enumerate(where.env_id)}
+        opened: dict[int, str] = {}
+        to_close = []
+        for i in np.flatnonzero(where.open).tolist():
+            env = int(where.env_id[i])
+            if self._plan.rules[self.name].unfinished == "continue" and last[env] == i and env >= 0:
+                opened[env] = ids[i]
+            else:
+                to_close.append(ids[i])
+        return opened, to_close

@@ -1,0 +1,299 @@
+"""The command line: what it prints for people and as JSON, how it fails, how fast it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import servers
+from click.testing import CliRunner, Result
+
+import archive
+from archive import cli
+from archive.cli import demo, options, output
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_HELP_S = 0.3
+MAX_LS_S = 0.5
+HOSTILE = "x\x1b[31m\n<script>[bold]"
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(a) for a in arguments])
+
+
+def printed(*arguments: object) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def document(*arguments: object) -> Any:
+    return json.loads(printed(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three episodes in two commits, one with a name and metadata that mean harm."""
+    root = str(tmp_path_factory.mktemp("cli") / "runs")
+    with archive.create(root).writer(session="one") as w:
+        for i, name in enumerate(("a", "b")):
+            w.add_episode(
+                {"obs": {"x": np.arange(3.0)}, "reward": np.full(3, i + 0.5)},
+                episode_id=name, model_weights_uuid=f"w{i}", update_count=10 * i, metadata={"task": name},
+            )  # fmt: skip
+        w.commit("the first two")
+        w.add_episode({"reward": np.array([np.inf])}, episode_id=HOSTILE, metadata={"note": HOSTILE}, last=False)
+    return root
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_info_tells_what_is_there(url: str) -> None:
+    told = document("info", url)
+    assert told["url"].endswith("/runs")
+    wanted = {"commit": 3, "layout": "packed", "format": 1, "episodes": 3, "incomplete": 1, "steps": 7, "shards": 2}
+    assert wanted.items() <= told.items()
+    assert told["update_counts"] == {"least": 0, "greatest": 10}
+    assert told["runs"] == {"main": "one"}
+    text = printed("info", url).split()
+    assert [text[text.index(word) + 1] for word in ("episodes", "steps", "layout")] == ["3", "7", "packed"]
+
+
+def test_info_of_an_archive_without_commits(tmp_path: Path) -> None:
+    archive.create(tmp_path / "new")
+    told = document("info", tmp_path / "new")
+    assert (told["commit"], told["episodes"], told["steps"], told["shards"]) == (0, 0, 0, 0)
+    assert "episodes" in printed("info", tmp_path / "new")
+
+
+def test_ls_gives_urls_that_zarr_opens(url: str) -> None:
+    import zarr
+
+    rows = document("ls", url)
+    assert [(row["steps"], row["segments"], row["commit"]) for row in rows] == [(6, 2, 2), (1, 1, 3)]
+    assert zarr.open_group(rows[0]["url"], mode="r")["obs/x"].shape == (6,)
+    assert rows[0]["url"] in printed("ls", url)
+
+
+def test_episodes_are_filtered(url: str) -> None:
+    def ids(*arguments: object) -> list[str]:
+        return [row["episode_id"] for row in document("episodes", url, *arguments)["episodes"]]
+
+    assert ids() == ["a", "b", HOSTILE]
+    assert ids("--weights", "w1") == ["b"]
+    assert ids("--weights", "w1", "--weights", "w0") == ["a", "b"]
+    assert ids("--updates", "0:10") == ["a"]
+    assert ids("--updates", "1:") == ["b"]
+    assert ids("--updates", "10") == ["b"]
+    assert ids("--where", "return > 2 and metadata.task = 'b'") == ["b"]
+    assert ids("--incomplete") == [HOSTILE]
+    assert ids("--complete") == ["a", "b"]
+    assert ids("--buffer", "demo") == []
+    assert ids("--commit", "2") == ["a", "b"]
+
+
+def test_episodes_says_how_many_it_left_out(url: str) -> None:
+    assert document("episodes", url, "-n", 1)["found"] == 3
+    assert "3 episodes, the newest 1 shown" in printed("episodes", url, "-n", 1)
+    assert printed("episodes", url, "--limit", 0).endswith("3 episodes\n")
+
+
+def test_show_tells_of_one_episode(url: str) -> None:
+    told = document("show", url, "b", "--read", "obs", "-r", "reward", "--start", 1)
+    assert told["fields"] == {"obs/x": "<f8[] step", "reward": "<f8[] step"}
+    assert told["values"] == {"obs": {"x": [1.0, 2.0]}, "reward": [1.5, 1.5]}
+    assert (told["return"], told["metadata"], told["update_counts"]) == (4.5, {"task": "b"}, [10, 11])
+    text = printed("show", url, "b", "-r", "obs")
+    assert "obs/x\n[0. 1. 2.]" in text
+    assert "metadata             {" in text
+
+
+def test_log_is_newest_first(url: str) -> None:
+    rows = document("log", url)
+    assert [(row["commit"], row["kind"], row["segments"]) for row in rows] == [
+        (3, "commit", 1),
+        (2, "commit", 2),
+        (1, "session", 0),
+    ]
+    assert rows[1]["about"] == "the first two"
+    assert [row["commit"] for row in document("log", url, "-n", 1)] == [3]
+
+
+def test_what_comes_from_an_archive_is_text(url: str) -> None:
+    for command in (("episodes", url), ("show", url, HOSTILE), ("log", url)):
+        assert "\x1b" not in printed(*command)
+    assert r"x\x1b[31m\n<script>[bold]" in printed("episodes", url)
+    missing = call("show", url, "\x1b[31m")
+    assert "\x1b" not in missing.stderr
+    assert document("episodes", url, "--incomplete")["episodes"][0]["return"] is None
+
+
+# -- the demonstration -------------------------------------------------------------------------------------------------
+
+
+def test_demo_writes_finds_and_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = printed("demo")
+    assert "every bit as it was written" in text
+    assert [word for word in text.split() if word in ("seconds", "requests", "sent", "received")]
+    assert len(archive.open("demo-archive").episodes) == demo.WEIGHTS * demo.EPISODES_EACH
+
+
+def test_demo_adds_to_what_is_there(tmp_path: Path) -> None:
+    told = [document("demo", tmp_path / "d") for _ in range(2)]
+    each = demo.WEIGHTS * demo.EPISODES_EACH
+    assert told[1]["steps"][0]["did"] == f"{each} episodes are there already"
+    arc = archive.open(tmp_path / "d")
+    assert len(arc.episodes) == 2 * each
+    assert len({episode.session for episode in arc.episodes}) == 2
+    for rows in (told[0]["steps"], told[1]["steps"]):
+        assert [row["step"] for row in rows] == [step.__doc__ for step in demo.STEPS]
+        assert rows[1]["sent"] > 100_000 < rows[-1]["received"]
+        assert rows[3]["requests"] == 0
+
+
+def test_demo_on_s3(moto_endpoint: str, tmp_path: Path) -> None:
+    where = f"s3://bucket/{tmp_path.name}-demo"
+    credentials = ("-o", f"key={servers.KEY}", "-o", f"secret={servers.SECRET}", "--endpoint-url", moto_endpoint)
+    told = document("demo", where, *credentials)
+    assert told["url"] == where
+    assert "testsecret" not in json.dumps(told)
+    assert document("info", where, *credentials)["episodes"] == demo.WEIGHTS * demo.EPISODES_EACH
+
+
+def test_demo_fails_when_something_else_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = archive.Episodes.read
+    monkeypatch.setattr(archive.Episodes, "read", lambda self, *a, **k: whole(self, *a, **k)[::-1])
+    failed = call("demo", tmp_path / "d")
+    assert failed.exit_code == 1
+    assert "the demonstration failed" in failed.stderr
+
+
+# -- failing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["info", "{}/nowhere"], 1, "there is no archive at"),
+        (["info", "{}", "--commit", "99"], 1, "has no commit 99"),
+        (["show", "{}", "nope"], 1, "`archive episodes` lists them"),
+        (["show", "{}", "a", "--read", "nope"], 2, "missing='skip'"),
+        (["episodes", "{}", "--where", "retrn > 1"], 2, "names the column 'retrn'"),
+        (["episodes", "{}", "--where", "__import__('os')"], 2, "__import__"),
+        (["episodes", "{}", "--updates", "1:x"], 2, "neither a number nor START:STOP"),
+        (["info"], 2, "Missing argument"),
+        (["info", "{}", "--storage-option", "secretvalue"], 2, "wants KEY=VALUE"),
+        (["nope"], 2, "No such command"),
+        (["ls", "nope://x/y"], 2, "nope"),
+    ],
+)
+def test_failures_are_one_line(url: str, arguments: list[str], code: int, words: str) -> None:
+    result = call(*(a.format(url) for a in arguments))
+    told = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert result.exit_code == code, result.output
+    assert words in told[0]
+    assert result.stderr.splitlines()[-1] == told[0]
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "secretvalue" not in result.stderr
+
+
+def test_debug_shows_where_it_failed(tmp_path: Path) -> None:
+    result = call("info", tmp_path / "nowhere", "--debug")
+    assert isinstance(result.exception, archive.NotFoundError)
+
+
+def test_what_nobody_foresaw_is_one_line_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(archive.Archive, "shards", property(fail))
+    result = call("info", url)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: two lines (RuntimeError, unexpected: run it again with --debug, and report it)\n"
+
+
+# -- options and starting ----------------------------------------------------------------------------------------------
+
+
+def test_storage_options_are_read() -> None:
+    found = options.storage_options(
+        ["anon=true", "client_kwargs.region_name=eu", "client_kwargs.verify=false"], "http://x", "p"
+    )
+    wanted = {
+        "anon": True,
+        "client_kwargs": {"region_name": "eu", "verify": False},
+        "endpoint_url": "http://x",
+        "profile": "p",
+    }
+    assert found == wanted
+    with pytest.raises(click.UsageError, match="has a value already"):
+        options.storage_options(["a=1", "a.b=2"], None, None)
+
+
+def test_targets_keep_credentials_to_themselves() -> None:
+    assert "testsecret" not in repr(options.Target("s3://b", {"secret": "testsecret"}))
+
+
+def test_sizes_are_for_people() -> None:
+    assert [output.size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "1.6 MB",
+        "2.0 TB",
+    ]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_takes_the_common_options(name: str) -> None:
+    text = printed(name, "--help")
+    for option in ("--json", "--storage-option", "--endpoint-url", "--profile", "--debug"):
+        assert option in text
+    assert f"  {name} " in printed("--help")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "archive.cli", *arguments], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        check=False,
+    )  # fmt: skip
+
+
+def best_s(*arguments: str) -> float:
+    def once_s() -> float:
+        started = time.perf_counter()
+        assert run(*arguments).returncode == 0
+        return time.perf_counter() - started
+
+    return min(once_s() for _ in range(3))
+
+
+def test_help_and_ls_are_quick(url: str) -> None:
+    assert best_s("--help") < MAX_HELP_S
+    assert best_s("ls", url) < MAX_LS_S
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from archive.cli import main; main(['--help'], standalone_mode=False);"
+        "print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "zarr", "pyarrow", "numpy", "fsspec", "s3fs", "rich"} & set(done.stderr.split())
+
+
+def test_the_process_ends_with_the_exit_code(tmp_path: Path) -> None:
+    failed = run("info", str(tmp_path / "nowhere"))
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert run("--version").stdout == f"archive, version {archive.__version__}\n"
