@@ -73,8 +73,8 @@ class Roots:
             url = str(self._bases.get(base, {}).get("url", ""))
             if not _allowed(url, self._own.allowed_bases):
                 raise UnsafePathError(
-                    f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; open it "
-                    f"with archive.open(..., allow_bases=[{url!r}]) if you trust it"
+                    f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
+                    f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
                 )
             _, options = self._own.spec()
             storage = Storage.connect(url, options, concurrency=self._own.concurrency, deadline_s=self._own.deadline_s)

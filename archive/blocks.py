@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive import dtypes
-from archive.ranges import Ints
+from archive.ranges import Ints, spans
 from archive.schema import LENGTHS, PLACES, FieldSpec, ShardSchema
 from archive.tree import Array, Ragged
 
@@ -90,7 +90,7 @@ def merge(blocks: Sequence[Block]) -> Block:
         if isinstance(first.data[name], Ragged):
             data[name] = Ragged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         else:
-            data[name] = np.concatenate(parts)  # type: ignore[arg-type]
+            data[name] = np.concatenate(parts)
     env_ids, positions, episodes = (
         np.concatenate([getattr(b, n) for b in blocks]) for n in ("env_ids", "positions", "episodes")
     )
@@ -196,8 +196,8 @@ def _arrays(
         elif spec.axis in ("offset", "free"):
             arrays[spec.name] = _whole(spec, blocks, episode, extents)
         else:
-            rows = np.concatenate(parts) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
-            arrays[spec.name] = rows if order is None else rows[order]  # type: ignore[call-overload]
+            rows = np.concatenate([p for p in parts if isinstance(p, np.ndarray)]) if len(parts) > 1 else parts[0]
+            arrays[spec.name] = np.asarray(rows if order is None else np.asarray(rows)[order])
     return arrays, extents
 
 
@@ -208,9 +208,7 @@ def _ragged(parts: Sequence[Ragged], order: Ints | None) -> tuple[Array, Array]:
         return values, lengths
     starts = np.cumsum(lengths) - lengths
     taken = lengths[order]
-    ends = np.cumsum(taken)
-    index = np.arange(int(taken.sum())) + np.repeat(starts[order] - (ends - taken), taken)
-    return values[index], taken
+    return values[spans(starts[order], taken)], taken
 
 
 def _whole(spec: FieldSpec, blocks: Sequence[Block], episode: Ints, extents: Extents) -> Array:

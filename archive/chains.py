@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.ranges import Ints
+from archive.ranges import Ints, spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,13 +27,14 @@ class Chains(NamedTuple):
     offsets: Ints
 
     @property
-    def count(self) -> int:
+    def episodes(self) -> int:
+        """How many there are."""
         return len(self.offsets) - 1
 
     @property
     def single(self) -> bool:
         """Whether each episode is one row."""
-        return len(self.rows) == self.count
+        return len(self.rows) == self.episodes
 
     def firsts(self) -> Ints:
         return self.rows[self.offsets[:-1]]
@@ -74,10 +75,7 @@ def resolve(marks: pa.Table, detail: Any) -> Chains:
 
 
 def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:
-    starts = np.cumsum(lengths) - lengths
-    taken = lengths[order]
-    ends = np.cumsum(taken)
-    return rows[np.arange(len(rows)) + np.repeat(starts[order] - (ends - taken), taken)]
+    return rows[spans((np.cumsum(lengths) - lengths)[order], lengths[order])]
 
 
 def _grouped(table: pa.Table, rows: Ints) -> list[Ints]:

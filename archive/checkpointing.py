@@ -106,7 +106,7 @@ def requested() -> bool:
 
 
 def _process_group() -> Any:
-    distributed = sys.modules.get("torch.distributed")
+    distributed: Any = sys.modules.get("torch.distributed")
     ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return distributed if ready and distributed.get_world_size() > 1 else None
 

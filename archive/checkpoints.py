@@ -250,7 +250,8 @@ def _codes(live: pa.Table) -> Ints:
     """A number for (rank, buffer) of each live run."""
     buffers = live["buffer"].combine_chunks()
     code = buffers.indices.to_numpy() if len(buffers) else np.zeros(0, np.int64)
-    return live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
+    out: Ints = live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
+    return out
 
 
 class Checkpoints:

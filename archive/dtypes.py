@@ -82,7 +82,8 @@ def to_numpy(logical: str) -> np.dtype[Any]:
         if logical in ML_NAMES:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, logical))
+            small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, logical))
+            return small
         if logical.startswith("["):
             return np.dtype([tuple(_descr(part)) for part in json.loads(logical)])
         return _structured(json.loads(logical)) if logical.startswith("{") else np.dtype(logical)

@@ -12,7 +12,7 @@ from archive import dtypes, jsontree, schema
 from archive.errors import NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
-from archive.ranges import Ints
+from archive.ranges import Ints, spans, sums
 from archive.reader import Reader
 from archive.segments import Part
 from archive.tree import Ragged
@@ -42,14 +42,13 @@ class LiveParts:
         return [Part(int(self.rows[k]), int(self.lo[k]), int(self.hi[k])) for k in span]
 
     def lengths(self) -> Ints:
-        total = np.concatenate([[0], np.cumsum(self.hi - self.lo)])
-        return total[self.offsets[1:]] - total[self.offsets[:-1]]
+        return sums(self.hi - self.lo, self.offsets)
 
     def pick(self, chosen: Ints) -> LiveParts:
         counts = np.diff(self.offsets)[chosen]
-        ends = np.cumsum(counts)
-        index = np.arange(int(counts.sum())) + np.repeat(self.offsets[:-1][chosen] - (ends - counts), counts)
-        return LiveParts(np.concatenate([[0], ends]), self.rows[index], self.lo[index], self.hi[index])
+        index = spans(self.offsets[:-1][chosen], counts)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return LiveParts(offsets, self.rows[index], self.lo[index], self.hi[index])
 
 
 class Episodes(Sequence["Episode"]):
@@ -168,7 +167,7 @@ class Episodes(Sequence["Episode"]):
                 row,
                 None if part._live is None else part._live.of(i),
                 self._attributes,
-            )  # fmt: skip
+            )
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
         ]
 
@@ -183,7 +182,7 @@ class Episodes(Sequence["Episode"]):
     def _parts(self) -> list[list[Part]]:
         """The segments of each, whole."""
         if self._live is not None:
-            return [_with_extra(whole := self._live.of(i), list(whole)) for i in range(len(self))]
+            return [_with_extra(self._live.of(i), self._live.of(i)) for i in range(len(self))]
         lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
         chain = self._index.chains
         whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
@@ -308,7 +307,8 @@ class Episode:
         self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error"
     ) -> dict[str, Any]:
         """As `read`, with tensors; strings and JSON stay as they are."""
-        return _tensors(self.read(fields, start, stop, missing=missing))
+        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing))
+        return out
 
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"

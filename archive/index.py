@@ -42,7 +42,7 @@ class EpisodeIndex:
         return chains.resolve(self.snapshot.columns(chains.COLUMNS), lambda: self.snapshot.columns(chains.DETAIL))
 
     def __len__(self) -> int:
-        return self.chains.count
+        return self.chains.episodes
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of the summary table, for all episodes."""
@@ -82,7 +82,7 @@ class EpisodeIndex:
         import pyarrow as pa
 
         column = self.snapshot.columns([name])[name]
-        identity = self.chains.single and self.chains.count == len(column)
+        identity = self.chains.single and self.chains.episodes == len(column)
         return column if identity else column.take(pa.array(self.chains.lasts()))
 
     def _flag(self, name: str, rows: Ints) -> Mask:
@@ -181,7 +181,8 @@ class EpisodeIndex:
         return self._any_segment((most >= low) & (least < high))
 
     def _where_complete(self, value: bool) -> Mask:
-        return self.column("complete").to_numpy() == bool(value)
+        complete: Mask = self.column("complete").to_numpy()
+        return complete if value else ~complete
 
 
 def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:

@@ -61,6 +61,20 @@ def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Int
     return starts[heads], np.maximum.reduceat(stops, heads)
 
 
+def spans(starts: Ints, counts: Ints) -> Ints:
+    """The numbers of several runs end to end: starts[0], starts[0] + 1, ... of counts[0] numbers, then the next run's."""
+    ends = np.cumsum(counts)
+    out: Ints = np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts)
+    return out
+
+
+def sums(values: Ints, offsets: Ints) -> Ints:
+    """Sum of each group of values; group i is [offsets[i], offsets[i + 1])."""
+    total = np.concatenate([[0], np.cumsum(values)])
+    out: Ints = total[offsets[1:]] - total[offsets[:-1]]
+    return out
+
+
 def covered(starts: Ints, stops: Ints, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Mask over [0, length) of what any of the runs covers."""
     edges = np.zeros(length + 1, np.int64)

@@ -109,7 +109,7 @@ class Reader:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
         refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
         refs = {path: ref for path, ref in refs.items() if path not in self._files}
-        for data, ref in zip(manifest.fetch(self._roots, list(refs.values())), refs.values(), strict=True):
+        for data, ref in zip(manifest.fetch(self._roots, [dict(ref) for ref in refs.values()]), refs.values(), strict=True):
             table = tables.loads(data, "chunks", where=self._roots.full_url(ref["path"]))
             base = split_key(ref["path"])[0]
             for shard, index in chunkindex.from_table(table).items():

@@ -26,7 +26,7 @@ from archive.errors import NotExclusiveError, StorageError, UsageError
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
-LOCAL_READS_AHEAD = 4  # more would only take memory: a disk has no round trips to hide
+LOCAL_READS_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ class Units(NamedTuple):
     open: Mask  # of the tailless: the episode is under way and may go on
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return len(self.rank)
 
 
@@ -97,8 +97,8 @@ class Placement(NamedTuple):
 
 def identity(units: Units, position: Ints) -> Placement:
     """All as it was."""
-    zero = np.zeros(units.count, np.int64)
-    parts = Parts(units.rank, np.arange(units.count), zero, units.steps, units.env, position)
+    zero = np.zeros(units.total, np.int64)
+    parts = Parts(units.rank, np.arange(units.total), zero, units.steps, units.env, position)
     return Placement(parts, _dropped([]))
 
 
@@ -120,7 +120,7 @@ def place(units: Units, rules: Rules, wanted: Mask) -> Placement:
 
 
 def _kept_units(units: Units, rules: Rules, wanted: Mask, drops: list[Any]) -> Mask:
-    keep = np.ones(units.count, bool)
+    keep = np.ones(units.total, bool)
     reasons = [("filter", ~wanted)]
     if rules.incomplete == "drop":
         reasons += [("headless", units.headless), ("open", units.tailless)]
@@ -136,8 +136,8 @@ def _kept_units(units: Units, rules: Rules, wanted: Mask, drops: list[Any]) -> M
 
 def _ordinals(units: Units) -> Ints:
     """Number of each unit on its source rank: what a system that counts its trajectories calls them."""
-    heads = np.r_[True, units.rank[1:] != units.rank[:-1]] if units.count else np.zeros(0, bool)
-    index = np.arange(units.count)
+    heads = np.r_[True, units.rank[1:] != units.rank[:-1]] if units.total else np.zeros(0, bool)
+    index = np.arange(units.total)
     return index - np.maximum.accumulate(np.where(heads, index, 0))
 
 
@@ -247,9 +247,7 @@ def _positions(steps: Ints, heads: Mask) -> Ints:
     return ends - np.maximum.accumulate(np.where(heads, ends, 0)) if len(steps) else ends
 
 
-def _within_length(
-    age: Ints, unit: Ints, lo: Ints, hi: Ints, heads: Mask, max_length: int, drops: list[Any]
-) -> Ints:
+def _within_length(age: Ints, unit: Ints, lo: Ints, hi: Ints, heads: Mask, max_length: int, drops: list[Any]) -> Ints:
     """New `lo`: each row keeps its newest `max_length` steps, wherever in the row they stand."""
     if not len(unit):
         return lo

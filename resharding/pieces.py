@@ -46,7 +46,9 @@ def piece_positions(parts: Parts, counts: Ints, pieces: Located) -> Ints:
     return np.repeat(parts.position - start, counts) + before
 
 
-def gather(starts: Ints, steps: Ints, runs: Sequence[tuple[int, int]], rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def gather(
+    starts: Ints, steps: Ints, runs: Sequence[tuple[int, int]], rows: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
     """Rows [start, start + steps) of a column, end to end, out of its sorted runs, which `rows` has end to end."""
     ends = np.cumsum(steps)
     wanted = np.arange(int(steps.sum())) + np.repeat(starts - (ends - steps), steps)

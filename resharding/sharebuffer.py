@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class ShareEpisode(Episode):
     place: int
     lineage: dict[str, Any]
     renumbered: bool
+    roles: Roles
 
     def read(
         self,
@@ -61,27 +63,8 @@ class ShareEpisode(Episode):
 
     def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
         if self.renumbered:
-            for path, role in self._roles().items():
-                _replace(data, path, self.env if role == "env_id" else self.place, self.id)
+            renumber(data, self.roles, self.env, self.place, self.id)
         return data
-
-    def _roles(self) -> dict[schema.Path, str]:
-        rows = np.array([p.row for p in self.parts()], np.int64)
-        out: dict[schema.Path, str] = {}
-        for text in self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist():
-            of = schema.loads(text)
-            names = [(n, "env_id") for n in of.env_id if self.env >= 0] + [(n, "episode_id") for n in of.episode_id]
-            out |= {of.by_name[name].path: role for name, role in names}
-        return out
-
-
-def _replace(data: dict[str, Any], path: schema.Path, number: int, name: str) -> None:
-    """Every value of a field becomes the new id, in the field's own dtype."""
-    for key in path[:-1]:
-        data = data.get(key, {})
-    old = data.get(path[-1])
-    if isinstance(old, np.ndarray):
-        data[path[-1]] = np.full(old.shape, name if old.dtype.kind in "OU" else number, old.dtype)
 
 
 class ShareBuffer:
@@ -100,7 +83,7 @@ class ShareBuffer:
     @cached_property
     def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
         """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
-        return _cut_pieces(self._source, self._parts)
+        return cut_pieces(self._source, self._parts)
 
     @cached_property
     def layout(self) -> Layout:
@@ -141,16 +124,33 @@ class ShareBuffer:
         return int(self._parts.steps.sum())
 
     def __iter__(self) -> Iterator[ShareEpisode]:
-        where = self.layout
+        where, roles = self.layout, self._roles
         for i, ep in enumerate(self.episodes):
             own = ShareEpisode.__new__(ShareEpisode)
             own.__dict__.update(ep.__dict__)
             own.env, own.place, own.renumbered = int(where.env_id[i]), i, not self._plan.is_identity
+            own.roles = roles[i]
             own.lineage = {
                 "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
                 "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
             }  # fmt: skip
             yield own
+
+    @cached_property
+    def _roles(self) -> list[Roles]:
+        """Which fields of each episode are ids; one dict for all episodes of the same schemas."""
+        offsets, pieces, _, _ = self._pieces
+        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
+        if len(texts) == 1:
+            return [roles_of(texts[0])] * len(self)
+        known: dict[tuple[int, ...], Roles] = {}
+        ends, every, out = offsets.tolist(), codes.tolist(), []
+        for a, b in pairwise(ends):
+            key = tuple(every[a:b])
+            if key not in known:
+                known[key] = {path: role for code in key for path, role in roles_of(texts[code]).items()}
+            out.append(known[key])
+        return out
 
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) in order; read ahead by about `max_bytes`, each chunk once but where batches meet."""
@@ -192,26 +192,35 @@ class ShareBuffer:
         """Rows of each source rank's column, fetched once a rank, put in the share's order."""
         _, pieces, at, rank = self._pieces
         steps = pieces.hi - pieces.lo
-        ends = np.cumsum(steps)
-        out: np.ndarray[Any, Any] | None = None
-        for source_rank in np.unique(rank).tolist():
+        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []
+        for source_rank in np.unique(rank[steps > 0]).tolist():
             mine = np.flatnonzero((rank == source_rank) & (steps > 0))
             entry = self._plan.checkpoint.column_entry(name, source_rank, self.name)
-            runs = [(int(a), int(a + n)) for a, n in zip(at[mine], steps[mine], strict=True)]
-            values = self._plan.checkpoint.file(entry["object"]).column_rows(entry, runs)
-            if out is None:
-                shape = tuple(entry["shape"]) if not values else values[0].shape[1:]
-                out = np.empty((int(steps.sum()), *shape), values[0].dtype if values else float)
-            for i, part in zip(mine.tolist(), values, strict=True):
-                out[ends[i] - steps[i] : ends[i]] = part
-        return np.zeros(0) if out is None else out
+            runs = joined(at[mine], steps[mine])
+            rows = np.concatenate(self._plan.checkpoint.file(entry["object"]).column_rows(entry, runs))
+            parts.append((mine, gather(at[mine], steps[mine], runs, rows)))
+        if not parts:
+            return self._no_rows(name)
+        out = np.empty((int(steps.sum()), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
+        begins = np.cumsum(steps) - steps
+        for mine, rows in parts:
+            ends = np.cumsum(steps[mine])
+            out[np.arange(len(rows)) + np.repeat(begins[mine] - (ends - steps[mine]), steps[mine])] = rows
+        return out
+
+    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
+        """No values, of the column's dtype and shape as any rank has it."""
+        ck = self._plan.checkpoint
+        entries = (ck.staged(rank).index["columns"].get(self.name, {}).get(name) for rank in ck.ranks)
+        entry = next(e for e in entries if e is not None)
+        return np.zeros((0, *_logical_shape(entry)), dtypes.to_numpy(entry["dtype"]))
 
     @cached_property
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value}, of its own episodes."""
         own = set(self.episodes.table["episode_id"].to_pylist())
         out: dict[str, dict[str, Any]] = {}
-        for rank in np.unique(self.layout.source_rank).tolist():
+        for rank in np.unique(self.layout.source_rank).tolist() if len(self) else ():
             for name, values in self._plan.checkpoint.attributes(rank, self.name).items():
                 out.setdefault(name, {}).update({k: v for k, v in values.items() if k in own})
         return out
@@ -228,27 +237,19 @@ class ShareBuffer:
 
     def cost(self) -> dict[str, int]:
         """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
-        reader = self._plan.checkpoint.reader
-        parts = [ep.parts() for ep in self.episodes]
-        segments = reader.segments([p.row for group in parts for p in group])
-        slices: list[Slice] = []
-        for group in parts:
-            slices += [s for _, s in episode_job([(segments[p.row], p) for p in group], Selection()).slices()]
-        reader.load_indexes(list(segments.values()))
-        plan = reader.plan(slices)
-        shards = {s.shard for s in segments.values() if s.shard}
-        return {
-            "requests": plan.requests, "bytes": plan.fetched_bytes, "needed_bytes": self.steps * self._step_bytes,
-            "shard_bytes": sum(reader.shard_bytes(s) for s in shards),
-        }  # fmt: skip
+        offsets, pieces, _, _ = self._pieces
+        cost = read_cost(self._plan.checkpoint.reader, offsets, pieces, lambda some: self.episodes[some]._parts())
+        return cost | {"needed_bytes": self.steps * self._step_bytes}
 
     def to_resume(self) -> BufferResume:
-        """What a writer of this buffer goes on from."""
+        """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
+        if not self._plan.checkpoint.replay_saved:
+            return BufferResume(Runs.empty(), [], [], {}, {})
         _, pieces, _, _ = self._pieces
         ck = self._plan.checkpoint
         counts = np.diff(self._pieces[0])
         env = np.repeat(self._parts.env, counts)
-        position = _piece_positions(self._parts, counts, pieces)
+        position = piece_positions(self._parts, counts, pieces)
         opened, to_close = self._open()
         return resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
 
@@ -269,3 +270,10 @@ class ShareBuffer:
             else:
                 to_close.append(ids[i])
         return opened, to_close
+
+
+def _logical_shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    """Shape of one row as the user gave it, from that of a stored one."""
+    shape = tuple(entry["shape"])
+    trailing = len(dtypes.stored_trailing(entry["dtype"], ()))
+    return shape[: len(shape) - trailing] if trailing else shape

@@ -12,7 +12,7 @@ from archive.checkpoints import Checkpoint
 from archive.errors import NotFoundError, UsageError
 from archive.liveview import Located
 from archive.manifest import Snapshot
-from archive.ranges import Ints
+from archive.ranges import Ints, sums
 from archive.schema import loads
 from resharding.assignment import Mask, Units
 
@@ -35,16 +35,11 @@ class SourceBuffer:
 
     @property
     def steps(self) -> Ints:
-        return per_unit(self.pieces.hi - self.pieces.lo, self.offsets)
+        return sums(self.pieces.hi - self.pieces.lo, self.offsets)
 
     @property
     def position(self) -> Ints:
         return self.pieces.position[self.heads]
-
-
-def per_unit(values: Ints, offsets: Ints) -> Ints:
-    total = np.concatenate([[0], np.cumsum(values)])
-    return total[offsets[1:]] - total[offsets[:-1]]
 
 
 class Source:
@@ -79,7 +74,7 @@ class Source:
 
     def open_episodes(self, name: str) -> dict[tuple[int, int], str]:
         """(rank, env) -> id of the episode that is open there."""
-        out = {}
+        out: dict[tuple[int, int], str] = {}
         for rank in self.checkpoint.ranks:
             entry = self.checkpoint.staged(rank).index["buffers"].get(name, {"open": []})
             out |= {(rank, int(env)): str(episode) for env, episode in entry["open"]}
@@ -160,14 +155,16 @@ class Source:
                 f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced"
             )
         scale = 2**40 / max(float(values.sum()), 1e-300)
-        return per_unit(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
+        return sums(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
 
     def _has_column(self, buffer: str, name: str) -> bool:
         """Whether a buffer has a column; an error if no buffer of the checkpoint has one of that name."""
         columns = {n: about["columns"] for n, about in self.checkpoint.buffers.items()}
         if self.checkpoint.replay_saved and not any(name in of for of in columns.values()):
             known = sorted({c for of in columns.values() for c in of})
-            raise NotFoundError(f"weights={name!r}: give 'steps', 'bytes' or one of the columns: {', '.join(known) or 'none'}")
+            raise NotFoundError(
+                f"weights={name!r}: give 'steps', 'bytes' or one of the columns: {', '.join(known) or 'none'}"
+            )
         return name in columns[buffer]
 
     def _bytes_per_step(self, buffer: SourceBuffer) -> Ints:

@@ -42,7 +42,9 @@ def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) 
 @click.option("--where", metavar="CONDITION", help="As in \"return > 10 and metadata.task = 'push'\".")
 @click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
 @click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
-@click.option("--limit", "-n", default=20, show_default=True, help="How many, of the newest; 0 for all.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help="How many, of the newest; 0 for all."
+)
 @on_archive()
 def episodes(
     target: Target, weights: tuple[str, ...], updates: Any, where: str | None, buffer: tuple[str, ...],
@@ -74,12 +76,19 @@ def _summary(row: dict[str, Any]) -> dict[str, Any]:
 
 def _in_short(row: dict[str, Any]) -> dict[str, Any]:
     low, high = row["update_count_min"], row["update_count_max"]
-    updates = None if low is None else str(low) if low == high else f"{low} to {high}"
+    updates = None if low is None else _span((low, high + 1))
     return row | {
         "weights": row["model_weights_uuids"] or None,
         "updates": updates,
         "metadata": row["metadata"] or None,
     }
+
+
+def _span(updates: tuple[int, int] | None) -> str | None:
+    """A half-open range as people say it."""
+    if updates is None:
+        return None
+    return str(updates[0]) if updates[1] == updates[0] + 1 else f"{updates[0]} to {updates[1] - 1}"
 
 
 @click.command()
@@ -97,7 +106,8 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
     if target.as_json:
         output.as_json(_about(episode) | {"fields": episode.fields} | ({"values": values} if names else {}))
         return
-    output.facts({name: value for name, value in _about(episode).items() if value not in (None, {}, [])})
+    about = _about(episode) | {"update_counts": _span(episode.update_counts)}
+    output.facts({name: value for name, value in about.items() if value not in (None, {}, [])})
     output.table(([name, *_described(text)] for name, text in episode.fields.items()), ("field", "dtype", "axis"))
     _print_values(values)
 

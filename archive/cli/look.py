@@ -81,7 +81,7 @@ def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
 
 
 @click.command()
-@click.option("--limit", "-n", default=20, show_default=True, help="How many; 0 for all.")
+@click.option("--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help="How many; 0 for all.")
 @on_archive()
 def log(target: Target, limit: int) -> None:
     """The commits, newest first."""
