@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive import dtypes
+from archive import arena, dtypes
 from archive.ranges import Ints, spans
 from archive.schema import LENGTHS, PLACES, FieldSpec, ShardSchema
 from archive.tree import Array, Ragged

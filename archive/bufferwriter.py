@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import blocks, chains, cut, intake, jsontree, tables
+from archive.arena import Arena
 from archive.blocks import Block, Slab
 from archive.cut import Cut
 from archive.errors import DuplicateEpisodeError, FieldError, NotFoundError, UsageError
 from archive.intake import Weights
 from archive.live import LiveSet
 from archive.names import check_text
-from archive.pipeline import Pipeline
+from archive.pipeline import SHARD_BYTES, Pipeline
 from archive.ranges import Ints
 from archive.schema import Schema, ShardSchema
 from archive.sessions import Place
@@ -26,8 +27,8 @@ from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 63 * 1024 * 1024  # of steps; the packed shard stays below 64 MB
 _MERGE_BLOCKS = 512
+_ARENA_FROM_BYTES = 1024 * 1024  # of the first block of a shard: small ones are not worth a shard's memory
 
 
 class BufferWriter:
@@ -42,6 +43,7 @@ class BufferWriter:
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
         self._pending_bytes: dict[str, int] = {}
+        self._arenas: dict[str, Arena] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
@@ -176,14 +178,25 @@ class BufferWriter:
             if pending and self._pending_bytes[digest] + piece.nbytes > SHARD_BYTES:
                 self._submit(digest)
                 pending = self._pending.setdefault(digest, [])
-            pending.append(piece if owned else intake.owned(piece))
+            pending.append(piece if owned else self._owned(piece, new=not pending))
             self._pending_bytes[digest] = self._pending_bytes.get(digest, 0) + piece.nbytes
             if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
                 pending[-_MERGE_BLOCKS:] = [blocks.merge(pending[-_MERGE_BLOCKS:])]
 
+    def _owned(self, block: Block, *, new: bool) -> Block:
+        """The block copied; large ones into memory where those of one shard lie end to end."""
+        digest = block.schema.digest
+        if new:
+            self._arenas.pop(digest, None)
+            if block.nbytes >= _ARENA_FROM_BYTES:
+                self._arenas[digest] = Arena(self._pipeline.memory.take(), block)
+        arena = self._arenas.get(digest)
+        return (arena and arena.copy(block)) or intake.owned(block)
+
     def _submit(self, digest: str, *, wait: bool = True) -> None:
         pending = self._pending.pop(digest)
         self._pending_bytes[digest] = 0
+        self._arenas.pop(digest, None)
         reward = intake.reward_field(self.schema, pending[0].schema)
         describe = partial(self.describe, self.streams.epoch)
         self.streams.epoch += 1

@@ -14,7 +14,7 @@ from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
 from archive.ranges import Ints, spans, sums
 from archive.reader import Reader
-from archive.segments import Part
+from archive.segments import Part, cut, with_extra
 from archive.tree import Ragged
 
 if TYPE_CHECKING:
@@ -177,16 +177,23 @@ class Episodes(Sequence["Episode"]):
         fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
         for episodes that lack a field asked for.
         """
-        return self._reader.read(self._parts(), Selection(fields, missing, ragged))
+        return self._reader.read(self.parts(), Selection(fields, missing, ragged))
 
-    def _parts(self) -> list[list[Part]]:
-        """The segments of each, whole."""
+    def lengths(self) -> Ints:
+        """Steps of each (live steps, of a checkpoint's)."""
         if self._live is not None:
-            return [_with_extra(self._live.of(i), self._live.of(i)) for i in range(len(self))]
+            return self._live.lengths()
+        out: Ints = self._index.column("length").to_numpy()[self._chosen]
+        return out
+
+    def parts(self) -> list[list[Part]]:
+        """The segments of each, whole; what a Reader reads."""
+        if self._live is not None:
+            return [with_extra(self._live.of(i), self._live.of(i)) for i in range(len(self))]
         lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
         chain = self._index.chains
         whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
-        return [_with_extra(parts, list(parts)) for parts in whole]
+        return [with_extra(parts, list(parts)) for parts in whole]
 
     def __repr__(self) -> str:
         return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
@@ -277,13 +284,7 @@ class Episode:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
         whole = self._live if self._live is not None else self._all_parts()
         start, stop, _ = slice(start, stop).indices(self.length)
-        out, at = [], 0
-        for part in whole:
-            count = part.hi - part.lo
-            lo, hi = (min(max(edge - at, 0), count) for edge in (start, stop))
-            out.append(Part(part.row, part.lo + lo, part.lo + max(lo, hi)))
-            at += count
-        return _with_extra(out, whole)
+        return cut(whole, start, stop)
 
     def _all_parts(self) -> list[Part]:
         rows = self._index.chains.of(self._number)
@@ -327,14 +328,6 @@ def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts)
     if "length" in table.column_names:
         table = table.set_column(table.column_names.index("length"), "length", pa.array(lengths))
     return table
-
-
-def _with_extra(parts: list[Part], whole: Sequence[Part]) -> list[Part]:
-    """Mark where offset fields go on: after the last step read, and in the segments that follow."""
-    begun = max((i for i, (p, all_) in enumerate(zip(parts, whole, strict=True)) if p.lo > all_.lo), default=0)
-    last = max((i for i, p in enumerate(parts) if p.hi > p.lo), default=begun)
-    parts[last:] = [part._replace(extra=True) for part in parts[last:]]
-    return parts
 
 
 def _tensors(value: Any) -> Any:

@@ -63,9 +63,9 @@ class Selection:
             out |= found
         return out
 
-    def absent(self, paths: Iterable[Path]) -> list[str | Path]:
-        """Names asked for that none of these fields answers; an error if that is what was asked for."""
-        have = list(paths)
+    def absent(self, schemas: Iterable[ShardSchema]) -> list[str | Path]:
+        """Names asked for that no field of an episode answers; an error if that is what was asked for."""
+        have = list(dict.fromkeys(f.path for schema in schemas for f in schema.fields)) if self.names else []
         names = [n for n in self.names or () if not any(_matches(n, p) for p in have)]
         if names and isinstance(self.missing, str) and self.missing == "error":
             raise FieldError(
@@ -80,7 +80,11 @@ class Selection:
         try:
             if spec is None or spec.axis in NODES or spec.dtype in ("str", "json"):
                 return np.full(steps, self.missing)
-            return np.full((steps, *spec.shape), self.missing, dtypes.to_numpy(spec.dtype))
+            dtype = dtypes.to_numpy(spec.dtype)
+            given = np.asarray(self.missing)
+            if dtype.kind in "iub" and (given.dtype.kind not in "iub" or (given.astype(dtype) != given).any()):
+                raise ValueError(f"{dtype} cannot hold it")  # numpy would cut it to what it can
+            return np.full((steps, *spec.shape), self.missing, dtype)
         except (TypeError, ValueError, OverflowError) as e:
             raise FieldError(
                 f"missing={self.missing!r} cannot stand in for field {name!r}: {e}; give another value"
@@ -140,7 +144,8 @@ def episode_job(parts: Sequence[Leaf], selection: Selection) -> EpisodeJob:
     for spec, found in pieces.values():
         if spec.axis == "offset":
             _go_on(spec, found)
-    return EpisodeJob(pieces, selection.absent(pieces), sum(p.hi - p.lo for _, p in parts), selection)
+    absent = selection.absent(dict.fromkeys(segment.schema for segment, _ in parts))
+    return EpisodeJob(pieces, absent, sum(p.hi - p.lo for _, p in parts), selection)
 
 
 def _slices(spec: FieldSpec, segment: Segment, part: Part) -> dict[str, Slice]:

@@ -15,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive import layout, packing, shards, tables
+from archive.arena import Memory
 from archive.blocks import Block, Slab, assemble
 from archive.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SHARD_BYTES = 63 * 1024 * 1024  # of steps; the packed shard stays below 64 MB
 MAX_UNDER_WAY_BYTES = 128 * 1024 * 1024
 
 Describe = Callable[[Slab, str], "pa.Table"]
@@ -83,6 +85,7 @@ class Pipeline:
     def __init__(self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None) -> None:
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
         self._compression = compression
+        self.memory = Memory(SHARD_BYTES + 64 * 1024)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), "archive-upload")
         self._lock = threading.Condition()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,3 +38,22 @@ class Slice(NamedTuple):
     array: str
     start: int
     stop: int
+
+
+def cut(whole: Sequence[Part], start: int, stop: int) -> list[Part]:
+    """Steps [start, stop) of an episode's segments. Those without any of them stay, for what belongs to the whole episode."""
+    out, at = [], 0
+    for part in whole:
+        count = part.hi - part.lo
+        lo, hi = (min(max(edge - at, 0), count) for edge in (start, stop))
+        out.append(Part(part.row, part.lo + lo, part.lo + max(lo, hi)))
+        at += count
+    return with_extra(out, whole)
+
+
+def with_extra(parts: list[Part], whole: Sequence[Part]) -> list[Part]:
+    """Mark where offset fields go on: after the last step read, and in the segments that follow."""
+    begun = max((i for i, (p, all_) in enumerate(zip(parts, whole, strict=True)) if p.lo > all_.lo), default=0)
+    last = max((i for i, p in enumerate(parts) if p.hi > p.lo), default=begun)
+    parts[last:] = [part._replace(extra=True) for part in parts[last:]]
+    return parts

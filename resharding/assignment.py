@@ -238,7 +238,8 @@ def _num_envs(units: Units, rules: Rules) -> int | None:
 def _row_heads(target: Ints, env: Ints) -> Mask:
     if not len(target):
         return np.zeros(0, bool)
-    return np.r_[True, (target[1:] != target[:-1]) | (env[1:] != env[:-1])]
+    heads: Mask = np.r_[True, (target[1:] != target[:-1]) | (env[1:] != env[:-1])]
+    return heads
 
 
 def _positions(steps: Ints, heads: Mask) -> Ints:

@@ -43,7 +43,8 @@ def piece_positions(parts: Parts, counts: Ints, pieces: Located) -> Ints:
     base = before[heads[counts > 0]] if len(steps) else before
     start = np.zeros(len(counts), np.int64)
     start[counts > 0] = base
-    return np.repeat(parts.position - start, counts) + before
+    out: Ints = np.repeat(parts.position - start, counts) + before
+    return out
 
 
 def gather(
@@ -55,7 +56,8 @@ def gather(
     begin = np.array([a for a, _ in runs], np.int64)
     length = np.array([b - a for a, b in runs], np.int64)
     run = np.searchsorted(begin, wanted, side="right") - 1
-    return rows[wanted - begin[run] + (np.cumsum(length) - length)[run]]
+    out: np.ndarray[Any, Any] = rows[wanted - begin[run] + (np.cumsum(length) - length)[run]]
+    return out
 
 
 def joined(starts: Ints, steps: Ints) -> list[tuple[int, int]]:

@@ -64,7 +64,6 @@ def columns(rank: int, lo: int, hi: int) -> dict[str, Any]:
 
 
 def run_rank(arc: archive.Archive, rank: int, victim: int, k: int) -> None:
-    joining.STEP_IN_S = 0.05
     w = arc.writer(rank, RANKS, session="one")
     grow(w, rank, 0)
     w.checkpoint(1, columns=columns(rank, 0, PER_RANK), state={"at": 1}).result()
@@ -152,6 +151,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    joining.STEP_IN_S, joining.MAX_POLL_S = 0.05, 0.05
     outcomes = []
     for k in given["kills"] or range(MAX_KILLS):
         outcomes.append((k, *once(given["url"], given["options"], given["victim"], k)))

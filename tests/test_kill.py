@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ import archive
 from archive.errors import NotFoundError
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
-CHANGES = ("open", "link", "replace", "unlink", "mkdir")
+CHANGES = ("open", "write", "link", "replace", "unlink", "mkdir")
+LOADED = (  # once, by the parent
+    *("pandas", "pyarrow.parquet", "s3fs", "zarr", "zarr.codecs", "archive.chains", "archive.checkpoints"),
+    *("archive.facade", "archive.saver", "archive.shards", "archive.statetorch", "archive.statetree"),
+)
 WAIT_S = 120
 
 
@@ -79,9 +84,14 @@ class Fatal:
 
 def arm_local(fatal: Fatal) -> None:
     """Every system call by which the local driver changes something."""
+    counts = {"open": _opens_for_writing, "write": _writes_a_document}
     for name in CHANGES:
-        counts = _opens_for_writing if name == "open" else lambda *_: True
-        setattr(os, name, fatal.wrap(getattr(os, name), counts))
+        setattr(os, name, fatal.wrap(getattr(os, name), counts.get(name, lambda *_: True)))
+
+
+def _writes_a_document(_: int, data: Any) -> bool:
+    """Commits, claims, tables; not the many parts of a shard."""
+    return bytes(data[:1]) == b"{" or bytes(data[:4]) == b"PAR1"
 
 
 def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
@@ -98,11 +108,8 @@ def arm_remote(fatal: Fatal) -> None:
 
 def kill_again_and_again(roots: Mapping[int, Backend], after: bool, logs: Path) -> None:
     """In a process without threads: forks one that saves and dies, for each k, until one lives to the end."""
-    import pyarrow.parquet
-    import s3fs
-    import zarr
-
-    assert pyarrow.parquet and s3fs and zarr  # loaded here, once
+    for module in LOADED:
+        import_module(module)
     servers.set_environment()
     for k, backend in roots.items():
         child = os.fork()
@@ -175,7 +182,8 @@ def check(backend: Backend, told: list[str]) -> int:
     assert visible >= len(told)
     assert all(same(episode.read(), expected(episode.id)) for episode in arc.episodes)
     check_checkpoint(arc, visible)
-    next_session(backend, names)
+    if not backend.is_s3 or backend.url.endswith(("2", "5", "8")):  # a third of them, for speed
+        next_session(backend, names)
     return visible
 
 

@@ -24,15 +24,16 @@ def many() -> archive.Archive:
     arc = fresh()
     for session in ("one", "two"):
         with arc.writer(session=session, rank=0, world_size=1) as w:
-            for i in range(10):
+            buffers = [w if i % 3 else w.buffer("demo") for i in range(10)]
+            for i, buffer in enumerate(buffers):
                 kind = {"model_weights_uuid": UUIDS[i % 4], "update_count": 10 * i} if i != 3 else {}
-                buffer = w if i % 3 else w.buffer("demo")
                 buffer.append({"t": np.arange(2), "reward": np.full(2, float(i))}, env_ids=i, episode_ids=f"{session}-{i}",
                               metadata={"i": i, "task": "push" if i % 2 else "pull"}, **kind)  # fmt: skip
             w.commit()
             w.weights(UUIDS[0], 95)
-            w.append({"t": np.arange(10), "reward": np.zeros(10)}, env_ids=range(10), last=[i < 5 for i in range(10)])
-            w.close_episodes([6], terminated=True, reason="why")
+            for i, buffer in enumerate(buffers):
+                buffer.append({"t": np.zeros(1, int), "reward": np.zeros(1)}, env_ids=i, last=i < 5)
+            w.close_episodes([7], terminated=True, reason="why")
     return reopened(arc)
 
 
@@ -67,7 +68,7 @@ def wanted(arc: archive.Archive, keep: Any) -> list[str]:
         ({"model_weights_uuid": "none"}, lambda r: False),
         ({"where": "length = 3", "session": "one", "complete": True}, lambda r: r["session"] == "one" and r["complete"]),
         ({"where": "reason = 'why' and terminated"}, lambda r: r["reason"] == "why"),
-        ({"where": "metadata.task = 'push' and metadata.i > 4"}, lambda r: '"push"' in r["metadata"] and r["return"] > 8),
+        ({"where": "metadata.task = 'push' and metadata.i > 4"}, lambda r: '"push"' in r["metadata"] and r["return"] > 8.5),
         ({"where": pc.field("return") > 10}, lambda r: r["return"] > 10),
     ],
 )

@@ -281,7 +281,7 @@ def checkpoint(writers: list[archive.Writer], rings: list[Ring], step: int) -> A
         w.checkpoint(step=step, columns=ring.append(w, r.buffers, **r.how()))
         for w, r in zip(writers, rings, strict=True)
     ]
-    return [p.result() for p in pending][0]
+    return [p.result() for p in pending].pop()
 
 
 @pytest.mark.parametrize("unfinished", ["close", "continue"])

@@ -1,0 +1,92 @@
+"""Torch datasets: what items hold, that windows stay within episodes, and that workers of all kinds can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+
+torch = pytest.importorskip("torch", reason="the datasets need torch")
+from torch.utils.data import DataLoader  # noqa: E402
+
+from archive.torch import EpisodeDataset, StepDataset, WindowDataset  # noqa: E402
+
+LENGTHS = (5, 1, 8, 3, 12)
+
+
+@pytest.fixture
+def arc(tmp_path: Path) -> archive.Archive:
+    made = archive.create(tmp_path / "a")
+    with made.writer() as w:
+        at = 0
+        for n in LENGTHS:
+            steps = np.arange(at, at + n)
+            w.add_episode(
+                {
+                    "obs": {"x": np.stack([steps, -steps], 1)},
+                    "reward": steps.astype(np.float32),
+                    "note": [str(s) for s in steps],
+                }
+            )
+            at += n
+    return archive.open(tmp_path / "a")
+
+
+def test_an_item_of_an_episode_dataset_is_the_episode(arc: archive.Archive) -> None:
+    data = EpisodeDataset(arc.episodes, fields=["obs", "reward"])
+    assert len(data) == len(LENGTHS)
+    assert data[2]["reward"].tolist() == [6, 7, 8, 9, 10, 11, 12, 13]
+    assert data[-1]["obs"]["x"].shape == (12, 2)
+    assert "note" not in data[0]
+    with pytest.raises(IndexError):
+        data[5]
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "pad"), [(3, 1, False), (3, 2, False), (4, 3, True), (1, 1, False), (20, 1, True)]
+)
+def test_windows_are_those_of_a_plain_loop(arc: archive.Archive, length: int, stride: int, pad: bool) -> None:
+    data = WindowDataset(arc.episodes, length, stride, pad, fields=["reward"])
+    wanted: list[list[int]] = []
+    at = 0
+    for n in LENGTHS:
+        for start in range(0, n if pad else n - length + 1, stride):
+            wanted.append(list(range(at + start, min(at + start + length, at + n))))
+        at += n
+    items = data.__getitems__(range(len(data)))
+    assert len(data) == len(wanted)
+    for item, steps in zip(items, wanted, strict=True):
+        real = item["mask"].numpy() if pad else np.ones(length, bool)
+        assert item["reward"].numpy()[real].tolist() == steps
+        assert not item["reward"].numpy()[~real].any()
+        assert len(item["reward"]) == length
+
+
+def test_an_item_of_a_step_dataset_has_no_step_axis(arc: archive.Archive) -> None:
+    data = StepDataset(arc.episodes)
+    assert len(data) == sum(LENGTHS)
+    item = data[7]
+    assert item["obs"]["x"].tolist() == [7, -7]
+    assert item["reward"].item() == 7
+    assert item["note"] == "7"
+
+
+def test_a_batch_is_one_read(arc: archive.Archive) -> None:
+    data = StepDataset(arc.episodes, fields=["reward"])
+    data[0]
+    before = arc.io_stats()
+    data.__getitems__([0, 11, 28, 3])
+    assert (arc.io_stats() - before).get == 1
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_loader_workers_read_what_one_process_reads(arc: archive.Archive, context: str) -> None:
+    data = WindowDataset(arc.episodes, 2, fields=["reward"])
+    data[0]  # the parent has its connections open
+    loader: Any = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=context)
+    found = torch.cat([batch["reward"] for batch in loader])
+    assert torch.equal(found, torch.stack([data[i]["reward"] for i in range(len(data))]))
