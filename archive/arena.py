@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,9 +101,7 @@ def end_to_end(parts: Sequence[Array]) -> Array:
 def _adjacent(parts: Sequence[Array]) -> bool:
     first = parts[0]
     alike = all(p.dtype == first.dtype and p.shape[1:] == first.shape[1:] for p in parts)
-    return alike and all(
-        _address(a) + a.nbytes == _address(b) for a, b in zip(parts[:-1], parts[1:], strict=True)
-    )  # fmt: skip
+    return alike and all(_address(a) + a.nbytes == _address(b) for a, b in pairwise(parts))
 
 
 def _address(array: Array) -> int:

@@ -6,16 +6,19 @@ says so: the caller lists the URLs (or beginnings of URLs) that may be, when ope
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from archive._root import check_key, parse_root
 from archive.errors import UnsafePathError
 from archive.ranges import ByteRange
 from archive.storage import Storage
 
 _KEY = re.compile(r"base:([0-9a-f]{32}):(.+)\Z", re.DOTALL)
+_AMBIGUOUS = re.compile(r"::|[?#]|%2[ef]|%5c", re.IGNORECASE)  # what some protocols read as another place
 
 
 def split_key(key: str) -> tuple[str | None, str]:
@@ -47,7 +50,7 @@ class Roots:
     def get(self, key: str) -> bytes:
         """A whole object."""
         base, rest = split_key(key)
-        return self._storage(base).get(rest)
+        return self.storage(base).get(rest)
 
     def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """As Storage.get_ranges, wherever the keys lie."""
@@ -56,7 +59,7 @@ class Roots:
         for i, one in enumerate(ranges):
             places.setdefault(split_key(one.key)[0], []).append(i)
         for base, mine in places.items():
-            found = self._storage(base).get_ranges([_inside(ranges[i]) for i in mine])
+            found = self.storage(base).get_ranges([_inside(ranges[i]) for i in mine])
             for i, data in zip(mine, found, strict=True):
                 out[i] = data
         return out
@@ -64,9 +67,10 @@ class Roots:
     def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[bytes, None, None]:
         """As Storage.iter_ranges, wherever the keys lie."""
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
-            yield from self._storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
+            yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
 
-    def _storage(self, base: str | None) -> Storage:
+    def storage(self, base: str | None) -> Storage:
+        """Where a base lies (None: the archive itself); UnsafePathError for one that is not allowed."""
         if base is None:
             return self._own
         if base not in self._opened:
@@ -76,7 +80,7 @@ class Roots:
                     f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
                     f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
                 )
-            _, options = self._own.spec()
+            _, options = self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})  # credentials stay home
             storage = Storage.connect(url, options, concurrency=self._own.concurrency, deadline_s=self._own.deadline_s)
             storage.stats = self._own.stats
             self._opened[base] = storage
@@ -87,8 +91,30 @@ def _inside(one: ByteRange) -> ByteRange:
     return ByteRange(split_key(one.key)[1], one.start, one.stop)
 
 
+def as_allowed(given: Any) -> bool | tuple[str, ...]:
+    """`allow_bases` as a user gives it (True, or one or several URLs or paths) in the form that is compared."""
+    if isinstance(given, bool):
+        return given
+    one = isinstance(given, (str, os.PathLike)) or hasattr(given, "protocol")
+    return tuple(parse_root(url, {}).url for url in ([given] if one else given))
+
+
+def _protocol(url: str) -> str:
+    return url.partition("://")[0]
+
+
 def _allowed(url: str, allowed: bool | Sequence[str]) -> bool:
-    """Whether a base's URL is one of those allowed, or lies below one."""
+    """Whether a base's URL is one of those allowed, or lies below one; one that could mean another place does not."""
     if isinstance(allowed, bool):
         return allowed and bool(url)
-    return any(url == a.rstrip("/") or url.startswith(a.rstrip("/") + "/") for a in allowed if a)
+    return url in allowed or any(_below(url, root if root.endswith("/") else f"{root}/") for root in allowed)
+
+
+def _below(url: str, root: str) -> bool:
+    rest = url.removeprefix(root)
+    if rest == url or _AMBIGUOUS.search(rest):
+        return False
+    try:
+        return bool(check_key(rest))
+    except UnsafePathError:
+        return False

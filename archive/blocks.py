@@ -196,8 +196,8 @@ def _arrays(
         elif spec.axis in ("offset", "free"):
             arrays[spec.name] = _whole(spec, blocks, episode, extents)
         else:
-            rows = np.concatenate([p for p in parts if isinstance(p, np.ndarray)]) if len(parts) > 1 else parts[0]
-            arrays[spec.name] = np.asarray(rows if order is None else np.asarray(rows)[order])
+            rows = arena.end_to_end([p for p in parts if isinstance(p, np.ndarray)])
+            arrays[spec.name] = rows if order is None else rows[order]
     return arrays, extents
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.bufferwriter import BufferWriter
@@ -102,11 +102,8 @@ class Buffer:
         """
         with self._writer._entered():
             self._writer._surface()
-            before, self._inner.bounded = self._inner.bounded, bounded
-            try:
+            with nullcontext() if bounded else self._inner.holding():
                 yield self._inner
-            finally:
-                self._inner.bounded = before
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added to this buffer from now on."""

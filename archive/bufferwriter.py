@@ -39,7 +39,7 @@ class BufferWriter:
         self.streams, self.live_set = Streams(), LiveSet()
         self._ids = ids
         self._pipeline = pipeline
-        self.bounded = True  # whether adding waits while much is under way
+        self._held: list[Callable[[], None]] | None = None  # shards that are ready, while holding
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
         self._pending_bytes: dict[str, int] = {}
@@ -200,7 +200,22 @@ class BufferWriter:
         reward = intake.reward_field(self.schema, pending[0].schema)
         describe = partial(self.describe, self.streams.epoch)
         self.streams.epoch += 1
-        self._pipeline.submit(pending, reward, describe, wait=wait and self.bounded)
+        if self._held is None:
+            self._pipeline.submit(pending, reward, describe, wait=wait)
+        else:
+            self._held.append(partial(self._pipeline.submit, pending, reward, describe, wait=False))
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """What is added meanwhile queues up in memory, and is sent off at the end: the caller waits for no upload, and
+        has the processor to himself."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for submit in held:
+                submit()
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

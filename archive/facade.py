@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from archive import commits, layout
+from archive.bases import as_allowed
 from archive.checkpoints import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
 from archive.episodes import Episodes
@@ -221,7 +222,7 @@ def open(
     where this one refers to their shards; True for any.
     """
     storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
-    storage.allowed_bases = allow_bases if isinstance(allow_bases, bool) else tuple(allow_bases)
+    storage.allowed_bases = as_allowed(allow_bases)
     found = _find(storage)
     if found is None:
         if not create or commit is not None:

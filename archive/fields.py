@@ -122,6 +122,14 @@ class EpisodeJob:
                     if s.stop > s.start and not _without_bytes(piece.segment.schema.by_name.get(s.array)):
                         yield piece.segment, s
 
+    def stored(self, arrays: Arrays) -> dict[str, Array | Ragged]:
+        """The fields of a job of one segment in their stored form, by name: what writing them again takes."""
+        return {
+            spec.name: _ragged(spec, pieces, arrays) if spec.axis == "ragged" else _stored(spec, pieces, arrays)
+            for spec, pieces in self.pieces.values()
+            if spec.axis not in NODES
+        }
+
     def build(self, arrays: Arrays) -> dict[str, Any]:
         """The nested dict of fields; arrays may share memory with each other's neighbours, never with other episodes'."""
         out: dict[Path, Any] = {}
@@ -186,13 +194,18 @@ def _value(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, ragged: st
         return {} if spec.axis == "dict" else None
     spec = _agreed(spec, pieces)
     if spec.axis == "ragged":
-        return _ragged(spec, pieces, arrays, ragged)
-    parts = [p for p in (_rows(piece.segment.schema.by_name[spec.name], piece, arrays) for piece in pieces) if len(p)]
-    stored = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _empty(spec)
-    value = dtypes.from_stored(stored, spec.dtype)
+        values, lengths = _ragged(spec, pieces, arrays)
+        out = Ragged(dtypes.from_stored(values, spec.dtype), lengths)
+        return out if ragged == "flat" else out.split()
+    value = dtypes.from_stored(_stored(spec, pieces, arrays), spec.dtype)
     if spec.dtype == "json":
         return [jsontree.loads(text) for text in value]
     return value[-1:].reshape(spec.shape) if spec.scalar else value
+
+
+def _stored(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays) -> Array:
+    parts = [p for p in (_rows(piece.segment.schema.by_name[spec.name], piece, arrays) for piece in pieces) if len(p)]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _empty(spec)
 
 
 def _agreed(spec: FieldSpec, pieces: Sequence[_Piece]) -> FieldSpec:
@@ -261,7 +274,7 @@ def _unlike(spec: FieldSpec) -> Any:
     return "" if spec.dtype in ("str", "json") or spec.dtype[1:2] == "U" else 0
 
 
-def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, mode: str) -> Any:
+def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays) -> Ragged:
     values, lengths = [_empty(spec)], [np.zeros(0, np.int64)]
     for piece in pieces:
         if not piece.slices:
@@ -278,5 +291,4 @@ def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, mode: str
             values.append(_taken(spec, whole, arrays)[ends[part.lo] : ends[part.hi]])
         lengths.append(of_segment[part.lo : part.hi])
     joined = np.concatenate(values) if len(values) != 2 else values[1]
-    out = Ragged(dtypes.from_stored(joined, spec.dtype), np.concatenate(lengths))
-    return out if mode == "flat" else out.split()
+    return Ragged(joined, np.concatenate(lengths))

@@ -17,6 +17,7 @@ from archive.ranges import Ints, merge_runs
 from archive.schema import ShardSchema
 from archive.segments import Part, Segment, Slice
 from archive.shards import ShardView
+from archive.tree import Array, Ragged
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
 MAX_VIEWS = 1024  # shards whose metadata is kept
@@ -83,6 +84,13 @@ class Reader:
             return [job.build(arrays) for job in jobs]
         except IntegrityError as e:
             raise type(e)(f"{e} (reading {len(parts)} episodes at {self.snapshot.storage.url})") from e
+
+    def read_stored(self, parts: Sequence[Part]) -> list[dict[str, Array | Ragged]]:
+        """The fields of each part in their stored form, by name, fetched together: for writing them again."""
+        segments = self.segments([p.row for p in parts])
+        jobs = [fields.episode_job([(segments[p.row], p)], fields.Selection()) for p in parts]
+        arrays = self._arrays([s for job in jobs for s in job.slices()])
+        return [job.stored(arrays) for job in jobs]
 
     def plan(self, slices: Sequence[Slice]) -> ReadPlan:
         """The byte ranges that these rows take, chunk and metadata bytes included."""

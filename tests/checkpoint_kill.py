@@ -21,7 +21,7 @@ import pyarrow.parquet  # noqa: F401 (imported once, ahead of all forks)
 import zarr  # noqa: F401
 
 import archive
-from archive import joining
+from archive import facade, joining  # the whole library, so that no fork imports it
 from archive.errors import RanksMissingError
 from archive.storage import Storage
 
@@ -138,7 +138,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
     """Whether the victim was killed, and the step of the checkpoint that was found afterwards."""
 
     def opened() -> archive.Archive:
-        return archive.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
+        return facade.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
 
     ranks = {rank: forked(lambda rank=rank: run_rank(opened(), rank, victim, k)) for rank in range(RANKS)}  # type: ignore[misc]
     codes = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in ranks.items()}

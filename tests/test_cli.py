@@ -303,3 +303,12 @@ def test_the_process_ends_with_the_exit_code(tmp_path: Path) -> None:
     failed = run("info", str(tmp_path / "nowhere"))
     assert (failed.returncode, failed.stdout) == (1, "")
     assert run("--version").stdout == f"archive, version {archive.__version__}\n"
+
+
+def test_looking_imports_no_pandas(url: str) -> None:
+    code = (
+        "import sys; from archive.cli import main; main(sys.argv[1:], standalone_mode=False);"
+        "print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "ls", url], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "zarr", "pandas", "s3fs"} & set(done.stderr.split())

@@ -94,17 +94,23 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def only(folder: Path, pattern: str) -> Path:
+def largest(folder: Path, pattern: str) -> Path:
     return max(folder.glob(pattern), key=lambda path: path.stat().st_size)
 
 
+def named(root: Path, kind: str) -> Path:
+    """The manifest file that the newest commit adds."""
+    ref = format_reader.commits(root)[-1][kind]
+    return root / (ref[-1] if isinstance(ref, list) else ref)["path"]
+
+
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "commit": lambda root: flip(only(root, "commits/*/*.json"), 60),
-    "segments": lambda root: flip(only(root, "manifest/*.segments.parquet"), 300),
-    "chunks": lambda root: flip(only(root, "manifest/*.chunks.parquet"), 300),
-    "chunk of a shard": lambda root: flip(only(root, "shards/*.zarr/obs/c/0/0"), 3),
-    "metadata of a shard": lambda root: flip(only(root, "shards/*.zarr/zarr.json"), 200),
-    "state": lambda root: flip(only(root, "states/*/*/rank-00000.zip"), 100),
+    "commit": lambda root: flip(largest(root, "commits/*/*.json"), 60),
+    "segments": lambda root: flip(named(root, "segments"), 300),
+    "chunks": lambda root: flip(named(root, "chunks"), 300),
+    "chunk of a shard": lambda root: flip(largest(root, "shards/*.zarr/obs/c/0/0"), 3),
+    "metadata of a shard": lambda root: flip(largest(root, "shards/*.zarr/zarr.json"), 200),
+    "state": lambda root: flip(largest(root, "states/*/*/rank-00000.zip"), 100),
 }
 
 

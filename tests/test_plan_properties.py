@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from archive.liveview import locate
 from archive.ranges import coalesce, covered, merge_runs
 from resharding.assignment import NO_ENV, POLICIES, Placement, Rules, Units, identity, place, split_evenly
 
-settings.register_profile("plans", max_examples=150, deadline=None)
-settings.load_profile("plans")
+plans = settings(max_examples=150, deadline=None)
 
 
 @st.composite
@@ -90,7 +90,7 @@ def assert_everything_once(units: Units, placement: Placement) -> None:
         spans.sort()
         assert spans[0][0] == 0
         assert spans[-1][1] == units.steps[unit]
-        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False)), "a step is lost, or placed twice"
+        assert all(a[1] == b[0] for a, b in pairwise(spans)), "a step is lost, or placed twice"
         assert len(spans) == 1 or all(b > a for a, b in spans)
 
 
@@ -103,6 +103,7 @@ def per_target(units: Units, placement: Placement, rules: Rules, of: Any) -> lis
     return out
 
 
+@plans
 @given(some_units(), some_rules, st.data())
 def test_everything_is_placed_or_dropped_once(units: Units, rules: Rules, data: st.DataObject) -> None:
     wanted = np.array(data.draw(st.lists(st.booleans(), min_size=units.total, max_size=units.total)), bool)
@@ -112,11 +113,13 @@ def test_everything_is_placed_or_dropped_once(units: Units, rules: Rules, data: 
     assert ((placement.parts.target >= 0) & (placement.parts.target < rules.world_size)).all()
 
 
+@plans
 @given(some_units(), plain_rules)
 def test_a_plan_without_limits_drops_nothing(units: Units, rules: Rules) -> None:
     assert len(place(units, rules, all_of(units)).dropped.unit) == 0
 
 
+@plans
 @given(some_units(), st.integers(1, 9))
 def test_balanced_by_weight_within_one_episode(units: Units, world_size: int) -> None:
     rules = Rules(world_size)
@@ -138,12 +141,14 @@ def cut_by_fractions(weight: list[int], parts: int) -> list[int]:
     return out
 
 
+@plans
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 12), st.sampled_from([1, 2**40]))
 def test_contiguous_parts_against_exact_arithmetic(weight: list[int], parts: int, scale: int) -> None:
     scaled = [w * scale for w in weight]
     assert split_evenly(np.array(scaled, np.int64), parts).tolist() == cut_by_fractions(scaled, parts)
 
 
+@plans
 @given(some_units(), st.integers(1, 9), st.sampled_from(POLICIES), st.none() | st.integers(1, 3))
 def test_whole_episodes_against_a_brute_force(units: Units, world_size: int, policy: str, rows: int | None) -> None:
     """Targets, env rows and positions, dealt out one episode at a time."""
@@ -175,6 +180,7 @@ def test_whole_episodes_against_a_brute_force(units: Units, world_size: int, pol
     assert list(zip(*(column.tolist() for column in got), strict=True)) == want
 
 
+@plans
 @given(some_units(), st.integers(1, 12))
 def test_independent_steps_are_cut_exactly(units: Units, world_size: int) -> None:
     rules = Rules(world_size, divisible=True)
@@ -204,6 +210,7 @@ def leaving(
     return [-1 if i in gone else k for i, k in enumerate(kept)]
 
 
+@plans
 @given(
     some_units(), st.integers(1, 4), st.none() | st.integers(0, 40), st.none() | st.integers(0, 8), st.booleans(),
 )  # fmt: skip
@@ -233,6 +240,7 @@ def test_the_oldest_leave_and_no_more_than_must(
     assert max_episodes is None or max(counts) <= max_episodes
 
 
+@plans
 @given(some_units(env_rows=True), st.integers(1, 4), st.none() | st.integers(1, 3), st.integers(0, 20))
 def test_each_row_keeps_its_newest_steps(units: Units, world_size: int, rows: int | None, max_length: int) -> None:
     free = place(units, Rules(world_size, num_envs=rows), all_of(units)).parts
@@ -251,6 +259,7 @@ def test_each_row_keeps_its_newest_steps(units: Units, world_size: int, rows: in
     assert_everything_once(units, got)
 
 
+@plans
 @given(some_units(), some_rules)
 def test_rows_are_dense_and_in_order(units: Units, rules: Rules) -> None:
     parts = place(units, rules, all_of(units)).parts
@@ -262,6 +271,7 @@ def test_rows_are_dense_and_in_order(units: Units, rules: Rules) -> None:
         end[row] = position + max(1, steps)
 
 
+@plans
 @given(some_units(), st.booleans())
 def test_incomplete_episodes_leave_by_policy_only(units: Units, drop: bool) -> None:
     kept = place(units, Rules(3, incomplete="drop" if drop else "keep"), all_of(units)).parts.unit.tolist()
@@ -277,6 +287,7 @@ def as_units(parts: Any, units: Units) -> Units:
     return Units(parts.target, parts.env, parts.steps, parts.steps, *taken)
 
 
+@plans
 @given(some_units(), st.integers(1, 8), st.integers(1, 8), st.sampled_from(POLICIES), st.booleans())
 def test_there_and_back_loses_nothing(units: Units, n: int, m: int, policy: str, divisible: bool) -> None:
     """Each step by its name (unit, number), from M ranks to N and back to M."""
@@ -293,6 +304,7 @@ def test_there_and_back_loses_nothing(units: Units, n: int, m: int, policy: str,
     assert {int(there.unit[u]) for u in back.unit} == set(range(units.total))
 
 
+@plans
 @given(some_units())
 def test_identity_leaves_all_where_it_is(units: Units) -> None:
     parts, dropped = identity(units, units.age)
@@ -341,6 +353,7 @@ def test_the_same_plan_under_any_hash_seed(seed: str) -> None:
 # -- where live steps lie ----------------------------------------------------------------------------------------------
 
 
+@plans
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=12), st.randoms(), st.data())
 def test_live_steps_are_found_in_any_order_of_segments(
     rows: list[tuple[int, int]], random: Any, data: st.DataObject
@@ -404,6 +417,7 @@ def fewest_blocks(spans: list[tuple[int, int]], max_gap: int, max_block: int) ->
     return best[-1]
 
 
+@plans
 @given(ranges, st.integers(0, 40), st.integers(10, 200))
 def test_few_blocks_cover_the_ranges(pairs: list[tuple[int, int]], max_gap: int, max_block: int) -> None:
     spans, at = [], 0
@@ -421,6 +435,7 @@ def test_few_blocks_cover_the_ranges(pairs: list[tuple[int, int]], max_gap: int,
     )  # fmt: skip
 
 
+@plans
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))
 def test_runs_of_rows_are_joined_and_covered(pairs: list[tuple[int, int]]) -> None:
     starts, stops = (np.array(c, np.int64) for c in ([a for a, _ in pairs], [a + n for a, n in pairs]))
@@ -447,6 +462,7 @@ def some_shards(draw: st.DrawFn) -> tuple[ShardIndex, int]:
     return ShardIndex("shards/x.zip", True, arrays), length
 
 
+@plans
 @given(some_shards(), st.data(), st.integers(0, 3000))
 def test_reads_of_a_shard_against_a_brute_force(
     shard: tuple[ShardIndex, int], data: st.DataObject, max_gap: int
@@ -466,7 +482,7 @@ def test_reads_of_a_shard_against_a_brute_force(
     assert {(p.array, p.chunk) for p in got.pieces} == need
     places = sorted((int(index.arrays[n].offset[c]), int(index.arrays[n].size[c])) for n, c in need)
     assert got.needed_bytes == sum(size for _, size in places)
-    gaps = [b - (a + size) for (a, size), (b, _) in zip(places, places[1:], strict=False)]
+    gaps = [b - (a + size) for (a, size), (b, _) in pairwise(places)]
     assert len(got.requests) == 1 + sum(gap > max_gap for gap in gaps)
     assert got.fetched_bytes == got.needed_bytes + sum(gap for gap in gaps if gap <= max_gap)
     for piece in got.pieces:

@@ -112,5 +112,20 @@ def test_links_lead_somewhere(name: str) -> None:
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
+def test_the_architecture_names_what_exists() -> None:
+    text = (ROOT / "archive" / "ARCHITECTURE.md").read_text("utf-8")
+    for name in re.findall(r"`((?:test_|format_)\w+\.py)`", text):
+        assert (ROOT / "tests" / name).exists(), name
+    listed = [
+        cell
+        for row in re.findall(r"^\| .*\|$", text.partition("Three habits")[0], re.MULTILINE)
+        for cell in row.split("|")[3:4]
+    ]
+    for name in re.findall(r"`(\w+)`", " ".join(listed)):
+        assert any(
+            (ROOT / place / f"{name}{end}").exists() for place in ("archive", "") for end in (".py", "/__init__.py")
+        ), name
+
+
 def test_the_architecture_fits_on_two_pages() -> None:
     assert len((ROOT / "archive" / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 120

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import output
+from archive.cli.demo_ranks import RESUMED_BY, SAVED_BY, Ranks, account, resume, save
 from archive.cli.options import Target, on_archive
 from archive.errors import IntegrityError
 
@@ -30,6 +31,9 @@ class Demo:
     written: dict[str, Steps] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)  # uuid -> update count
     found: Episodes | None = None
+    ranks: Ranks | None = None
+    saved: list[dict[str, Any]] = field(default_factory=list)
+    resumed: list[dict[str, Any]] = field(default_factory=list)
 
     def open(self, **how: Any) -> Archive:
         """The archive, as a process that has just started opens it; what it costs is counted."""
@@ -41,8 +45,10 @@ class Demo:
 
     def cost(self) -> tuple[int, int, int]:
         """Requests, bytes sent and bytes received so far."""
-        stats = [arc.io_stats() for arc in self.archives]
-        return sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats)
+        stats = [arc.io_stats().as_dict() for arc in self.archives] + (self.ranks.cost if self.ranks else [])
+        verbs = ("get", "put", "create", "list", "delete", "head")
+        sent, received = (sum(s[name] for s in stats) for name in ("bytes_out", "bytes_in"))
+        return sum(s[verb] for s in stats for verb in verbs), sent, received
 
 
 Step = Callable[[Demo], str]
@@ -109,7 +115,34 @@ def read_all(demo: Demo) -> str:
     return f"{len(found)} episodes, every bit as it was written"
 
 
-STEPS: tuple[Step, ...] = (start, write, find_by_weights, find_by_updates, read_some, read_all)
+def save_ranks(demo: Demo) -> str:
+    """four ranks save"""
+    demo.ranks = Ranks(demo.target.url, demo.target.storage_options)
+    demo.saved = demo.ranks.all(SAVED_BY, save)
+    return f"{sum(len(r['numbers']) for r in demo.saved)} steps in the rings of {SAVED_BY} processes, one checkpoint"
+
+
+def resume_ranks(demo: Demo) -> str:
+    """three ranks resume"""
+    assert demo.ranks is not None
+    demo.resumed = demo.ranks.all(RESUMED_BY, resume)
+    shares = ", ".join(str(len(r["numbers"])) for r in demo.resumed)
+    sent = output.size(sum(r["sent"] for r in demo.resumed))
+    return f"shares of {shares} steps; their next checkpoint sent {sent}"
+
+
+def account_for_all(demo: Demo) -> str:
+    """account for everything"""
+    assert demo.ranks is not None
+    checkpoint = demo.open().checkpoints.of(demo.ranks.run).latest
+    assert checkpoint is not None
+    return account(demo.saved, demo.resumed, checkpoint)
+
+
+STEPS: tuple[Step, ...] = (
+    *(start, write, find_by_weights, find_by_updates, read_some, read_all),
+    *(save_ranks, resume_ranks, account_for_all),
+)
 
 
 def made_up_episode(rng: Any, *, skill: float) -> Steps:
