@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import commits, layout, manifest, tables
+from archive import claims, commits, layout, manifest, tables
 from archive.commits import Body, Commit, CommitLog
 from archive.errors import CheckpointError, MissingObjectError, RanksMissingError
 from archive.sessions import Place
@@ -151,6 +151,8 @@ def _body(
 ) -> Body:  # fmt: skip
     place = joint.place
     segments, chunks, sequences = fresh_rows(parent, place, {r: (s, c) for r, (s, c, _) in rows.items()})
+    known_at = min((f.index["known_at"] for f in parts if f.index["known_at"] >= 0), default=0)
+    claims.check(storage, parent, segments, place.session, known_at)
     chunk_file = manifest.write(storage, place.session, "chunks", chunks) if chunks.num_rows else None
     body, _ = manifest.add_rows(storage, place.session, "segments", parent, stamped(segments, chunk_file), fold=fold)
     replay = all(f.index["replay_saved"] for f in parts)

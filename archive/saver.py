@@ -107,7 +107,7 @@ class Saver:
 
     def request(
         self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any, config: Any,
-        partial: bool,
+        partial: bool, known_at: int,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
         if progress is not None and not save_replay:
@@ -116,7 +116,7 @@ class Saver:
         return Request(
             check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,
             _json(progress, "progress"), _json(unconsumed, "unconsumed"),
-            {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial,
+            {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial, known_at,
         )  # fmt: skip
 
     def start(

@@ -184,7 +184,7 @@ class Writer:
                 unconsumed = rewind()
             request = self._saver.request(
                 step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics, config=config,
-                partial=partial,
+                partial=partial, known_at=self._known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             for buffer in self._buffers.values():

@@ -1,81 +1,92 @@
-"""Copying shards from one store to another, checked on the way; on this machine, or on a Ray cluster."""
+"""Copying shards from one store to another, checked on the way; what is there already is not copied again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from archive.bases import Roots
-from archive.errors import CorruptChunkError, UsageError
+from archive.bases import Roots, split_key
+from archive.errors import CorruptChunkError, UnsafePathError
 from archive.packing import checksum
 from archive.ranges import ByteRange
 from archive.storage import Storage
+from resharding.engines import spread
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ENGINES = ("local", "ray")
 AT_ONCE = 4
 SHARDS_PER_TASK = 8
+METADATA = "zarr.json"
+_SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z")
 
-Job = tuple[str, list[dict[str, Any]]]  # shard, its members as rows of the chunk table
+Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its members as rows of the chunk table
 
 
-def copy_shards(source: Roots, target: Storage, chunks: pa.Table, *, engine: str = "local") -> int:
-    """Copy the shards that the chunk rows name, but for those that are there; how many were copied."""
-    if engine not in ENGINES:
-        raise UsageError(f"engine={engine!r}: give one of {', '.join(ENGINES)}")
+def copy_shards(source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], *, engine: str = "local") -> int:
+    """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
     present = set(target.list("shards"))
-    jobs = [(s, members) for s, members in rows.items() if s.endswith(".zip") and s.removeprefix("shards/") not in present]
-    jobs += [(s, members) for s, members in rows.items() if not s.endswith(".zip")]
-    if engine == "ray":
-        _on_ray(source, target, jobs)
-    else:
-        _here(source, target, jobs)
+    jobs = [job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)]
+    size = SHARDS_PER_TASK if engine == "ray" else max(1, len(jobs))
+    spread(engine, copy_all, (source, target), [jobs[i : i + size] for i in range(0, len(jobs), size)])
     return len(jobs)
 
 
-def _here(source: Roots, target: Storage, jobs: Sequence[Job]) -> None:
-    with ThreadPoolExecutor(AT_ONCE, "archive-copy") as pool:
+def _plain(shard: str) -> str:
+    """The shard's key in any archive. Nothing else may be written to, whatever the source's tables say."""
+    key = split_key(shard)[1]
+    if not _SHARD.match(key):
+        raise UnsafePathError(f"a table of the source names the shard {shard!r}, which is no shard's name; it was not copied")
+    return key
+
+
+def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
+    """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
+    name = shard.removeprefix("shards/")
+    return name in present or (f"{name}/" in present and target.exists(f"{shard}/{METADATA}"))
+
+
+def copy_all(source: Roots, target: Storage, jobs: Sequence[Job]) -> None:
+    """Copy some shards, a few at once; the first error ends it."""
+    pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
+    try:
         for _ in pool.map(lambda job: _copy(source, target, *job), jobs):
             pass
-
-
-def _on_ray(source: Roots, target: Storage, jobs: Sequence[Job]) -> None:
-    import importlib
-
-    try:
-        ray = importlib.import_module("ray")
-    except ModuleNotFoundError as e:
-        raise UsageError("engine='ray' needs Ray: pip install 'trajectory-archive[ray]'") from e
-    task = ray.remote(_here)
-    batches = [jobs[i : i + SHARDS_PER_TASK] for i in range(0, len(jobs), SHARDS_PER_TASK)]
-    ray.get([task.remote(source, target, batch) for batch in batches])
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _copy(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> None:
-    """Copy one shard. A packed one is put whole, so it is there or not; of a directory every member is put again."""
-    if shard.endswith(".zip"):
+    key = _plain(shard)
+    if key.endswith(".zip"):
         data = memoryview(source.get(shard))
         for member in members:
-            _check(shard, member, data[member["offset"] : member["offset"] + member["size"]])
-        target.put(shard, data)
+            _check(source, shard, member, data[member["offset"] : member["offset"] + member["size"]])
+        target.put(key, data)
         return
+    members = sorted(members, key=lambda m: m["member"] == METADATA)
     ranges = [ByteRange(f"{shard}/{m['member']}", 0, m["size"]) for m in members]
-    for member, data_of in zip(members, source.get_ranges(ranges), strict=True):
-        _check(shard, member, memoryview(data_of))
-        target.put(f"{shard}/{member['member']}", data_of)
+    objects = list(zip(members, source.get_ranges(ranges), strict=True))
+    for member, part in objects:
+        _check(source, shard, member, memoryview(part))
+    target.put_many((f"{key}/{m['member']}", part) for m, part in objects[:-1])
+    target.put(f"{key}/{objects[-1][0]['member']}", objects[-1][1])
 
 
-def _check(shard: str, member: dict[str, Any], data: memoryview) -> None:
+def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) -> None:
     """A chunk ends in its own checksum, which must be the one in the table and that of what is before it."""
-    if member["chunk"] < 0:
+    sound = len(data) == member["size"]
+    if sound and member["chunk"] < 0:
         sound = checksum(data) == member["crc32c"]
-    else:
+    elif sound:
         sound = int.from_bytes(data[-4:], "little") == member["crc32c"] == checksum(data[:-4])
     if not sound:
-        raise CorruptChunkError(f"{member['member']!r} of {shard} does not match its checksum and was not copied; run `archive verify`")
+        raise CorruptChunkError(
+            f"{member['member']!r} of {source.full_url(shard)} does not match its checksum: the shard is damaged and was not "
+            "copied, and nothing was committed; run `archive verify` on the source"
+        )

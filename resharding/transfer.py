@@ -9,25 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import commits, manifest, tables
+from archive import commits, layout, manifest, tables
 from archive.bases import Roots, join_key, split_key
 from archive.commits import Body, Commit, CommitLog
-from archive.errors import DuplicateEpisodeError, UsageError
+from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, UsageError
 from archive.facade import Archive
 from archive.facade import open as open_archive
+from archive.manifest import Snapshot
 from archive.ranges import Ints
 from archive.sessions import new_session
 from resharding.copying import copy_shards
+from resharding.engines import check_engine
+from resharding.holdings import COLUMNS, Holdings, Row, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_ADDRESS = ("session", "rank", "sequence")
 
 
 @dataclass(frozen=True)
@@ -37,56 +41,77 @@ class Selection:
     archive: Archive
     rows: Ints
 
+    @cached_property
+    def names(self) -> list[Row]:
+        return rows_of(self.archive.snapshot.take(self.rows, COLUMNS))
+
+    @cached_property
+    def origin(self) -> Holdings:
+        """All that its archive holds."""
+        return Holdings(rows_of(self.archive.snapshot.columns(COLUMNS)))
+
+    @cached_property
+    def roots(self) -> Roots:
+        return Roots(self.archive.storage, self.archive.head.body.get("bases", {}))
+
+    def segments(self) -> pa.Table:
+        taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
+        return tables.from_columns("segments", _as_columns(taken))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to; `archive` is None as long as it is not there."""
+
+    to: Any
+    copy: bool
+    engine: str
+    options: Mapping[str, Any] | None
+    allow_bases: Any
+
+    def opened(self, *, create: bool) -> Archive | None:
+        if isinstance(self.to, Archive):
+            return self.to.refresh()
+        try:
+            return open_archive(self.to, create=create, storage_options=self.options, allow_bases=self.allow_bases)
+        except NotFoundError:
+            return None
+
 
 def merge(
-    urls: Sequence[Any],
-    to: Any,
-    *,
-    copy: bool = False,
-    engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None,
-    allow_bases: bool | Sequence[str] = (),
-) -> Archive:
+    urls: Sequence[Any], to: Any, *, copy: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+) -> Archive:  # fmt: skip
     """Make the episodes of several archives visible in one, which is made if it is not there.
 
     copy=False refers to the sources' shards (they are pinned there; the target must be opened with `allow_bases`);
     copy=True copies them.  engine: "local", or "ray" to copy on a Ray cluster.  Merging again adds what is new.
     """
-    sources = [_opened(url, storage_options, allow_bases) for url in urls]
-    return _transfer([Selection(a, a.index.chains.rows) for a in sources], to, copy, engine, storage_options, allow_bases)
+    given = [urls] if isinstance(urls, (str, Archive)) else urls
+    sources = [_opened(url, storage_options, allow_bases) for url in given]
+    selections = [Selection(a, a.index.chains.rows) for a in sources]
+    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases))
 
 
 def split(
-    url: Any,
-    to: Any,
-    count: int,
-    *,
-    copy: bool = False,
-    engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None,
-    allow_bases: bool | Sequence[str] = (),
-) -> Archive:
-    """Make the first `count` episodes of an archive visible in another."""
+    url: Any, to: Any, count: int, *, copy: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+) -> Archive:  # fmt: skip
+    """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
     source = _opened(url, storage_options, allow_bases)
     if not 0 < count <= len(source.episodes):
         raise UsageError(f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many")
-    return _transfer([_episodes(source, np.arange(count))], to, copy, engine, storage_options, allow_bases)
+    return _transfer([_episodes(source, np.arange(count))], Target(to, copy, engine, storage_options, allow_bases))
 
 
 def filter(
-    url: Any,
-    to: Any,
-    *,
-    copy: bool = False,
-    engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None,
-    allow_bases: bool | Sequence[str] = (),
-    **conditions: Any,
-) -> Archive:
+    url: Any, to: Any, *, copy: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (), **conditions: Any,
+) -> Archive:  # fmt: skip
     """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
     source = _opened(url, storage_options, allow_bases)
-    chosen = np.flatnonzero(source.index.mask(**conditions))
-    return _transfer([_episodes(source, chosen)], to, copy, engine, storage_options, allow_bases)
+    chosen = source.episodes.filter(**conditions)
+    return _transfer([_episodes(source, chosen.numbers)], Target(to, copy, engine, storage_options, allow_bases))
 
 
 def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Sequence[str]) -> Archive:
@@ -94,67 +119,101 @@ def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Seq
 
 
 def _episodes(source: Archive, chosen: Ints) -> Selection:
-    chains = source.index.chains
-    parts = [chains.of(int(i)) for i in chosen]
+    parts = [source.index.chains.of(int(i)) for i in chosen]
     return Selection(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
 
-def _transfer(
-    selections: Sequence[Selection], to: Any, copy: bool, engine: str, options: Mapping[str, Any] | None,
-    allow_bases: bool | Sequence[str],
-) -> Archive:  # fmt: skip
-    target = to if isinstance(to, Archive) else open_archive(to, create=True, storage_options=options, allow_bases=allow_bases)
-    if any(s.archive.id == target.id for s in selections):
-        raise UsageError(f"{target.url} is one of the sources; give another archive as target")
-    log = CommitLog(target.storage, target.id, target.refresh().head)
-    fresh = [_fresh(s, target) for s in selections]
-    segments = [_rows(s) for s in fresh]
-    _check_ids(segments, target)
+def _transfer(selections: Sequence[Selection], target: Target) -> Archive:
+    check_engine(target.engine, *(s.archive.url for s in selections))
+    present = target.opened(create=False)
+    _check_places(selections, target, present)
+    fresh = _fresh(selections, present.snapshot if present else None, present.url if present else str(target.to))
+    archive = present or target.opened(create=True)
+    if archive is None or not any(len(s.rows) for s in fresh):
+        return archive or open_archive(target.to, storage_options=target.options)
     session = new_session()
-    if copy:
-        segments = [_copied(s, rows, target, session, engine) for s, rows in zip(fresh, segments, strict=True)]
-        bases: dict[str, Any] = {}
+    if target.copy:
+        segments = [_copied(s, archive, session, target.engine) for s in fresh]
     else:
-        segments = [_referring(s, rows) for s, rows in zip(fresh, segments, strict=True)]
-        bases = _bases(fresh)
-        for selection in fresh:
-            _pin(selection.archive, target)
-    rows = tables.concat("segments", segments)
-    if rows.num_rows == 0:
-        return target
+        segments = [_referring(s, archive) for s in fresh]
+    _claim_sessions(archive, fresh)
+    _commit(archive, fresh, tables.concat("segments", segments), session, target.copy)
+    return archive.refresh()
+
+
+def _check_places(selections: Sequence[Selection], target: Target, present: Archive | None) -> None:
+    """Refuse what cannot work, before anything is written."""
+    for source in (s.archive for s in selections):
+        if present and source.id == present.id:
+            raise UsageError(f"{present.url} is one of the sources; give another archive as target")
+        where = present.url if present else open_url(target)
+        if not target.copy and _protocol(source.url) != _protocol(where):
+            raise UsageError(f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True")
+        if target.copy:
+            check_engine(target.engine, where)
+
+
+def open_url(target: Target) -> str:
+    """The URL of an archive that is not there yet."""
+    from archive.storage import Storage
+
+    return Storage.connect(target.to, target.options).url
+
+
+def _protocol(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str) -> list[Selection]:
+    """Without the rows that the target, or a source before, has already. An id of something else is refused."""
+    known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
+    out = []
+    for selection in selections:
+        origin = selection.origin
+        new = [i for i, row in enumerate(selection.names) if not known.has(row)]
+        rows = [selection.names[i] for i in new]
+        known.check(rows, lambda origin=origin: origin, where)  # type: ignore[misc]
+        known.add(rows)
+        out.append(Selection(selection.archive, selection.rows[np.array(new, np.int64)]))
+    return out
+
+
+def _commit(archive: Archive, fresh: Sequence[Selection], rows: pa.Table, session: str, copy: bool) -> None:
+    log = CommitLog(archive.storage, archive.id, archive.head)
+    seen = archive.head.number
+    bases = {} if copy else _bases(fresh)
 
     def build(parent: Commit, attempt: int) -> Body:
-        body, _ = manifest.add_rows(target.storage, session, "segments", parent, rows, fold=attempt == 0)
+        new = rows
+        if parent.number != seen:  # others committed meanwhile: perhaps some of the same
+            kept = _fresh(fresh, Snapshot(archive.storage, parent), archive.url)
+            wanted = {row.address for s in kept for row in s.names}
+            new = rows.filter([row.address in wanted for row in rows_of(rows)])
+        body, _ = manifest.add_rows(archive.storage, session, "segments", parent, new, fold=attempt == 0)
         known = {**parent.body.get("bases", {}), **bases}
-        about = {"kind": "merge", "run": "", "session": session, "added": {"segments": rows.num_rows}, "bases": known}
+        about = {"kind": "merge", "run": "", "session": session, "added": {"segments": new.num_rows}, "bases": known}
         return {**commits.carried(parent), **body, **about, "runs": parent.runs}
 
     log.append(_transaction(fresh, copy), build)
-    return target.refresh()
 
 
 def _transaction(selections: Sequence[Selection], copy: bool) -> str:
-    """The same for the same rows of the same commits, so that a run that is repeated commits once."""
-    what = [[s.archive.id, s.archive.head.number, hashlib.sha256(s.rows.tobytes()).hexdigest()] for s in selections]
+    """The same for the same rows, so that two processes that do the same commit once."""
+    what = [[s.archive.id, [row.address for row in s.names]] for s in selections]
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
-def _fresh(selection: Selection, target: Archive) -> Selection:
-    """Without the rows that the target has already, by their addresses."""
-    if not target.snapshot.rows or not len(selection.rows):
-        return selection
-    present = set(_addresses(target.snapshot.columns(_ADDRESS)))
-    mine = _addresses(selection.archive.snapshot.take(selection.rows, _ADDRESS))
-    keep = np.array([a not in present for a in mine], bool)
-    return Selection(selection.archive, selection.rows[keep])
+def _claim_sessions(archive: Archive, selections: Sequence[Selection]) -> None:
+    """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
 
+    def claim(place: tuple[str, int]) -> None:
+        body = json.dumps({"run": "", "session": place[0], "rank": place[1], "nonce": "merge"}).encode()
+        with suppress(AlreadyExistsError, AmbiguousWriteError):
+            archive.storage.create(layout.rank_key(*place), body)
 
-def _addresses(table: pa.Table) -> list[tuple[Any, ...]]:
-    return list(zip(*(table[name].to_pylist() for name in _ADDRESS), strict=True))
-
-
-def _rows(selection: Selection) -> pa.Table:
-    return tables.from_columns("segments", _as_columns(selection.archive.snapshot.take(selection.rows, tables.schema("segments").names)))
+    places = dict.fromkeys((row.session, row.rank) for s in selections for row in s.names)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(claim, places))
 
 
 def _as_columns(table: pa.Table) -> dict[str, Any]:
@@ -164,26 +223,17 @@ def _as_columns(table: pa.Table) -> dict[str, Any]:
     return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
 
 
-def _check_ids(segments: Sequence[pa.Table], target: Archive) -> None:
-    """An id that two archives have for different episodes is refused: ids are never renumbered."""
-    owner = dict.fromkeys(target.snapshot.columns(["episode_id"])["episode_id"].to_pylist(), target.url)
-    for rows in segments:
-        begun = [(e, p) for e, p in zip(rows["episode_id"].to_pylist(), rows["predecessor"].to_pylist(), strict=True) if p is None]
-        clash = [e for e, _ in begun if e in owner]
-        if clash:
-            raise DuplicateEpisodeError(
-                f"episode {clash[0]!r} ({len(clash)} in all) is in {owner[clash[0]]} already and is another one here; nothing "
-                "was written. Leave it out with resharding.filter(...), as ids are never renumbered"
-            )
-        owner |= dict.fromkeys((e for e, _ in begun), "another source")
-
-
-def _referring(selection: Selection, rows: pa.Table) -> pa.Table:
-    """The rows with shards and chunk tables named as another archive must name them."""
-    source = selection.archive.id
+def _referring(selection: Selection, target: Archive) -> pa.Table:
+    """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
+    rows = selection.segments()
+    needed: dict[str, set[str]] = {}
     for name in ("shard", "chunks"):
-        values = [None if v is None else join_key(source, v) for v in rows[name].to_pylist()]
+        values = [None if v is None else join_key(selection.archive.id, v) for v in rows[name].to_pylist()]
+        for base, key in (split_key(v) for v in values if v is not None):
+            needed.setdefault(str(base), set()).add(key)
         rows = _with(rows, name, values)
+    for base, keys in needed.items():
+        _pin(selection.roots.storage(None if base == selection.archive.id else base), target, sorted(keys))
     return rows
 
 
@@ -203,45 +253,46 @@ def _bases(selections: Sequence[Selection]) -> dict[str, Any]:
     return out
 
 
-def _pin(source: Archive, target: Archive) -> None:
-    """Tell the source that its shards are needed elsewhere, so that collecting garbage there spares them."""
-    body = {"archive": target.id, "url": target.url, "commit": source.head.number}
-    source.storage.put(f"pins/{target.id}.json", json.dumps(body).encode())
+def _pin(source: Any, target: Archive, keys: list[str]) -> None:
+    """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
+    body = {"archive": target.id, "url": target.url, "objects": keys}
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+    source.put(f"pins/{target.id}-{digest}.json", json.dumps(body).encode())
 
 
-def _copied(selection: Selection, rows: pa.Table, target: Archive, session: str, engine: str) -> pa.Table:
+def _copied(selection: Selection, target: Archive, session: str, engine: str) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
-    from archive.joining import stamped
-
-    created = rows["created_at"]
-    source = selection.archive
-    roots = Roots(source.storage, source.head.body.get("bases", {}))
-    wanted = sorted({s for s in rows["shard"].to_pylist() if s is not None})
-    chunks = _chunk_tables(roots, rows, set(wanted))
-    copy_shards(roots, target.storage, chunks, engine=engine)
-    plain = {key: split_key(key)[1] for key in wanted}
-    rows = _with(rows, "shard", [None if s is None else plain[s] for s in rows["shard"].to_pylist()])
-    ref = manifest.write(target.storage, session, "chunks", chunks) if chunks.num_rows else None
-    rows = stamped(rows, ref)
-    return rows.set_column(rows.schema.get_field_index("created_at"), rows.schema.field("created_at"), created) if rows.num_rows else rows
+    rows = selection.segments()
+    if not rows.num_rows:
+        return rows
+    shards = [s for s in rows["shard"].to_pylist() if s is not None]
+    chunks = _chunk_tables(selection.roots, rows, set(shards))
+    known = {s for s in target.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None}
+    copy_shards(selection.roots, target.storage, chunks, known, engine=engine)
+    ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
+    if chunks.num_rows:
+        plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
+        ref = manifest.write(target.storage, session, "chunks", plain)
+    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
+        rows = tables.set_column(rows, name, ref[key])
+    return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])
 
 
 def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
-    """The chunk rows of the wanted shards; shards named as the source names them."""
+    """The chunk rows of the wanted shards, each shard once; shards named as the source names them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    refs = {
-        path: {"path": path, "bytes": size, "crc32c": crc}
-        for path, size, crc in zip(*(rows[n].to_pylist() for n in ("chunks", "chunks_bytes", "chunks_crc32c")), strict=True)
-        if path is not None
-    }
+    columns = (rows[n].to_pylist() for n in ("chunks", "chunks_bytes", "chunks_crc32c"))
+    refs = {p: {"path": p, "bytes": size, "crc32c": crc} for p, size, crc in zip(*columns, strict=True) if p is not None}
+    left = {split_key(shard)[1] for shard in wanted}
     parts = []
     for data, path in zip(manifest.fetch(roots, list(refs.values())), refs, strict=True):
         table = tables.loads(data, "chunks", where=roots.full_url(path))
         base = split_key(path)[0]
-        names = pa.array([join_key(base, s) for s in table["shard"].to_pylist()], pa.string())
-        parts.append(table.filter(pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))))
+        table = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
+        names = table["shard"].cast(pa.string())
+        mine = {s for s in pc.unique(names).to_pylist() if s in wanted and split_key(s)[1] in left}
+        left -= {split_key(s)[1] for s in mine}
+        parts.append(table.filter(pc.is_in(names, value_set=pa.array(sorted(mine), pa.string()))))
     return tables.concat("chunks", parts)
-
-

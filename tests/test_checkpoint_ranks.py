@@ -154,7 +154,7 @@ def test_what_a_dead_incarnation_staged_never_joins_a_new_one() -> None:
     dead = [arc.writer(r, 3, session="first") for r in range(3)]
     for rank, w in enumerate(dead[:2]):
         w.append(steps([rank]), env_ids=0)
-        with pytest.raises(RanksMissingError, match="rank 2 of 3"):
+        with pytest.raises(RanksMissingError, match="rank (1, )?2 of 3"):
             w.checkpoint(1, timeout_s=0.05).result()
     alive = [archive.open(arc.url).writer(r, 3, session="second") for r in range(3)]
     late = dead[2]

@@ -49,7 +49,8 @@ def steps_of(rank: int, times: Any) -> dict[str, Any]:
 
     envs = np.arange(ENVS)
     number = (rank * 1_000_000 + np.repeat(times, ENVS) * 1000 + np.tile(envs, len(times))).astype(np.int64)
-    return {"number": number, "check": checksum(number), "env": np.tile(envs, len(times)), "reward": np.ones(len(number), np.float32)}
+    reward = np.ones(len(number), np.float32)
+    return {"number": number, "check": checksum(number), "env": np.tile(envs, len(times)), "reward": reward}
 
 
 def checksum(number: Any) -> Any:
