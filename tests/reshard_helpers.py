@@ -26,26 +26,30 @@ def priority(t: Array) -> Array:
     return (t % 1013).astype(np.float32) / np.float32(7)
 
 
+def image(t: Array) -> Array:
+    return np.stack([t, t // 2, -t], 1).astype(np.float32)
+
+
 def ends(t: Array) -> Array:
     """Whether a step is the last of its episode."""
     return np.asarray(checksum(t) % 6 == 0)
 
 
-def fields_of(t: Array, env: Any = 0, traj: Any = 0) -> dict[str, Any]:
-    """The steps numbered t."""
+def fields_of(t: Array, env: Any = 0, traj: Any = 0, stride: Any = 1) -> dict[str, Any]:
+    """The steps numbered t; of the same env row, the next one is numbered t + stride."""
     envs, trajectories = np.broadcast_to(env, len(t)), np.broadcast_to(traj, len(t))
     return {
-        "t": t, "sum": checksum(t), "x": t[:, None] * np.array([1.0, 0.5], np.float32), "env": envs.astype(np.int32),
+        "t": t, "sum": checksum(t), "x": image(t), "stride": np.broadcast_to(stride, len(t)), "env": envs.astype(np.int32),
         "traj": trajectories.astype(np.int64), "reward": (t % 3).astype(np.float32),
         "ids": {"env": envs.astype(np.uint8), "traj": trajectories.astype(np.float64)},
-        "next": {"x": t[:, None] * np.array([1.0, 0.5], np.float32) + 1},
+        "next": {"x": image(t + stride)},
     }  # fmt: skip
 
 
 def assert_sound(data: dict[str, Any]) -> None:
     """All fields of these steps belong to their numbers."""
     t = data["t"]
-    want = fields_of(t)
+    want = fields_of(t, stride=data["stride"])
     for name in ("sum", "x", "reward"):
         np.testing.assert_array_equal(data[name], want[name], err_msg=name)
     np.testing.assert_array_equal(data["next"]["x"], want["next"]["x"])
@@ -55,7 +59,8 @@ def assert_sound(data: dict[str, Any]) -> None:
 class Rank:
     """One rank and its ring: env row -> numbers of the steps that are in it, oldest first."""
 
-    writer: archive.writer.Writer
+    arc: archive.Archive
+    writer: Any
     rows: dict[int, list[int]]
     clock: itertools.count[int]
     trajectory: dict[int, int] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class Rank:
             t = np.array([next(self.clock) for _ in envs])
             traj = np.array([self.trajectory.get(int(e), 0) for e in envs])
             last = ends(t)
-            self.writer.append(fields_of(t, envs, traj), env_ids=envs, last=last)
+            self.writer.append(fields_of(t, envs, traj, len(envs)), env_ids=envs, last=last)
             for env, number, done in zip(envs.tolist(), t.tolist(), last.tolist(), strict=True):
                 self.rows[env].append(number)
                 self.trajectory[env] = self.trajectory.get(env, 0) + done
@@ -93,11 +98,9 @@ def job(
 ) -> list[Rank]:  # fmt: skip
     """The ranks of a job that starts anew."""
     clock = clock or itertools.count()
-    writers = [
-        archive.open(url, storage_options=storage_options).writer(rank, world_size, session=session, schema=schema)
-        for rank in range(world_size)
-    ]
-    return [Rank(w, {e: [] for e in range(envs)}, clock) for w in writers]
+    archives = [archive.open(url, storage_options=storage_options) for _ in range(world_size)]
+    writers = [a.writer(rank, world_size, session=session, schema=schema) for rank, a in enumerate(archives)]
+    return [Rank(a, w, {e: [] for e in range(envs)}, clock) for a, w in zip(archives, writers, strict=True)]
 
 
 def resumed(url: str, plan: Any, session: str, clock: itertools.count[int], storage_options: Any = None) -> list[Rank]:
@@ -105,11 +108,12 @@ def resumed(url: str, plan: Any, session: str, clock: itertools.count[int], stor
     out = []
     for rank in range(plan.world_size):
         share = plan.share(rank)
-        writer = archive.open(url, storage_options=storage_options).writer(resume=share, session=session, schema=SCHEMA)
+        arc = archive.open(url, storage_options=storage_options)
+        writer = arc.writer(resume=share, session=session, schema=SCHEMA)
         rows: dict[int, list[int]] = {}
         for env, data in zip(share.layout.env_id.tolist(), share.read(["t"]), strict=True):
             rows.setdefault(env, []).extend(data["t"].tolist())
-        out.append(Rank(writer, rows, clock))
+        out.append(Rank(arc, writer, rows, clock))
     return out
 
 
@@ -125,8 +129,9 @@ def checkpoint(ranks: Sequence[Rank], step: int, **options: Any) -> Checkpoint:
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         (number,) = set(pool.map(save, ranks))
-    storage = ranks[0].writer._storage
-    return archive.open(storage.url, storage_options=storage.options).checkpoints[f"step-{step}"] if number else None  # type: ignore[return-value]
+    found = ranks[0].arc.refresh().checkpoints[options.get("name") or f"step-{step}"]
+    assert found.number == number
+    return found
 
 
 def close(ranks: Sequence[Rank]) -> None:

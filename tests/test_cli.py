@@ -173,7 +173,7 @@ def test_demo_on_s3(moto_endpoint: str, tmp_path: Path) -> None:
     told = document("demo", where, *credentials)
     assert told["url"] == where
     assert "testsecret" not in json.dumps(told)
-    assert document("info", where, *credentials)["episodes"] == demo.WEIGHTS * demo.EPISODES_EACH
+    assert document("info", where, *credentials)["episodes"] > demo.WEIGHTS * demo.EPISODES_EACH
 
 
 def test_demo_fails_when_something_else_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
