@@ -80,7 +80,9 @@ class Roots:
                     f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
                     f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
                 )
-            _, options = self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})  # credentials stay home
+            _, options = (
+                self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})
+            )  # credentials stay home
             storage = Storage.connect(url, options, concurrency=self._own.concurrency, deadline_s=self._own.deadline_s)
             storage.stats = self._own.stats
             self._opened[base] = storage

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import blocks, chains, cut, intake, jsontree, tables
+from archive import blocks, cut, intake, jsontree
 from archive.arena import Arena
-from archive.blocks import Block, Slab
+from archive.blocks import Block
 from archive.cut import Cut
-from archive.errors import DuplicateEpisodeError, FieldError, NotFoundError, UsageError
+from archive.episodeids import Ids
+from archive.errors import FieldError, NotFoundError, UsageError
 from archive.intake import Weights
 from archive.live import LiveSet
 from archive.names import check_text
 from archive.pipeline import SHARD_BYTES, Pipeline
 from archive.ranges import Ints
 from archive.schema import Schema, ShardSchema
+from archive.segmentrows import SegmentRows
 from archive.sessions import Place
 from archive.staging import BufferResume, KnownEpisode, Stream
 from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
@@ -39,6 +41,7 @@ class BufferWriter:
         self.streams, self.live_set = Streams(), LiveSet()
         self._ids = ids
         self._pipeline = pipeline
+        self._rows_of = SegmentRows(name, place, self.streams.records, ids)
         self._held: list[Callable[[], None]] | None = None  # shards that are ready, while holding
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
@@ -198,7 +201,7 @@ class BufferWriter:
         self._pending_bytes[digest] = 0
         self._arenas.pop(digest, None)
         reward = intake.reward_field(self.schema, pending[0].schema)
-        describe = partial(self.describe, self.streams.epoch)
+        describe = partial(self._rows_of.describe, self.streams.epoch)
         self.streams.epoch += 1
         if self._held is None:
             self._pipeline.submit(pending, reward, describe, wait=wait)
@@ -305,68 +308,7 @@ class BufferWriter:
             self._submit(digest, wait=False)
         if self._closed:
             closed, self._closed = self._closed, []
-            self._pipeline.then(lambda: self._closing_rows(closed))
-
-    def describe(self, epoch: int, slab: Slab, key: str) -> pa.Table:
-        """The segments of a slab as rows; called in order, on the pipeline's thread.
-
-        What ended after the slab was sent is open in it: a checkpoint may lie between.
-        """
-        rows = [
-            self._segment(int(e), int(p), int(n), epoch)
-            for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)
-        ]
-        for row, reward in zip(rows, slab.reward, strict=True):
-            record = self.streams.records[row.pop("index")]
-            record.returned = reward if record.returned is None or reward is None else record.returned + reward
-            row["return"] = record.returned
-        columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
-        return self._table(
-            columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
-            extents=slab.extents, schema=slab.schema.dumps(), model_weights_uuids=slab.uuids,
-            update_count_min=slab.update_min, update_count_max=slab.update_max,
-        )  # fmt: skip
-
-    def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:
-        record = self.streams.records[index]
-        ends = record.end is not None and position + length == record.end and record.ended <= epoch
-        row = {
-            "index": index,
-            "episode_id": record.id,
-            "sequence": self._ids.sequence,
-            "predecessor": record.predecessor,
-            "replaces": record.replaces and record.predecessor is None,
-            "first": record.predecessor is None and not record.headless,
-            "last": ends and not record.broken,
-            "terminated": record.terminated if ends else None,
-            "truncated": record.truncated if ends else None,
-            "reason": record.reason if ends else None,
-            "episode_start": record.stored,
-            "metadata": jsontree.dumps(record.metadata, where="metadata") if record.metadata else None,
-        }
-        record.predecessor = chains.address(self.place.session, self.place.rank, self._ids.sequence)
-        record.stored += length
-        record.sealed = record.sealed or ends
-        self._ids.sequence += 1
-        return row
-
-    def _closing_rows(self, closed: Sequence[int]) -> pa.Table | None:
-        """A row of length 0 for each episode that ended after its last steps were written."""
-        records = self.streams.records
-        late = [i for i in closed if not records[i].sealed]
-        rows = [self._segment(i, records[i].end or 0, 0, records[i].ended) for i in late]
-        if not rows:
-            return None
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "index"}
-        schema = ShardSchema(()).dumps()
-        return self._table(
-            columns, length=0, env_id=[records[i].env_id for i in late], position=[records[i].end for i in late],
-            schema=schema, model_weights_uuids=[[] for _ in late], **{"return": [records[i].returned for i in late]},
-        )  # fmt: skip
-
-    def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:
-        fixed = {"session": self.place.session, "buffer": self.name, "rank": self.place.rank}
-        return tables.from_columns("segments", columns | more | fixed)
+            self._pipeline.then(lambda: self._rows_of.closing(closed))
 
     @property
     def live(self) -> pa.Table:
@@ -390,50 +332,6 @@ class BufferWriter:
             None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
             None if update_count is None else intake.update_count(update_count),
         )
-
-
-class Ids:
-    """Episode ids of one writer: new ones, and the claim to those that the user gives."""
-
-    def __init__(self, place: Place, known: Callable[[], set[str]]) -> None:
-        self._prefix = f"{place.session}-{place.rank:05d}-"
-        self._count = 0
-        self.sequence = 0  # of the next segment of this rank and session, over all buffers
-        self._load = known
-        self._known: set[str] | None = None
-        self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
-        self._new: list[str] = []  # claimed by the call under way
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """What is claimed within is given back if the call is refused."""
-        self._new.clear()
-        try:
-            yield
-        except BaseException:
-            self.claimed.difference_update(self._new)
-            if self._known is not None:
-                self._known.difference_update(self._new)
-            raise
-
-    def new(self) -> str:
-        self._count += 1
-        return f"{self._prefix}{self._count - 1:09d}"
-
-    def claim(self, name: str, *, replace: bool) -> bool:
-        """Whether the id replaces a known one; one that is known and not replaced is refused."""
-        if self._known is None:
-            self._known = self._load()
-        known = name in self._known or name.startswith(self._prefix)
-        if known and not replace:
-            raise DuplicateEpisodeError(
-                f"the archive already has an episode {name!r}; give another id, or replace=True for a new revision"
-            )
-        self._known.add(name)
-        if not known:
-            self.claimed.add(name)
-            self._new.append(name)
-        return known
 
 
 def _own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:

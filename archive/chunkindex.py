@@ -97,14 +97,13 @@ class ShardIndex:
                 )
             return name, np.zeros(0, np.int64)
         full = stops > starts
-        mask = covered(starts[full] // array.rows, (stops[full] - 1) // array.rows + 1, len(array.offset) + 1)
-        chunks = np.flatnonzero(mask)
-        if len(chunks) and chunks[-1] >= len(array.offset):
+        starts, stops = starts[full], stops[full]
+        if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(array.offset) * array.rows):
             raise CorruptManifestError(
-                f"rows up to {int(stops.max())} of {name!r} in {self.shard} lie beyond its {len(array.offset)} chunks; "
-                "run `archive verify`"
+                f"rows {int(starts.min())} to {int(stops.max())} of {name!r} in {self.shard} are not all in its "
+                f"{len(array.offset)} chunks; run `archive verify`"
             )
-        return name, chunks
+        return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
     def _requests(
         self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int | None

@@ -70,6 +70,11 @@ class Episodes(Sequence["Episode"]):
         return len(self._index) if self._given is None else len(self._given)
 
     @property
+    def numbers(self) -> Ints:
+        """Their numbers in the index of all episodes."""
+        return self._chosen
+
+    @property
     def reader(self) -> Reader:
         """What reads their steps."""
         return self._reader
@@ -255,6 +260,16 @@ class Episode:
     def metadata(self) -> dict[str, Any]:
         text = self._row["metadata"]
         return dict(jsontree.loads(text)) if text else {}
+
+    @property
+    def original_id(self) -> int | None:
+        """The number that a system with numbered trajectories knows it by: metadata["trajectory_id"], else the counter
+        that a default id ends in; None for other ids."""
+        given = self.metadata.get("trajectory_id")
+        if given is not None:
+            return int(given)
+        counter = self.id.rpartition("-")[2]
+        return int(counter) if counter.isdecimal() and len(counter) == 9 else None
 
     @property
     def total_reward(self) -> float | None:

@@ -88,7 +88,7 @@ class Pipeline:
         self.memory = Memory(SHARD_BYTES + 64 * 1024)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), "archive-upload")
-        self._lock = threading.Condition()
+        self._lock, self._encoding = threading.Condition(), threading.Lock()
         self._under_way_bytes = 0
         self._laid_out: list[Future[_Job | Written]] = []
 
@@ -159,7 +159,8 @@ class Pipeline:
         attributes: dict[str, Any] = {
             "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
         }
-        return shards.encode(slab.arrays, attributes=attributes, compression=self._compression, copy=False)
+        with self._encoding:  # one at a time: what it makes is the second copy in memory
+            return shards.encode(slab.arrays, attributes=attributes, compression=self._compression, copy=False)
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
         """Write one encoded shard; its rows of the chunk table."""

@@ -1,7 +1,7 @@
-"""Pure, no I/O: chunks without compression, which are rows as they lie in memory and their crc32c; neither is copied twice.
+"""Pure, no I/O: chunks that are rows as they lie in memory, maybe compressed with zstd, and their crc32c.
 
-zarr makes the same bytes and reads them, but copies each chunk three times on the way. Anything that is not plain here
-is left to zarr: so are the errors.
+zarr makes the same bytes and reads them, but copies each chunk several times on the way, and fresh memory costs more
+than anything else here. Whatever is not plain is left to zarr, and so are the errors.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
     "float16", "float32", "float64", "complex64", "complex128",
 })  # fmt: skip
+_CODECS = (("bytes", "crc32c"), ("bytes", "zstd", "crc32c"))
 _USUAL_KEYS = {"name": "default", "configuration": {"separator": "/"}}
 _NATIVE = sys.byteorder == "little"
 
@@ -32,12 +33,20 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-def cut(array: Array, rows: int) -> Iterator[tuple[Buffer, bytes]]:
-    """Each chunk as its values, which share the array's memory, and the checksum that follows them."""
+def cut(array: Array, rows: int, zstd_level: int | None) -> Iterator[tuple[Buffer, bytes]]:
+    """Each chunk as its bytes, which share the array's memory unless compressed, and the checksum that follows them."""
+    encode = None if zstd_level is None else _zstd(zstd_level).encode
     for start in range(0, len(array), rows):
         part = _padded(array[start : start + rows], rows)
         values = memoryview(part.view("u1").data).cast("B")
-        yield values, checksum(values).to_bytes(_CHECKSUM_BYTES, "little")
+        data = values if encode is None else encode(values)
+        yield data, checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def _zstd(level: int) -> Any:
+    from numcodecs.zstd import Zstd  # the one that zarr uses
+
+    return Zstd(level=level)
 
 
 def _padded(part: Array, rows: int) -> Array:
@@ -52,12 +61,13 @@ def _padded(part: Array, rows: int) -> Array:
 
 
 class Plain(NamedTuple):
-    """An array whose chunks are plain values and a checksum."""
+    """An array whose chunks are values, maybe compressed, and a checksum."""
 
     path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     rows: int  # of a chunk
+    compressed: bool
 
 
 def described(path: str, node: Mapping[str, Any]) -> Plain | None:
@@ -66,14 +76,14 @@ def described(path: str, node: Mapping[str, Any]) -> Plain | None:
 
     try:
         shape, chunk = tuple(node["shape"]), tuple(node["chunk_grid"]["configuration"]["chunk_shape"])
-        codecs = [codec["name"] for codec in node["codecs"]]
+        codecs = tuple(codec["name"] for codec in node["codecs"])
         endian = node["codecs"][0].get("configuration", {}).get("endian", "little")
         usual = node["chunk_grid"]["name"] == "regular" and node["chunk_key_encoding"] == _USUAL_KEYS
-        dtype = np.dtype(node["data_type"]) if node["data_type"] in _TYPES else None
-        plain = codecs == ["bytes", "crc32c"] and endian == "little" and usual and _NATIVE and chunk[1:] == shape[1:]
-        return (
-            Plain(path, dtype, shape, int(chunk[0])) if plain and dtype is not None and 0 not in shape + chunk else None
-        )
+        if codecs not in _CODECS or endian != "little" or not usual or not _NATIVE or node["data_type"] not in _TYPES:
+            return None
+        if chunk[1:] != shape[1:] or 0 in shape + chunk:
+            return None
+        return Plain(path, np.dtype(node["data_type"]), shape, int(chunk[0]), "zstd" in codecs)
     except (LookupError, TypeError, ValueError, AttributeError):
         return None
 
@@ -100,14 +110,26 @@ def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, B
 
 
 def _values(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
-    """One chunk, in the memory that it was fetched into, if it matches its checksum."""
+    """One chunk, in the memory that it was fetched into if it is not compressed; None if its checksum is another."""
     import numpy as np
 
     count = array.rows * math.prod(array.shape[1:])
-    data = chunks.get(member_name(array.path, len(array.shape), number))
-    if data is None or len(data) != count * array.dtype.itemsize + _CHECKSUM_BYTES:
+    data = memoryview(chunks.get(member_name(array.path, len(array.shape), number), b""))
+    body = data[:-_CHECKSUM_BYTES]
+    if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
         return None
-    view = memoryview(data)
-    if checksum(view[:-_CHECKSUM_BYTES]) != int.from_bytes(view[-_CHECKSUM_BYTES:], "little"):
+    size = count * array.dtype.itemsize
+    values = _inflated(body, size) if array.compressed else body
+    if values is None or len(values) != size:
         return None
-    return np.frombuffer(view, array.dtype, count).reshape(array.rows, *array.shape[1:])
+    return np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+
+
+def _inflated(data: memoryview, size: int) -> Buffer | None:
+    """What zstd compressed; None if it cannot be undone."""
+    import numpy as np
+
+    try:
+        return memoryview(np.asarray(_zstd(0).decode(data, np.empty(size, np.uint8))).data).cast("B")
+    except (RuntimeError, ValueError):
+        return None

@@ -62,7 +62,8 @@ def stage(
     index: dict[str, Any] = {
         "rank": place.rank, "world_size": place.world_size, "run": place.run, "session": place.session,
         "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": secrets.token_hex(8),
-        "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at, "metrics": dict(request.metrics),
+        "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at,
+        "metrics": dict(request.metrics),
         "lineage": dict(request.lineage), "progress": request.progress, "columns": columns, "attributes": attributes,
         "states": states, "rows": {"segments": segments.num_rows, "chunks": chunks.num_rows},
         "buffers": {c.name: _buffer(c) for c in cuts},

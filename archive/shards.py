@@ -54,7 +54,8 @@ def encode(
     group = zarr.create_group(zarr.storage.MemoryStore(encoded), attributes=_json_safe(attributes), zarr_format=3)
     names = dimension_names(prepared)
     chunk_rows: dict[str, int] = {}
-    shared = {p for p, a in prepared.items() if not copy and compression is None and rawchunks.storable(a)}
+    plain = not copy and not (compression or "").startswith("gzip")
+    shared = {p for p, a in prepared.items() if plain and rawchunks.storable(a)}
     for path, array in prepared.items():
         chunk_rows[path] = rows_per_chunk(len(array), _field_bytes(array), chunk_bytes)
         created = _create(group, path, array, chunk_rows[path], compression, names[path])
@@ -63,7 +64,7 @@ def encode(
     if compression and compression.startswith("gzip"):
         _remove_dates(encoded)
     chunks = {
-        path: _shared_chunks(path, array, chunk_rows[path])
+        path: _shared_chunks(path, array, chunk_rows[path], compression)
         if path in shared
         else _encoded_chunks(encoded, path, array, chunk_rows[path])
         for path, array in prepared.items()
@@ -300,10 +301,11 @@ def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: i
     ]
 
 
-def _shared_chunks(path: str, array: Array, rows: int) -> list[Member]:
+def _shared_chunks(path: str, array: Array, rows: int, compression: str | None) -> list[Member]:
+    level = int(compression.partition(":")[2]) if compression else None
     return [
         Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
-        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows))
+        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows, level))
     ]
 
 

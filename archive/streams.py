@@ -140,11 +140,12 @@ class Streams:
         fresh = np.where(heads, opened == NONE, before_last)
         jump = np.where(heads, positions != self._next[slots], np.r_[False, np.diff(positions) != 1])
         jump &= ~np.where(heads, self._next[slots] == 0, False)
-        first = _sorted(rows.first, order) if rows.first is not None else fresh & ~jump
-        changed = self._changed_ids(rows, order, heads, opened)
+        first = _sorted(rows.first, order)
+        changed = self._changed_ids(rows, order, heads, opened, fresh | first | jump)
         starts = fresh | first | jump | changed
+        whole = first if rows.first is not None else (fresh | changed) & ~jump
         episodes = np.where(heads & ~starts, opened, NONE)
-        self._begin(rows, order, starts, first | changed, (positions, episodes), new_episode, by_id)
+        self._begin(rows, order, starts, whole, (positions, episodes), new_episode, by_id)
         episodes = episodes[np.maximum.accumulate(np.where(starts | heads, np.arange(len(starts)), 0))]
         before = np.where(heads, self._next[slots], np.r_[0, positions[:-1] + 1])
         self._break_off(starts & ~fresh, jump, np.where(heads, opened, np.r_[NONE, episodes[:-1]]), before)
@@ -180,23 +181,27 @@ class Streams:
             )
         return positions
 
-    def _changed_ids(self, rows: Rows, order: Ints, heads: Mask, opened: Ints) -> Mask:
+    def _changed_ids(self, rows: Rows, order: Ints, heads: Mask, opened: Ints, begins: Mask) -> Mask:
+        """Rows with another id than their episode so far; None goes on with it."""
+        out = np.zeros(len(order), bool)
         if rows.episode_ids is None:
-            return np.zeros(len(order), bool)
-        ids = [rows.episode_ids[i] for i in order]
-        return np.array(
-            [
-                ids[i] is not None and ids[i] != (self._open_id(int(opened[i])) if heads[i] else ids[i - 1])
-                for i in range(len(ids))
-            ],
-            bool,
-        )
+            return out
+        current: str | None = None
+        for i, row in enumerate(order.tolist()):
+            name = rows.episode_ids[row]
+            if heads[i]:
+                current = self._open_id(int(opened[i]))
+            if begins[i]:
+                current = name
+            elif name is not None and name != current:
+                out[i], current = True, name
+        return out
 
     def _open_id(self, index: int) -> str | None:
         return self.records[index].id if index in self.records else None
 
     def _begin(
-        self, rows: Rows, order: Ints, starts: Mask, first: Mask, assigned: tuple[Ints, Ints], new: NewEpisode,
+        self, rows: Rows, order: Ints, starts: Mask, whole: Mask, assigned: tuple[Ints, Ints], new: NewEpisode,
         by_id: dict[str, int],
     ) -> None:  # fmt: skip
         positions, episodes = assigned

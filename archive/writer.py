@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from archive import commits, manifest
 from archive.buffer import Buffer
-from archive.bufferwriter import BufferWriter, Ids
+from archive.bufferwriter import BufferWriter
 from archive.checkpointing import watch
 from archive.commits import Body, Commit, CommitLog
 from archive.cut import Cut
+from archive.episodeids import Ids
 from archive.errors import ClosedError, DuplicateEpisodeError, UsageError
 from archive.joining import fresh_rows, stamped
 from archive.manifest import Snapshot

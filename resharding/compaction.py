@@ -10,41 +10,29 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import chains, commits, manifest, tables, tree
-from archive.blocks import Block, Slab
+from archive import chains, commits, liveview, manifest, tables
 from archive.commits import Body, Commit, CommitLog
+from archive.errors import ConflictError
 from archive.facade import Archive
-from archive.fields import Selection
-from archive.intake import owned
 from archive.manifest import Snapshot
-from archive.pipeline import Pipeline
 from archive.ranges import Ints, merge_runs
-from archive.schema import Schema, ShardSchema, loads
-from archive.segments import Part
+from archive.schema import NODES, loads
 from archive.sessions import new_session
+from resharding.engines import check_engine
+from resharding.rewriting import Piece, rewrite
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 63 * 1024 * 1024
-READ_BYTES = 64 * 1024 * 1024
 ADDRESS = ("session", "rank", "sequence")
+WHERE = ("position", "start", "length", "shard")
 
 Address = tuple[str, int, int]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Steps [lo, hi) of one row of the segments table, and whether they are live."""
-
-    row: int
-    lo: int
-    hi: int
-    live: bool
 
 
 @dataclass(frozen=True)
@@ -56,8 +44,14 @@ class Compacted:
     commit: int | None
 
 
-def compact(archive: Archive, *, min_alive: float = 0.5, compression: str | None = "zstd:1") -> Compacted:
-    """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs."""
+def compact(
+    archive: Archive, *, min_alive: float = 0.5, compression: str | None = "zstd:1", engine: str = "local"
+) -> Compacted:
+    """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs.
+
+    engine: "local", or "ray" to read and write on a Ray cluster.
+    """
+    check_engine(engine, archive.url)
     archive.refresh()
     live = _live_intervals(archive)
     thin = _thin_shards(archive, live, min_alive)
@@ -66,14 +60,18 @@ def compact(archive: Archive, *, min_alive: float = 0.5, compression: str | None
     if not moved:
         return Compacted(0, 0, None)
     session = new_session()
-    places, chunk_file = _rewrite(archive, moved, session, compression)
-    log = CommitLog(archive.storage, archive.id, archive.head)
+    places, chunks = rewrite(archive, moved, session, compression, engine)
+    chunk_file = manifest.write(archive.storage, session, "chunks", chunks)
     replacement = _replacement_rows(archive, pieces, places, chunk_file)
+    planned = _planned(archive, pieces)
+    log = CommitLog(archive.storage, archive.id, archive.head)
 
     def build(parent: Commit, attempt: int) -> Body:
-        return _body(archive, parent, replacement, session, chunk_file)
+        return _body(archive, parent, replacement, planned, session, chunk_file)
 
     made = log.append(f"compact/{session}", build)
+    for run in _others(made):
+        made = log.append(f"compact/{session}/{run}", lambda parent, _, run=run: _again(archive, parent, run, session))  # type: ignore[misc]
     archive.refresh()
     return Compacted(len(thin), sum(p.hi - p.lo for p in moved), made.number)
 
@@ -93,37 +91,47 @@ def _live_intervals(archive: Archive) -> dict[int, tuple[Ints, Ints]]:
 
 def _rows_now(archive: Archive, checkpoint: Any) -> Any:
     """The checkpoint's live steps in the rows of the newest segments table."""
-    from archive import liveview
-
     return liveview.locate(checkpoint.live, archive.snapshot.columns(liveview.SEGMENT_COLUMNS))
 
 
 def _thin_shards(archive: Archive, live: dict[int, tuple[Ints, Ints]], min_alive: float) -> set[str]:
-    """Shards with live steps, of which less than `min_alive` of the steps are live."""
-    table = archive.snapshot.columns(["shard", "length"])
+    """Shards with live steps, of which less than `min_alive` of the steps are live (or go along with live ones)."""
+    table = archive.snapshot.columns(["shard", "length", "schema"])
     shards = table["shard"].cast("string").to_pylist()
+    lengths = table["length"].to_pylist()
     total: dict[str, int] = {}
     alive: dict[str, int] = {}
-    for shard, length in zip(shards, table["length"].to_pylist(), strict=True):
+    for shard, length in zip(shards, lengths, strict=True):
         if shard is not None:
             total[shard] = total.get(shard, 0) + length
     for row, (starts, stops) in live.items():
-        alive[shards[row]] = alive.get(shards[row], 0) + int((stops - starts).sum())
+        steps = int((stops - starts).sum())
+        if steps and not divisible(table["schema"][row].as_py()):
+            steps = lengths[row]
+        alive[shards[row]] = alive.get(shards[row], 0) + steps
     return {shard for shard, steps in alive.items() if 0 < steps < min_alive * total[shard]}
+
+
+@cache
+def divisible(schema: str) -> bool:
+    """Whether segments of this schema can be cut anywhere: no field has other rows than one a step."""
+    return all(f.per_step or f.axis in NODES for f in loads(schema).fields)
 
 
 def _pieces(archive: Archive, live: dict[int, tuple[Ints, Ints]], thin: set[str]) -> list[Piece]:
     """The affected rows cut into live and other pieces; rows with fields that are not one row a step stay whole."""
-    rows = sorted(live)
+    rows = sorted(row for row, (starts, _) in live.items() if len(starts))
     table = archive.snapshot.take(np.array(rows, np.int64), ["shard", "length", "schema"])
-    columns = (table["shard"].cast("string").to_pylist(), table["length"].to_pylist(), table["schema"].cast("string").to_pylist())
+    columns = (
+        table["shard"].cast("string").to_pylist(),
+        table["length"].to_pylist(),
+        table["schema"].cast("string").to_pylist(),
+    )
     out: list[Piece] = []
     for row, shard, length, text in zip(rows, *columns, strict=True):
-        if shard not in thin:
-            continue
-        divisible = all(f.per_step or f.axis in ("dict", "none") for f in loads(text).fields)
-        runs = zip(*(edge.tolist() for edge in live[row]), strict=True) if divisible else [(0, length)]
-        out += _cut(row, length, runs)
+        if shard in thin:
+            edges = (edge.tolist() for edge in live[row])
+            out += _cut(row, length, zip(*edges, strict=True) if divisible(text) else [(0, length)])
     return out
 
 
@@ -137,78 +145,13 @@ def _cut(row: int, length: int, runs: Iterable[tuple[int, int]]) -> list[Piece]:
     return [*out, Piece(row, at, length, False)] if at < length else out
 
 
-def _rewrite(archive: Archive, pieces: Sequence[Piece], session: str, compression: str | None) -> tuple[dict[int, dict[str, Any]], Any]:
-    """Write the live pieces to new shards: where each came to lie, and the file of their chunk table."""
-    pipeline = Pipeline(archive.storage, session, 0, archive.layout, compression)
-    places: dict[int, dict[str, Any]] = {}
-
-    def describe(slab: Slab, key: str) -> pa.Table:
-        columns = (slab.episode.tolist(), slab.start.tolist(), slab.extents)
-        for index, start, extents in zip(*columns, strict=True):
-            places[index] = {"shard": key, "start": start, "extents": extents, "schema": slab.schema.dumps()}
-        return tables.schema("segments").empty_table()
-
-    try:
-        pending: dict[str, list[Block]] = {}
-        for block in _blocks(archive, pieces):
-            group = pending.setdefault(block.schema.digest, [])
-            if group and sum(b.nbytes for b in group) + block.nbytes > SHARD_BYTES:
-                pipeline.submit(group, None, describe)
-                pending[block.schema.digest] = group = []
-            group.append(block)
-        for group in pending.values():
-            if group:
-                pipeline.submit(group, None, describe)
-        written = pipeline.take().wait()
-    finally:
-        pipeline.close()
-    chunks = tables.concat("chunks", [w.chunks for w in written if w.chunks is not None])
-    return places, manifest.write(archive.storage, session, "chunks", chunks)
-
-
-def _blocks(archive: Archive, pieces: Sequence[Piece]) -> Iterable[Block]:
-    """Each piece's steps, read in batches, in the form that is stored."""
-    reader = archive.episodes.reader
-    texts = archive.snapshot.columns(["schema"])["schema"]
-    batch: list[int] = []
-    size = 0
-    for i, piece in enumerate(pieces):
-        batch.append(i)
-        size += (piece.hi - piece.lo) * _step_bytes(loads(texts[piece.row].as_py()))
-        if size > READ_BYTES or i == len(pieces) - 1:
-            parts = [[Part(pieces[k].row, pieces[k].lo, pieces[k].hi, extra=True)] for k in batch]
-            for k, data in zip(batch, reader.read(parts, Selection()), strict=True):
-                yield _block(k, pieces[k], data, loads(texts[pieces[k].row].as_py()))
-            batch, size = [], 0
-
-
-def _step_bytes(schema: ShardSchema) -> int:
-    from archive.dtypes import to_numpy
-
-    return sum(to_numpy(f.dtype).itemsize * int(np.prod(f.shape, dtype=np.int64)) for f in schema.fields if f.dtype)
-
-
-def _block(index: int, piece: Piece, data: dict[str, Any], schema: ShardSchema) -> Block:
-    fields = tree.normalise(data, _declared(schema))
-    count = piece.hi - piece.lo
-    order = np.full(count, index, np.int64)  # pieces stay in live order: each is an "env row" of its own
-    return owned(Block(schema, fields.data, order, np.arange(count), order, single=index, env_id=index))
-
-
-def _declared(schema: ShardSchema) -> Schema:
-    """What the user declared, so that reading and writing again gives the same fields."""
-    axes = {f.path: f"offset:{f.extra}" if f.axis == "offset" else f.axis for f in schema.fields if f.axis in ("offset", "ragged", "free")}
-    return Schema(
-        next_of={f.path: schema.by_name[f.next_of].path for f in schema.fields if f.next_of}, axes=axes,
-        json=[f.path for f in schema.fields if f.dtype == "json"], unit=schema.unit,
-    )  # fmt: skip
-
-
 def _replacement_rows(
     archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunk_file: manifest.FileRef
 ) -> dict[Address, list[dict[str, Any]]]:
     """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
-    rows = archive.snapshot.take(np.array([p.row for p in pieces], np.int64), tables.schema("segments").names).to_pylist()
+    rows = archive.snapshot.take(
+        np.array([p.row for p in pieces], np.int64), tables.schema("segments").names
+    ).to_pylist()
     out: dict[Address, list[dict[str, Any]]] = {}
     live = 0
     for piece, row in zip(pieces, rows, strict=True):
@@ -216,7 +159,11 @@ def _replacement_rows(
         _narrow(row, piece, before[-1] if before else None)
         if piece.live:
             row |= places[live]
-            row |= {"chunks": chunk_file["path"], "chunks_bytes": chunk_file["bytes"], "chunks_crc32c": chunk_file["crc32c"]}
+            row |= {
+                "chunks": chunk_file["path"],
+                "chunks_bytes": chunk_file["bytes"],
+                "chunks_crc32c": chunk_file["crc32c"],
+            }
             live += 1
         before.append(row)
     return out
@@ -235,14 +182,32 @@ def _narrow(row: dict[str, Any], piece: Piece, before: dict[str, Any] | None) ->
         row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
 
 
+def _planned(archive: Archive, pieces: Sequence[Piece]) -> dict[Address, dict[str, Any]]:
+    """Address of an affected row -> where its steps lay when the compaction was planned."""
+    rows = archive.snapshot.take(np.unique(np.array([p.row for p in pieces], np.int64)), [*ADDRESS, *WHERE]).to_pylist()
+    return {(r["session"], r["rank"], r["sequence"]): {n: r[n] for n in WHERE} for r in rows}
+
+
+def _check_unmoved(
+    table: pa.Table, places: dict[int, Address], planned: dict[Address, dict[str, Any]], url: str
+) -> None:
+    now = table.select(list(WHERE)).take(np.array(list(places), np.int64)).to_pylist()
+    if len(places) != len(planned) or any(row != planned[a] for row, a in zip(now, places.values(), strict=True)):
+        raise ConflictError(
+            f"steps at {url} were moved by another compaction while this one ran; nothing was committed, run it again"
+        )
+
+
 def _body(
-    archive: Archive, parent: Commit, replacement: dict[Address, list[dict[str, Any]]], session: str, chunk_file: manifest.FileRef
-) -> Body:
+    archive: Archive, parent: Commit, replacement: dict[Address, list[dict[str, Any]]],
+    planned: dict[Address, dict[str, Any]], session: str, chunk_file: manifest.FileRef,
+) -> Body:  # fmt: skip
     """All rows of the parent in one file, the affected ones replaced in place."""
     names = tables.schema("segments").names
     table = Snapshot(archive.storage, parent).columns(names)
     addresses = zip(*(table[n].to_pylist() for n in ADDRESS), strict=True)
     places = {i: a for i, a in enumerate(addresses) if a in replacement}
+    _check_unmoved(table, places, planned, archive.url)
     parts, at = [], 0
     for i, address in places.items():
         rows = replacement[address]
@@ -250,19 +215,37 @@ def _body(
         at = i + 1
     parts.append(table.slice(at))
     file = manifest.write(archive.storage, session, "segments", tables.concat("segments", parts))
+    marked = _marked(parent)
     return {
         **commits.carried(parent), "kind": "compact", "run": "", "session": session, "segments": [file], "chunks": chunk_file,
-        "added": {"segments": 0}, **_republished(archive, parent),
+        "added": {"segments": 0}, **(_republished(archive, parent, marked[0]) if marked else {}),
     }  # fmt: skip
 
 
-def _republished(archive: Archive, parent: Commit) -> Body:
-    """The newest checkpoint again, of an archive of one run, so that resuming from it finds the compacted steps."""
+def _marked(parent: Commit) -> list[str]:
+    """Runs with a checkpoint to be published again, in the order that keeps the newest of all the newest.
+
+    None, where several runs have checkpoints and the newest of one has no replay data: it would seem to be older.
+    """
+    entries = {run: e for run, e in parent.runs.items() if "latest_replay" in e}
+    if len(entries) > 1 and any(e["latest"]["commit"] != e["latest_replay"]["commit"] for e in entries.values()):
+        return []
+    return sorted(entries, key=lambda run: entries[run]["latest_replay"]["commit"])
+
+
+def _others(made: Commit) -> list[str]:
+    """The runs whose newest checkpoint is still to be published again after the compaction's own commit."""
+    return [run for run in _marked(made) if run != made.run] if made.run else []
+
+
+def _again(archive: Archive, parent: Commit, run: str, session: str) -> Body:
+    about = {"kind": "compact", "run": "", "session": session, "added": {"segments": 0}}
+    return {**commits.carried(parent), **about, **_republished(archive, parent, run)}
+
+
+def _republished(archive: Archive, parent: Commit, run: str) -> Body:
+    """A run's newest checkpoint again, so that resuming from it finds the compacted steps."""
     runs = parent.runs
-    marked = [run for run, entry in runs.items() if "latest_replay" in entry]
-    if len(marked) != 1:
-        return {}
-    (run,) = marked
     entry = dict(runs[run])
     newest = commits.read(archive.storage, entry["latest_replay"]["commit"])
     if entry["latest"]["commit"] == newest.number:

@@ -25,13 +25,17 @@ _SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z")
 Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its members as rows of the chunk table
 
 
-def copy_shards(source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], *, engine: str = "local") -> int:
+def copy_shards(
+    source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], *, engine: str = "local"
+) -> int:
     """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
     present = set(target.list("shards"))
-    jobs = [job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)]
+    jobs = [
+        job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
+    ]
     size = SHARDS_PER_TASK if engine == "ray" else max(1, len(jobs))
     spread(engine, copy_all, (source, target), [jobs[i : i + size] for i in range(0, len(jobs), size)])
     return len(jobs)
@@ -41,7 +45,9 @@ def _plain(shard: str) -> str:
     """The shard's key in any archive. Nothing else may be written to, whatever the source's tables say."""
     key = split_key(shard)[1]
     if not _SHARD.match(key):
-        raise UnsafePathError(f"a table of the source names the shard {shard!r}, which is no shard's name; it was not copied")
+        raise UnsafePathError(
+            f"a table of the source names the shard {shard!r}, which is no shard's name; it was not copied"
+        )
     return key
 
 

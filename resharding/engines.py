@@ -19,7 +19,9 @@ def check_engine(engine: str, *urls: str) -> None:
         raise UsageError(f"engine={engine!r}: give one of {', '.join(ENGINES)}")
     inside = [url for url in urls if url.startswith("memory:")]
     if engine == "ray" and inside:
-        raise UsageError(f"engine='ray': other processes cannot see {inside[0]}; use engine='local', or a store they reach")
+        raise UsageError(
+            f"engine='ray': other processes cannot see {inside[0]}; use engine='local', or a store they reach"
+        )
 
 
 def spread(engine: str, task: Callable[..., R], shared: Sequence[Any], batches: Sequence[J]) -> list[R]:

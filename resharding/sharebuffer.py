@@ -238,7 +238,7 @@ class ShareBuffer:
     def cost(self) -> dict[str, int]:
         """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
         offsets, pieces, _, _ = self._pieces
-        cost = read_cost(self._plan.checkpoint.reader, offsets, pieces, lambda some: self.episodes[some]._parts())
+        cost = read_cost(self._plan.checkpoint.reader, offsets, pieces, lambda some: self.episodes[some].parts())
         return cost | {"needed_bytes": self.steps * self._step_bytes}
 
     def to_resume(self) -> BufferResume:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +100,9 @@ def split(
     """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
     source = _opened(url, storage_options, allow_bases)
     if not 0 < count <= len(source.episodes):
-        raise UsageError(f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many")
+        raise UsageError(
+            f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
+        )
     return _transfer([_episodes(source, np.arange(count))], Target(to, copy, engine, storage_options, allow_bases))
 
 
@@ -148,7 +150,9 @@ def _check_places(selections: Sequence[Selection], target: Target, present: Arch
             raise UsageError(f"{present.url} is one of the sources; give another archive as target")
         where = present.url if present else open_url(target)
         if not target.copy and _protocol(source.url) != _protocol(where):
-            raise UsageError(f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True")
+            raise UsageError(
+                f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True"
+            )
         if target.copy:
             check_engine(target.engine, where)
 
@@ -169,10 +173,9 @@ def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str
     known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
     out = []
     for selection in selections:
-        origin = selection.origin
         new = [i for i, row in enumerate(selection.names) if not known.has(row)]
         rows = [selection.names[i] for i in new]
-        known.check(rows, lambda origin=origin: origin, where)  # type: ignore[misc]
+        known.check(rows, partial(getattr, selection, "origin"), where)
         known.add(rows)
         out.append(Selection(selection.archive, selection.rows[np.array(new, np.int64)]))
     return out
@@ -267,7 +270,9 @@ def _copied(selection: Selection, target: Archive, session: str, engine: str) ->
         return rows
     shards = [s for s in rows["shard"].to_pylist() if s is not None]
     chunks = _chunk_tables(selection.roots, rows, set(shards))
-    known = {s for s in target.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None}
+    known = {
+        s for s in target.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
+    }
     copy_shards(selection.roots, target.storage, chunks, known, engine=engine)
     ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
     if chunks.num_rows:
@@ -284,7 +289,9 @@ def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
     import pyarrow.compute as pc
 
     columns = (rows[n].to_pylist() for n in ("chunks", "chunks_bytes", "chunks_crc32c"))
-    refs = {p: {"path": p, "bytes": size, "crc32c": crc} for p, size, crc in zip(*columns, strict=True) if p is not None}
+    refs = {
+        p: {"path": p, "bytes": size, "crc32c": crc} for p, size, crc in zip(*columns, strict=True) if p is not None
+    }
     left = {split_key(shard)[1] for shard in wanted}
     parts = []
     for data, path in zip(manifest.fetch(roots, list(refs.values())), refs, strict=True):

@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "schema",
             ),
             *("packing", "rawchunks", "tables", "folding", "chains", "chunkindex", "fields", "expressions", "intake"),
-            *("blocks", "cut", "staging", "liveview", "_failures", "_iostats", "_root", "_payload"),
+            *("blocks", "arena", "cut", "staging", "liveview", "_failures", "_iostats", "_root", "_payload"),
         ),
     ),
     "store": (1, ("storage", "_retry", "_localfs", "_parallel", "_remote")),
@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "staged",
             ),
             *(
-                "bufferwriter",
+                "bufferwriter", "segmentrows", "episodeids",
                 "buffer",
                 "writer",
                 "saving",
@@ -79,6 +79,7 @@ ABOVE_STORAGE = ("engine", "facade", "frameworks", "resharding", "tools")
 # third-party package -> groups, or `archive.` modules, that may import it at all; eagerly only those of EAGER
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "numpy": EVERYWHERE,
+    "numcodecs": ("rawchunks",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
     "ml_dtypes": ("dtypes", "statetree", "shards"),
@@ -100,6 +101,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 }
 EAGER: dict[str, tuple[str, ...]] = {
     "numpy": EVERYWHERE,
+    "numcodecs": ("rawchunks",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
     "torch": ("frameworks",),

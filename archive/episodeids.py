@@ -1,0 +1,53 @@
+"""Episode ids and segment numbers of one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from archive.errors import DuplicateEpisodeError
+from archive.sessions import Place
+
+
+class Ids:
+    """Episode ids of one writer: new ones, and the claim to those that the user gives."""
+
+    def __init__(self, place: Place, known: Callable[[], set[str]]) -> None:
+        self._prefix = f"{place.session}-{place.rank:05d}-"
+        self._count = 0
+        self.sequence = 0  # of the next segment of this rank and session, over all buffers
+        self._load = known
+        self._known: set[str] | None = None
+        self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
+        self._new: list[str] = []  # claimed by the call under way
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """What is claimed within is given back if the call is refused."""
+        self._new.clear()
+        try:
+            yield
+        except BaseException:
+            self.claimed.difference_update(self._new)
+            if self._known is not None:
+                self._known.difference_update(self._new)
+            raise
+
+    def new(self) -> str:
+        self._count += 1
+        return f"{self._prefix}{self._count - 1:09d}"
+
+    def claim(self, name: str, *, replace: bool) -> bool:
+        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+        if self._known is None:
+            self._known = self._load()
+        known = name in self._known or name.startswith(self._prefix)
+        if known and not replace:
+            raise DuplicateEpisodeError(
+                f"the archive already has an episode {name!r}; give another id, or replace=True for a new revision"
+            )
+        self._known.add(name)
+        if not known:
+            self.claimed.add(name)
+            self._new.append(name)
+        return known

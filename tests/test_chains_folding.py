@@ -1,0 +1,162 @@
+"""Which rows make up which episode, and which manifest files are folded: against naive answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archive import chains, folding
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    kinds = {"episode_id": pa.string(), "session": pa.dictionary(pa.int32(), pa.string()), "rank": pa.int32(),
+             "sequence": pa.int64(), "predecessor": pa.string(), "replaces": pa.bool_(), "commit": pa.int64(),
+             "created_at": pa.timestamp("us", tz="UTC")}  # fmt: skip
+    return pa.table({n: pa.array([r.get(n) for r in rows], k) for n, k in kinds.items()})
+
+
+def resolved(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Episode id -> the numbers of its rows."""
+    whole = table(rows)
+    found = chains.resolve(whole.select(chains.COLUMNS), lambda: whole.select(chains.DETAIL))
+    assert found.count == len(found.offsets) - 1
+    assert found.firsts().tolist() == [found.of(i)[0] for i in range(found.count)]
+    assert found.lasts().tolist() == sorted(found.lasts().tolist()), "in order of their newest rows"
+    out = {rows[int(found.of(i)[0])]["episode_id"]: found.of(i).tolist() for i in range(found.count)}
+    assert len(out) == found.count
+    return out
+
+
+def naive(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """From the newest row of each id back along the predecessors."""
+    place = {chains.address(r["session"], r["rank"], r["sequence"]): i for i, r in enumerate(rows)}
+    newest: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        best = newest.get(row["episode_id"])
+        if best is None or (row["commit"], row["sequence"]) > (rows[best]["commit"], rows[best]["sequence"]):
+            newest[row["episode_id"]] = i
+    out = {}
+    for name, i in newest.items():
+        chain: list[int] = []
+        at: int | None = i
+        while at is not None:
+            chain.insert(0, at)
+            at = place.get(rows[at]["predecessor"] or "")
+        out[name] = chain
+    return out
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Episodes that go on, are replaced, and go on from an earlier point, as after a resume."""
+    rows: list[dict[str, Any]] = []
+    for sequence in range(draw(st.integers(0, 14))):
+        name = draw(st.sampled_from("abcdef"))
+        earlier = [r for r in rows if r["episode_id"] == name]
+        kind = draw(st.sampled_from(["goes on", "goes on", "replaces", "resumes"])) if earlier else "begins"
+        before = earlier[-1] if kind == "goes on" else draw(st.sampled_from(earlier)) if kind == "resumes" else None
+        rows.append({
+            "episode_id": name, "session": "s", "rank": 0, "sequence": sequence, "commit": 1 + sequence // 3,
+            "predecessor": chains.address("s", 0, before["sequence"]) if before else None, "replaces": kind == "replaces",
+        })  # fmt: skip
+    return rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories(), st.randoms(use_true_random=False))
+def test_chains_agree_with_the_naive_walk(rows: list[dict[str, Any]], random: Any) -> None:
+    want = naive(rows)
+    assert resolved(rows) == want
+    order = list(range(len(rows)))
+    random.shuffle(order)  # files may hold them in any order
+    shuffled = table([rows[i] for i in order])
+    found = chains.resolve(shuffled.select(chains.COLUMNS), lambda: shuffled.select(chains.DETAIL))
+    got = {rows[order[int(found.of(i)[0])]]["episode_id"]: [order[r] for r in found.of(i)] for i in range(found.count)}
+    assert got == want
+
+
+def row(name: str, sequence: int, commit: int = 1, *, after: int | None = None, session: str = "s", replaces: bool = False) -> dict[str, Any]:
+    before = None if after is None else chains.address("s", 0, after)
+    return {"episode_id": name, "session": session, "rank": 0, "sequence": sequence, "commit": commit, "predecessor": before,
+            "replaces": replaces}  # fmt: skip
+
+
+def test_without_links_nothing_more_is_loaded() -> None:
+    def never() -> pa.Table:
+        raise AssertionError("not needed")
+
+    found = chains.resolve(table([row("a", 0), row("b", 1)]).select(chains.COLUMNS), never)
+    assert (found.rows.tolist(), found.offsets.tolist(), found.single) == ([0, 1], [0, 1, 2], True)
+    assert chains.resolve(table([]).select(chains.COLUMNS), never).count == 0
+
+
+def test_a_resume_supersedes_the_tail_written_after_its_checkpoint() -> None:
+    rows = [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, after=1), row("a", 0, 4, after=0, session="later")]
+    assert resolved(rows) == {"a": [0, 3]}
+
+
+def test_a_replacement_supersedes_all() -> None:
+    rows = [row("a", 0), row("a", 1, 2, after=0), row("a", 2, 3, replaces=True), row("b", 3, 3)]
+    assert resolved(rows) == {"a": [2], "b": [3]}
+
+
+def test_every_episode_may_have_several_rows() -> None:
+    assert resolved([row("a", 0), row("a", 1, after=0)]) == {"a": [0, 1]}
+
+
+def test_a_predecessor_that_is_gone_leaves_the_rest() -> None:
+    assert resolved([row("a", 5, after=4), row("a", 6, after=5)]) == {"a": [0, 1]}
+
+
+def test_sessions_and_ranks_have_sequences_of_their_own() -> None:
+    rows = [row("a", 0), row("b", 0, session="t") | {"rank": 1}, row("a", 1, after=0), row("b", 1, session="t") | {"rank": 1}]
+    rows[3]["predecessor"] = chains.address("t", 1, 0)
+    assert resolved(rows) == {"a": [0, 2], "b": [1, 3]}
+
+
+def fold(sizes: list[int], large: int = 10**9) -> list[int]:
+    """Rows of the files after each commit of as many new rows."""
+    files: list[int] = []
+    for new in sizes:
+        keep = folding.files_to_keep(files, [1 if n < large else folding.MAX_FOLDED_BYTES + 1 for n in files], new)
+        files = [*files[:keep], sum(files[keep:]) + new]
+        assert sum(files) >= new
+    return files
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 1000), max_size=60))
+def test_each_file_holds_at_least_twice_the_newer_ones(sizes: list[int]) -> None:
+    files = fold(sizes)
+    assert sum(files) == sum(sizes)
+    assert all(files[i] >= 2 * sum(files[i + 1 :]) for i in range(len(files) - 1))
+
+
+def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
+    files: list[int] = []
+    written = most = 0
+    for _ in range(10_000):
+        keep = folding.files_to_keep(files, [1] * len(files), 64)
+        files = [*files[:keep], sum(files[keep:]) + 64]
+        written, most = written + files[-1], max(most, len(files))
+    assert most <= 13
+    assert written / (10_000 * 64) <= 10
+
+
+def test_large_files_and_all_that_are_older_stay() -> None:
+    big = folding.MAX_FOLDED_BYTES + 1
+    assert folding.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
+    assert folding.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
+    assert folding.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
+    assert folding.files_to_keep([], [], 5) == 0
+
+
+@pytest.mark.parametrize(("rows", "new", "keep"), [([100, 40, 10], 1, 3), ([100, 40, 10], 5, 3), ([100, 40, 10], 6, 1), ([3], 1, 1), ([1], 1, 0)])
+def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
+    assert folding.files_to_keep(rows, [1] * len(rows), new) == keep
+    assert np.all(np.diff(rows) <= 0)
