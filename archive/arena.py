@@ -16,7 +16,6 @@ from archive.tree import Array, Ragged
 if TYPE_CHECKING:
     from archive.blocks import Block
 
-MAX_KEPT = 3  # what is pending, and what is under way
 _ALIGN_BYTES = 64
 _REFERENCES_WHEN_FREE = 3  # the list of kept ones, the loop variable, getrefcount's own argument
 
@@ -24,8 +23,8 @@ _REFERENCES_WHEN_FREE = 3  # the list of kept ones, the loop variable, getrefcou
 class Memory:
     """Pieces of one size. A piece is free when nothing refers to it any more, so nobody has to give it back."""
 
-    def __init__(self, piece_bytes: int) -> None:
-        self.piece_bytes = piece_bytes
+    def __init__(self, piece_bytes: int, *, keep: int) -> None:
+        self.piece_bytes, self._keep = piece_bytes, keep
         self._kept: list[Array] = []
 
     def take(self) -> Array:
@@ -34,7 +33,7 @@ class Memory:
             if sys.getrefcount(piece) <= _REFERENCES_WHEN_FREE:
                 return piece
         fresh = np.empty(self.piece_bytes, np.uint8)
-        if len(self._kept) < MAX_KEPT:
+        if len(self._kept) < self._keep:
             self._kept.append(fresh)
         return fresh
 

@@ -22,8 +22,8 @@ from archive.storage import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 63 * 1024 * 1024  # of steps; the packed shard stays below 64 MB
-MAX_UNDER_WAY_BYTES = 128 * 1024 * 1024
+SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
+MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
 
 Describe = Callable[[Slab, str], "pa.Table"]
 
@@ -85,7 +85,7 @@ class Pipeline:
     def __init__(self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None) -> None:
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
         self._compression = compression
-        self.memory = Memory(SHARD_BYTES + 64 * 1024)
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 2)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2)), "archive-upload")
         self._lock, self._encoding = threading.Condition(), threading.Lock()

@@ -114,22 +114,23 @@ def _values(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | 
     import numpy as np
 
     count = array.rows * math.prod(array.shape[1:])
-    data = memoryview(chunks.get(member_name(array.path, len(array.shape), number), b""))
+    try:
+        data = memoryview(chunks[member_name(array.path, len(array.shape), number)])
+    except KeyError:
+        return None
     body = data[:-_CHECKSUM_BYTES]
     if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
         return None
     size = count * array.dtype.itemsize
-    values = _inflated(body, size) if array.compressed else body
+    values = _inflated(body) if array.compressed else body
     if values is None or len(values) != size:
         return None
     return np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
 
 
-def _inflated(data: memoryview, size: int) -> Buffer | None:
+def _inflated(data: memoryview) -> Buffer | None:
     """What zstd compressed; None if it cannot be undone."""
-    import numpy as np
-
     try:
-        return memoryview(np.asarray(_zstd(0).decode(data, np.empty(size, np.uint8))).data).cast("B")
+        return bytes(_zstd(0).decode(data))
     except (RuntimeError, ValueError):
         return None

@@ -209,7 +209,7 @@ class Streams:
         given = [rows.episode_ids[order[i]] if rows.episode_ids is not None else None for i in at]
         records = [new(int(rows.env_ids[order[i]]), name) for i, name in zip(at, given, strict=True)]
         for i, record in zip(at, records, strict=True):  # now that none was refused
-            record.headless, record.begin = not first[i], int(positions[i])
+            record.headless, record.begin = not whole[i], int(positions[i])
             episodes[i] = by_id[record.id] = self.register(record)
 
     def _break_off(self, seams: Mask, jump: Mask, previous: Ints, before: Ints) -> None:

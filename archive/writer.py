@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +21,6 @@ from archive.joining import fresh_rows, stamped
 from archive.manifest import Snapshot
 from archive.names import check_text
 from archive.pipeline import Pipeline, Written
-from archive.ranges import Ints
 from archive.retention import Keep
 from archive.saver import Pending, Saver, finish_at_exit
 from archive.saving import rows_of
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
 MAIN_BUFFER = "replay"
 
 
-class Writer:
-    """Writes one rank's buffers. Safe for several threads; belongs to the process that made it.
+class Writer(Buffer):
+    """Writes one rank's buffers; the verbs of a Buffer are those of its main one. Safe for several threads; belongs to
+    the process that made it.
 
     Leaving it as a context commits what is pending, unless by an exception.
     """
@@ -59,57 +59,24 @@ class Writer:
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression)
         self._saver = Saver(storage, log, place, self._saved)
         self._buffers: dict[str, BufferWriter] = {}
-        self._main = self._buffer(MAIN_BUFFER)
+        self._weights: tuple[Any, int | None] = (None, None)
+        super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name).resume(buffer)
         finish_at_exit(self)
         self._stop_watching = watch(storage, place)
-
-    # -- one buffer's verbs, of the main buffer -----------------------------------------------------------------
 
     def buffer(self, name: str) -> Buffer:
         """Another buffer of the same rank: the same verbs, its own streams, committed together."""
         with self._entered():
             return Buffer(self, self._buffer(check_text(name, "buffer")))
 
-    def add_episode(self, steps: Any, **options: Any) -> str:
-        """Add one whole episode; its id. Options as `Buffer.add_episode`."""
-        return Buffer(self, self._main).add_episode(steps, **options)
-
-    def append(self, steps: Any, **options: Any) -> Ints:
-        """Append steps of env rows; their positions. Options as `Buffer.append`."""
-        return Buffer(self, self._main).append(steps, **options)
-
-    def next_position(self, env_id: int) -> int:
-        """Position that the next step of an env row gets; 0 for one that has none."""
-        return Buffer(self, self._main).next_position(env_id)
-
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
-        """Which weights make what is added from now on, in all buffers of this writer that exist."""
+        """Which weights make what is added from now on, in all buffers of this writer."""
         with self._entered():
+            self._weights = (uuid, update_count)
             for buffer in self._buffers.values():
                 buffer.set_weights(uuid, update_count)
-
-    def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
-        """Steps of an env row have left the buffer. See `Buffer.evict`."""
-        Buffer(self, self._main).evict(env_id, before=before, positions=positions)
-
-    def remove(self, episode_ids: str | Iterable[str]) -> int:
-        """All live steps of these episodes have left the buffer; how many."""
-        return Buffer(self, self._main).remove(episode_ids)
-
-    def clear(self) -> None:
-        """All steps have left the buffer. They stay in the archive."""
-        Buffer(self, self._main).clear()
-
-    def close_episodes(self, env_ids: Any = None, **how: Any) -> list[str]:
-        """End open episodes without another step. See `Buffer.close_episodes`."""
-        return Buffer(self, self._main).close_episodes(env_ids, **how)
-
-    @property
-    def live(self) -> pa.Table:
-        """(env_id, position, length, episode_id) of the live steps, the order that columns follow."""
-        return Buffer(self, self._main).live
 
     # -- all buffers --------------------------------------------------------------------------------------------
 
@@ -246,6 +213,7 @@ class Writer:
     def _buffer(self, name: str) -> BufferWriter:
         if name not in self._buffers:
             self._buffers[name] = BufferWriter(name, self._place, self._schema, self._pipeline, self._ids)
+            self._buffers[name].set_weights(*self._weights)
         return self._buffers[name]
 
     def _surface(self) -> None:

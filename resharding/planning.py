@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,17 @@ class Plan:
     placements: Mapping[str, Placement]
     is_identity: bool
     conditions: str | None = None
+
+    def __post_init__(self) -> None:
+        for placement in self.placements.values():
+            for column in (*placement.parts, *placement.dropped):
+                column.setflags(write=False)
+        object.__setattr__(self, "placements", MappingProxyType(dict(self.placements)))
+        object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
+
+    def __reduce__(self) -> Any:
+        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.conditions)
+        return Plan, (self.checkpoint, self.world_size, *rest)
 
     def share(self, rank: int | None = None) -> Any:
         """What one target rank gets; the rank defaults to that of torch.distributed or RANK."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -24,11 +23,11 @@ def resolved(rows: list[dict[str, Any]]) -> dict[str, list[int]]:
     """Episode id -> the numbers of its rows."""
     whole = table(rows)
     found = chains.resolve(whole.select(chains.COLUMNS), lambda: whole.select(chains.DETAIL))
-    assert found.count == len(found.offsets) - 1
-    assert found.firsts().tolist() == [found.of(i)[0] for i in range(found.count)]
+    assert found.episodes == len(found.offsets) - 1
+    assert found.firsts().tolist() == [found.of(i)[0] for i in range(found.episodes)]
     assert found.lasts().tolist() == sorted(found.lasts().tolist()), "in order of their newest rows"
-    out = {rows[int(found.of(i)[0])]["episode_id"]: found.of(i).tolist() for i in range(found.count)}
-    assert len(out) == found.count
+    out = {rows[int(found.of(i)[0])]["episode_id"]: found.of(i).tolist() for i in range(found.episodes)}
+    assert len(out) == found.episodes
     return out
 
 
@@ -76,11 +75,15 @@ def test_chains_agree_with_the_naive_walk(rows: list[dict[str, Any]], random: An
     random.shuffle(order)  # files may hold them in any order
     shuffled = table([rows[i] for i in order])
     found = chains.resolve(shuffled.select(chains.COLUMNS), lambda: shuffled.select(chains.DETAIL))
-    got = {rows[order[int(found.of(i)[0])]]["episode_id"]: [order[r] for r in found.of(i)] for i in range(found.count)}
+    got = {
+        rows[order[int(found.of(i)[0])]]["episode_id"]: [order[r] for r in found.of(i)] for i in range(found.episodes)
+    }
     assert got == want
 
 
-def row(name: str, sequence: int, commit: int = 1, *, after: int | None = None, session: str = "s", replaces: bool = False) -> dict[str, Any]:
+def row(
+    name: str, sequence: int, commit: int = 1, *, after: int | None = None, session: str = "s", replaces: bool = False
+) -> dict[str, Any]:
     before = None if after is None else chains.address("s", 0, after)
     return {"episode_id": name, "session": session, "rank": 0, "sequence": sequence, "commit": commit, "predecessor": before,
             "replaces": replaces}  # fmt: skip
@@ -92,7 +95,7 @@ def test_without_links_nothing_more_is_loaded() -> None:
 
     found = chains.resolve(table([row("a", 0), row("b", 1)]).select(chains.COLUMNS), never)
     assert (found.rows.tolist(), found.offsets.tolist(), found.single) == ([0, 1], [0, 1, 2], True)
-    assert chains.resolve(table([]).select(chains.COLUMNS), never).count == 0
+    assert chains.resolve(table([]).select(chains.COLUMNS), never).episodes == 0
 
 
 def test_a_resume_supersedes_the_tail_written_after_its_checkpoint() -> None:
@@ -114,7 +117,12 @@ def test_a_predecessor_that_is_gone_leaves_the_rest() -> None:
 
 
 def test_sessions_and_ranks_have_sequences_of_their_own() -> None:
-    rows = [row("a", 0), row("b", 0, session="t") | {"rank": 1}, row("a", 1, after=0), row("b", 1, session="t") | {"rank": 1}]
+    rows = [
+        row("a", 0),
+        row("b", 0, session="t") | {"rank": 1},
+        row("a", 1, after=0),
+        row("b", 1, session="t") | {"rank": 1},
+    ]
     rows[3]["predecessor"] = chains.address("t", 1, 0)
     assert resolved(rows) == {"a": [0, 2], "b": [1, 3]}
 
@@ -145,7 +153,7 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
         files = [*files[:keep], sum(files[keep:]) + 64]
         written, most = written + files[-1], max(most, len(files))
     assert most <= 13
-    assert written / (10_000 * 64) <= 10
+    assert written / (10_000 * 64) <= 11
 
 
 def test_large_files_and_all_that_are_older_stay() -> None:
@@ -156,7 +164,7 @@ def test_large_files_and_all_that_are_older_stay() -> None:
     assert folding.files_to_keep([], [], 5) == 0
 
 
-@pytest.mark.parametrize(("rows", "new", "keep"), [([100, 40, 10], 1, 3), ([100, 40, 10], 5, 3), ([100, 40, 10], 6, 1), ([3], 1, 1), ([1], 1, 0)])
+@pytest.mark.parametrize(("rows", "new", "keep"), [([200, 40, 10], 1, 3), ([200, 40, 10], 5, 3), ([200, 40, 10], 6, 2),
+                                                    ([200, 40, 10], 11, 1), ([9, 4], 1, 0), ([2], 1, 1), ([1], 1, 0)])  # fmt: skip
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
     assert folding.files_to_keep(rows, [1] * len(rows), new) == keep
-    assert np.all(np.diff(rows) <= 0)

@@ -36,7 +36,9 @@ COLUMN_TYPES = {
 def column(name: str) -> pa.ChunkedArray:
     kind = COLUMN_TYPES[name]
     values = [row[name] for row in ROWS]
-    plain = pa.array(values, pa.string()).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(values, kind)
+    plain = (
+        pa.array(values, pa.string()).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(values, kind)
+    )
     return pa.chunked_array([plain])
 
 
@@ -70,7 +72,10 @@ def quoted(text: str, mark: str) -> str:
 
 @st.composite
 def comparisons(draw: st.DrawFn) -> Term:
-    name, symbol = draw(st.sampled_from(["length", "return", "metadata.k", "steps"])), draw(st.sampled_from(sorted(OPERATORS)))
+    name, symbol = (
+        draw(st.sampled_from(["length", "return", "metadata.k", "steps"])),
+        draw(st.sampled_from(sorted(OPERATORS))),
+    )
     if draw(st.booleans()):
         name, value = draw(st.sampled_from(["reason", "metadata.task"])), draw(TEXTS)
         symbol, literal = draw(st.sampled_from(["=", "!="])), quoted(value, draw(st.sampled_from("'\"")))
@@ -91,9 +96,14 @@ def memberships(draw: st.DrawFn) -> Term:
         name, members = "reason", draw(st.lists(TEXTS, min_size=1, max_size=3))
         listed = ", ".join(quoted(m, "'") for m in members)
     else:
-        name, numbers = draw(st.sampled_from(["length", "metadata.k"])), draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+        name, numbers = (
+            draw(st.sampled_from(["length", "metadata.k"])),
+            draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)),
+        )
         members, listed = numbers, ",".join(map(str, numbers))
-    return Term(f"{name} {negate}in ({listed})", [(v in members and v is not None) != bool(negate) for v in values_of(name)])
+    return Term(
+        f"{name} {negate}in ({listed})", [(v in members and v is not None) != bool(negate) for v in values_of(name)]
+    )
 
 
 @st.composite
@@ -167,13 +177,77 @@ def test_a_comparison_with_null_is_never_true() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "  ", "length >", "> 3", "length = ", "length 3", "(complete", "complete)", "()", "and", "not", "complete and"),
-        *("length in ()", "length in (1,)", "length in 1", "length in (reason)", "length is 3", "length not = 3", "length not 3"),
-        *("length = 1 = 2", "1", "'a'", "true", "null", "complete and 1", "length + 1 = 2", "length = 0x10", "length = 1;complete"),
-        *("nothing = 1", "meta.k = 1", "length.real = 1", "'unclosed", "length = 'a\\'", "é = 1", "\0", "length = 1 -- no", "length # 1"),
-        *("__import__('os')", "__class__", "().__class__", "lambda: 1", "length if complete", "exec('1')", "__row = 1", "{length}", "[1]"),
-        *("`length`", "length := 1", "complete and __import__('os').system('true')", "metadata['k'] = 1", "length && complete"),
-        *("length > 'a'", "complete > 1", "reason > 1", "reason in (1)", "length in (1, 'a')", "metadata.task in ('a', 1)"),
+        *(
+            "",
+            "  ",
+            "length >",
+            "> 3",
+            "length = ",
+            "length 3",
+            "(complete",
+            "complete)",
+            "()",
+            "and",
+            "not",
+            "complete and",
+        ),
+        *(
+            "length in ()",
+            "length in (1,)",
+            "length in 1",
+            "length in (reason)",
+            "length is 3",
+            "length not = 3",
+            "length not 3",
+        ),
+        *(
+            "length = 1 = 2",
+            "1",
+            "'a'",
+            "true",
+            "null",
+            "complete and 1",
+            "length + 1 = 2",
+            "length = 0x10",
+            "length = 1;complete",
+        ),
+        *(
+            "nothing = 1",
+            "meta.k = 1",
+            "length.real = 1",
+            "'unclosed",
+            "length = 'a\\'",
+            "é = 1",
+            "\0",
+            "length = 1 -- no",
+            "length # 1",
+        ),
+        *(
+            "__import__('os')",
+            "__class__",
+            "().__class__",
+            "lambda: 1",
+            "length if complete",
+            "exec('1')",
+            "__row = 1",
+            "{length}",
+            "[1]",
+        ),
+        *(
+            "`length`",
+            "length := 1",
+            "complete and __import__('os').system('true')",
+            "metadata['k'] = 1",
+            "length && complete",
+        ),
+        *(
+            "length > 'a'",
+            "complete > 1",
+            "reason > 1",
+            "reason in (1)",
+            "length in (1, 'a')",
+            "metadata.task in ('a', 1)",
+        ),
         *("length > 99999999999999999999", "length > " + "9" * 5000, "return", "length and complete", "(length) = 1"),
     ],
 )
@@ -198,7 +272,31 @@ def test_no_length_of_nesting_crashes(text: str) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(["length", "=", "1", "(", ")", "and", "or", "not", "in", "is", "null", ",", "'x'", "return", ">", "complete"]), max_size=9))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "length",
+                "=",
+                "1",
+                "(",
+                ")",
+                "and",
+                "or",
+                "not",
+                "in",
+                "is",
+                "null",
+                ",",
+                "'x'",
+                "return",
+                ">",
+                "complete",
+            ]
+        ),
+        max_size=9,
+    )
+)
 def test_any_words_are_a_condition_or_an_error_that_says_so(words: list[str]) -> None:
     try:
         assert set(found(" ".join(words))) <= set(range(len(ROWS)))

@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "saving",
                 "saver",
                 "joining",
+                "claims",
                 "resuming",
                 "checkpoints",
                 "checkpointing",

@@ -33,7 +33,13 @@ class LiveSetMachine(RuleBasedStateMachine):
         self.next = dict.fromkeys(range(-1, 3), 0)
         self.episodes = 0
 
-    @rule(env=ENVS, length=st.integers(0, 5), skip=st.integers(0, 2), same=st.booleans(), stream=st.sampled_from([OWN, 0, 1]))
+    @rule(
+        env=ENVS,
+        length=st.integers(0, 5),
+        skip=st.integers(0, 2),
+        same=st.booleans(),
+        stream=st.sampled_from([OWN, 0, 1]),
+    )
     def add(self, env: int, length: int, skip: int, same: bool, stream: int) -> None:
         self.episodes += not same or length == 0
         at = self.next[env] + skip

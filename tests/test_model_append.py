@@ -222,7 +222,12 @@ def test_fields_do_not_change_within_an_episode(commit: bool) -> None:
         w.append({"t": np.arange(2)}, env_ids=0, episode_ids="a")
         if commit:
             w.commit()
-        for other in ({"t": np.arange(2.0)}, {"t": np.zeros((2, 1), int)}, {"u": np.arange(2)}, {"t": np.arange(2), "u": np.arange(2)}):
+        for other in (
+            {"t": np.arange(2.0)},
+            {"t": np.zeros((2, 1), int)},
+            {"u": np.arange(2)},
+            {"t": np.arange(2), "u": np.arange(2)},
+        ):
             with pytest.raises(FieldError, match="open episode 'a'"):
                 w.append(other, env_ids=0)
         w.append({"u": np.arange(2)}, env_ids=1)  # another env row's may differ
@@ -259,12 +264,16 @@ def test_weights_of_one_value_of_each_step_and_of_a_field() -> None:
         w.weights(name, 5)
         w.add_episode({"t": np.arange(2)}, episode_id="before")
         w.add_episode({"t": np.arange(2)}, episode_id="given", model_weights_uuid="v", update_count=np.int32(6))
-        w.add_episode({"t": np.arange(3)}, episode_id="steps", model_weights_uuid=["a", None, "b"], update_count=[9, 7, 8])
+        w.add_episode(
+            {"t": np.arange(3)}, episode_id="steps", model_weights_uuid=["a", None, "b"], update_count=[9, 7, 8]
+        )
         nest = {"t": np.arange(3), "agent": {"w": ["y", "x", "y"]}, "n": np.array([[3], [1], [2]])}
         w.add_episode(nest, episode_id="field", model_weights_uuid="agent/w", update_count="n")
         w.weights()
         w.add_episode({"t": np.arange(2)}, episode_id="none")
-        w.add_episode({"t": np.arange(0)}, episode_id="empty", model_weights_uuid=[], update_count=np.zeros((0, 1), int))
+        w.add_episode(
+            {"t": np.arange(0)}, episode_id="empty", model_weights_uuid=[], update_count=np.zeros((0, 1), int)
+        )
         w.add_episode({"t": np.arange(2)}, episode_id="column", model_weights_uuid=np.array([["p"], ["q"]]))
     got = {e.id: (e.model_weights_uuids, e.update_counts) for e in reopened(arc).episodes}
     assert got == {
@@ -340,7 +349,14 @@ def test_a_closed_writer_says_so() -> None:
     with arc.writer() as w:
         w.add_episode({"t": np.arange(2)})
     w.close()
-    for call in (lambda: w.add_episode({"t": np.arange(2)}), w.commit, w.flush, w.clear, lambda: w.live, w.close_episodes):
+    for call in (
+        lambda: w.add_episode({"t": np.arange(2)}),
+        w.commit,
+        w.flush,
+        w.clear,
+        lambda: w.live,
+        w.close_episodes,
+    ):
         with pytest.raises(ClosedError):
             call()
     assert len(reopened(arc).episodes) == 1

@@ -16,7 +16,9 @@ from archive import Ragged, Schema, bufferwriter
 from archive.errors import FieldError
 
 SCHEMA = Schema(
-    axes={"obs": "offset", "two": "offset:2", "text": "ragged", "goal": "free", "k": "free"}, json=["info"], next_of={"next": "x"}
+    axes={"obs": "offset", "two": "offset:2", "text": "ragged", "goal": "free", "k": "free"},
+    json=["info"],
+    next_of={"next": "x"},
 )
 
 
@@ -44,7 +46,11 @@ def part(whole: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 def as_appended(whole: dict[str, Any], start: int, stop: int, *, last: bool) -> dict[str, Any]:
     """The same steps as a call of append takes them; free fields come with the first."""
-    out = part(whole, start, stop) if last else {n: v[start:stop] if n not in ("goal", "k") else v for n, v in whole.items()}
+    out = (
+        part(whole, start, stop)
+        if last
+        else {n: v[start:stop] if n not in ("goal", "k") else v for n, v in whole.items()}
+    )
     return out | {"goal": whole["goal"] if start == 0 else whole["goal"][:0]}
 
 
@@ -86,7 +92,9 @@ def test_indices_are_those_of_slices() -> None:
 Between = Callable[[archive.Writer], Any]
 
 
-@pytest.mark.parametrize("between", [lambda w: None, lambda w: w.flush(), lambda w: w.commit()], ids=["at once", "flush", "commit"])
+@pytest.mark.parametrize(
+    "between", [lambda w: None, lambda w: w.flush(), lambda w: w.commit()], ids=["at once", "flush", "commit"]
+)
 @pytest.mark.parametrize("cuts", [(3,), (1, 2, 3), (1, 6), tuple(range(1, 7))])
 def test_every_part_of_an_episode_of_many_segments(cuts: tuple[int, ...], between: Between) -> None:
     arc, whole = fresh(), episode(7)
@@ -114,7 +122,10 @@ def test_extra_rows_may_come_early_and_again(between: Between) -> None:
     for start in range(8):
         for stop in range(start, 8):
             read = got.read(start=start, stop=stop)
-            assert (read["obs"].tolist(), read["two"].tolist()) == (obs[start : stop + 1].tolist(), two[start : stop + 2].tolist())
+            assert (read["obs"].tolist(), read["two"].tolist()) == (
+                obs[start : stop + 1].tolist(),
+                two[start : stop + 2].tolist(),
+            )
 
 
 def test_an_open_episode_keeps_the_extra_rows_that_it_has() -> None:
@@ -231,7 +242,9 @@ def test_free_fields_of_appended_runs_are_joined_and_scalars_are_the_newest() ->
     assert (int(got["k"]), got["log"].tolist(), got["t"].tolist()) == (2, [0, 1, 2], [1])
 
 
-@pytest.mark.parametrize("values", [np.float16(2), 5, True, np.array("abc"), np.datetime64("2020-01-01"), np.array(1 + 2j), np.array(b"x")])
+@pytest.mark.parametrize(
+    "values", [np.float16(2), 5, True, np.array("abc"), np.datetime64("2020-01-01"), np.array(1 + 2j), np.array(b"x")]
+)
 def test_0d_values_of_the_whole_episode(values: Any) -> None:
     got = round_trip({"t": np.zeros(2), "k": values}, Schema(axes={"k": "free"}))["k"]
     assert identical(got, np.asarray(values))

@@ -70,7 +70,8 @@ def every_kind_of_field(dtype: np.dtype[Any], steps: int) -> dict[str, Any]:
         "flat": random_bits(dtype, (steps,), 1),
         "free": random_bits(dtype, (2,), 2),
         "offset": random_bits(dtype, (steps + 1, 2), 3),
-        "pieces": [random_bits(dtype, (n, 2), n) for n in (1, 0, 3, 2)[:steps]] or Ragged(random_bits(dtype, (0, 2)), np.zeros(0)),
+        "pieces": [random_bits(dtype, (n, 2), n) for n in (1, 0, 3, 2)[:steps]]
+        or Ragged(random_bits(dtype, (0, 2)), np.zeros(0)),
     }
 
 
@@ -193,7 +194,9 @@ def test_unknown_dtype_of_a_newer_library_is_an_error() -> None:
             dtypes.to_numpy(name)
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.longdouble, ">f4", "i1", "?", np.float16, ml_dtypes.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.bfloat16, np.longdouble, ">f4", "i1", "?", np.float16, ml_dtypes.float8_e5m2]
+)
 def test_return_is_the_sum_of_rewards_of_any_dtype(dtype: Any) -> None:
     arc = fresh()
     with arc.writer() as w:

@@ -66,9 +66,15 @@ def wanted(arc: archive.Archive, keep: Any) -> list[str]:
         ({"model_weights_uuid": uuid.UUID(UUIDS[1])}, lambda r: UUIDS[1] in r["model_weights_uuids"]),
         ({"model_weights_uuid": UUIDS[1:3]}, lambda r: set(UUIDS[1:3]) & set(r["model_weights_uuids"])),
         ({"model_weights_uuid": "none"}, lambda r: False),
-        ({"where": "length = 3", "session": "one", "complete": True}, lambda r: r["session"] == "one" and r["complete"]),
+        (
+            {"where": "length = 3", "session": "one", "complete": True},
+            lambda r: r["session"] == "one" and r["complete"],
+        ),
         ({"where": "reason = 'why' and terminated"}, lambda r: r["reason"] == "why"),
-        ({"where": "metadata.task = 'push' and metadata.i > 4"}, lambda r: '"push"' in r["metadata"] and r["return"] > 8.5),
+        (
+            {"where": "metadata.task = 'push' and metadata.i > 4"},
+            lambda r: '"push"' in r["metadata"] and r["return"] > 8.5,
+        ),
         ({"where": pc.field("return") > 10}, lambda r: r["return"] > 10),
     ],
 )
@@ -119,10 +125,30 @@ def test_filters_narrow_what_was_filtered(many: archive.Archive) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"rank": "x"}, {"rank": 1.5}, {"rank": object()}, {"rank": 2**40}, {"rank": True}, {"env_id": 2**70}, {"episode_id": 5}),
-        *({"episode_id": [b"x", 1]}, {"model_weights_uuid": 5}, {"model_weights_uuid": [5]}, {"buffer": 3}, {"session": [None, 3]}),
+        *(
+            {"rank": "x"},
+            {"rank": 1.5},
+            {"rank": object()},
+            {"rank": 2**40},
+            {"rank": True},
+            {"env_id": 2**70},
+            {"episode_id": 5},
+        ),
+        *(
+            {"episode_id": [b"x", 1]},
+            {"model_weights_uuid": 5},
+            {"model_weights_uuid": [5]},
+            {"buffer": 3},
+            {"session": [None, 3]},
+        ),
         *({"update_count": "a"}, {"update_count": (1, 2, 3)}, {"update_count": ("a", 1)}, {"update_count": 1.5}),
-        *({"update_count": (float("nan"), 3)}, {"where": 5}, {"where": ["a"]}, {"where": object()}, {"where": pc.field("nope") > 1}),
+        *(
+            {"update_count": (float("nan"), 3)},
+            {"where": 5},
+            {"where": ["a"]},
+            {"where": object()},
+            {"where": pc.field("nope") > 1},
+        ),
     ],
 )
 def test_wrong_values_are_errors_that_say_so(many: archive.Archive, wrong: dict[str, Any]) -> None:

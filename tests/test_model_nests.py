@@ -22,7 +22,9 @@ from archive.errors import FieldError, UsageError
 T = 3
 LEAVES = st.sampled_from([np.arange(T), np.ones((T, 2), np.float32), np.zeros((T, 0)), None])
 KEYS = st.text(max_size=4)
-NESTS = st.recursive(st.dictionaries(KEYS, LEAVES, max_size=3), lambda n: st.dictionaries(KEYS, n | LEAVES, max_size=3), max_leaves=8)
+NESTS = st.recursive(
+    st.dictionaries(KEYS, LEAVES, max_size=3), lambda n: st.dictionaries(KEYS, n | LEAVES, max_size=3), max_leaves=8
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +151,11 @@ def test_tensors_with_strange_memory_come_back_as_they_look() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.zeros(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)],
+    [
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+        torch.zeros(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    ],
     ids=["sparse", "meta", "float4"],
 )
 def test_tensors_without_plain_values_are_refused(bad: torch.Tensor) -> None:
@@ -171,7 +177,12 @@ def test_lists_of_tensors() -> None:
 
 def test_memory_order_and_views_do_not_matter() -> None:
     base = np.arange(24, dtype=np.int32).reshape(4, 6)
-    nest = {"fortran": np.asfortranarray(base), "reversed": base[::-1, ::-1], "every": base[:, ::2], "scalar": np.broadcast_to(7, 4)}
+    nest = {
+        "fortran": np.asfortranarray(base),
+        "reversed": base[::-1, ::-1],
+        "every": base[:, ::2],
+        "scalar": np.broadcast_to(7, 4),
+    }
     assert identical(round_trip(nest), {name: np.ascontiguousarray(value) for name, value in nest.items()})
     matrix = np.arange(4).reshape(2, 2).view(np.matrix)  # a subclass whose rows are not like an array's
     assert identical(round_trip({"m": matrix}), {"m": np.arange(4).reshape(2, 2)})
@@ -225,7 +236,9 @@ def test_what_is_read_belongs_to_the_reader() -> None:
     assert not arc.episodes[0].read()["obs"].any()
 
 
-@pytest.mark.parametrize("bad", [None, 3, "text", [1, 2], np.zeros(3), torch.zeros(3), {1: np.zeros(3)}, {"a": {("b",): np.zeros(3)}}])
+@pytest.mark.parametrize(
+    "bad", [None, 3, "text", [1, 2], np.zeros(3), torch.zeros(3), {1: np.zeros(3)}, {"a": {("b",): np.zeros(3)}}]
+)
 def test_what_is_no_nest_is_refused(bad: Any) -> None:
     arc = fresh()
     with arc.writer() as w, pytest.raises(FieldError, match="steps must be a nest|field names are strings"):

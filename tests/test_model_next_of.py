@@ -25,7 +25,11 @@ def kept_rows(arc: archive.Archive, field: str = "next/obs") -> list[int]:
 
 def steps(obs: Any, following: Any) -> dict[str, Any]:
     words = np.array([str(x) for x in obs], object)
-    return {"obs": obs, "word": words, "next": {"obs": following, "word": np.array([str(x) for x in following], object)}}
+    return {
+        "obs": obs,
+        "word": words,
+        "next": {"obs": following, "word": np.array([str(x) for x in following], object)},
+    }
 
 
 def shifted(obs: Any) -> Any:
@@ -145,7 +149,11 @@ def test_reading_the_repeating_field_alone() -> None:
     [
         ({}, {"next": {"obs": np.zeros(3)}}, "these steps do not have"),
         ({"obs": "offset"}, {"obs": np.zeros(4), "next": {"obs": np.zeros(3)}}, "'obs' is in Schema.*'offset'"),
-        ({"next/obs": "offset"}, {"obs": np.zeros(3), "next": {"obs": np.zeros(4)}}, "'next/obs' is in Schema.*'offset'"),
+        (
+            {"next/obs": "offset"},
+            {"obs": np.zeros(3), "next": {"obs": np.zeros(4)}},
+            "'next/obs' is in Schema.*'offset'",
+        ),
         ({"obs": "ragged"}, {"obs": [np.zeros(1)] * 3, "next": {"obs": np.zeros(3)}}, "'obs' is in Schema.*'ragged'"),
         ({"obs": "free"}, {"obs": np.zeros(1), "next": {"obs": np.zeros(3)}}, "'obs' is in Schema.*'free'"),
         ({}, {"obs": None, "next": {"obs": np.zeros(3)}}, "'obs' is in Schema.*'none'"),

@@ -43,7 +43,9 @@ def test_a_revision_replaces(where: str, fields: str) -> None:
     arc = fresh()
     w = arc.writer()
     w.add_episode({"other": np.zeros(1)}, episode_id="y")  # other fields lie in another shard, written before
-    w.add_episode(steps(2) | {"reward": np.ones(2)}, episode_id="x", model_weights_uuid="old", metadata={"k": 1}, terminated=True)
+    w.add_episode(
+        steps(2) | {"reward": np.ones(2)}, episode_id="x", model_weights_uuid="old", metadata={"k": 1}, terminated=True
+    )
     if where != "same commit":
         w.commit()
     if where.startswith("other"):
@@ -129,7 +131,14 @@ def test_the_past_keeps_its_revision() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["t", "u"]), st.sampled_from(["", "flush", "commit", "reopen"])), max_size=12))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.sampled_from(["t", "u"]), st.sampled_from(["", "flush", "commit", "reopen"])
+        ),
+        max_size=12,
+    )
+)
 def test_the_newest_revision_wins_whatever_lies_between(ops: list[tuple[str, str, str]]) -> None:
     arc = fresh()
     w = arc.writer()

@@ -19,7 +19,11 @@ from archive.index import COLUMNS
 
 
 def nested(n: int = 3) -> dict[str, Any]:
-    return {"obs": {"image": np.zeros((n, 2), np.uint8), "state": np.ones(n)}, "obs2": np.arange(n), "a/b": np.arange(n)}
+    return {
+        "obs": {"image": np.zeros((n, 2), np.uint8), "state": np.ones(n)},
+        "obs2": np.arange(n),
+        "a/b": np.arange(n),
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,13 +44,17 @@ def test_fields_are_chosen_by_name_prefix_and_keys(fields: Any, want: set[str]) 
     with arc.writer() as w:
         w.add_episode(nested())
     got = reopened(arc).episodes[0].read(fields)
-    assert {f"{k}/{n}" if isinstance(v, dict) else k for k, v in got.items() for n in (v if isinstance(v, dict) else [k])} == want
+    assert {
+        f"{k}/{n}" if isinstance(v, dict) else k for k, v in got.items() for n in (v if isinstance(v, dict) else [k])
+    } == want
 
 
 def test_only_what_is_chosen_is_fetched() -> None:
     arc = fresh()
     with arc.writer(compression=None) as w:
-        w.add_episode({"large": np.random.default_rng(0).integers(0, 256, (64, 4096), np.uint8), "small": np.arange(64)})
+        w.add_episode(
+            {"large": np.random.default_rng(0).integers(0, 256, (64, 4096), np.uint8), "small": np.arange(64)}
+        )
     arc = reopened(arc)
     len(arc.episodes)
     before = arc.io_stats()
@@ -58,7 +66,9 @@ def evolved() -> archive.Archive:
     arc = fresh()
     with arc.writer() as w:
         w.add_episode({"x": np.zeros(2, np.float32)}, episode_id="old")
-        w.add_episode({"x": np.zeros(3, np.float32), "mask": np.ones((3, 2), np.int8), "word": ["a"] * 3}, episode_id="new")
+        w.add_episode(
+            {"x": np.zeros(3, np.float32), "mask": np.ones((3, 2), np.int8), "word": ["a"] * 3}, episode_id="new"
+        )
         w.add_episode({"x": np.zeros((4, 5))}, episode_id="other shape")
     return reopened(arc)
 
@@ -149,7 +159,9 @@ def test_a_reader_follows_when_told() -> None:
 def test_table_and_pandas() -> None:
     arc = fresh()
     with arc.writer(session="s") as w:
-        w.add_episode({"reward": np.ones(2)}, metadata={"k": [1]}, model_weights_uuid="u", update_count=3, terminated=False)
+        w.add_episode(
+            {"reward": np.ones(2)}, metadata={"k": [1]}, model_weights_uuid="u", update_count=3, terminated=False
+        )
         w.add_episode({"x": np.zeros(0)}, env_id=5, first=False)
     arc = reopened(arc)
     assert tuple(arc.episodes.table.column_names) == COLUMNS
@@ -178,7 +190,12 @@ def test_what_an_episode_tells() -> None:
         w.close_episodes(terminated=True, truncated=False, reason="done")
     e = reopened(arc).episodes["e"]
     assert (e.id, e.length, e.complete, e.total_reward) == ("e", 3, True, 6.0)
-    assert (e.update_count, e.update_counts, e.model_weights_uuid, e.model_weights_uuids) == (8, (7, 9), "v", ["u", "v"])
+    assert (e.update_count, e.update_counts, e.model_weights_uuid, e.model_weights_uuids) == (
+        8,
+        (7, 9),
+        "v",
+        ["u", "v"],
+    )
     assert (e.terminated, e.truncated, e.reason, e.metadata) == (True, False, "done", {"k": 1})
     assert (e.env_id, e.rank, e.session, e.buffer, e.commit, e.attributes) == (4, 0, "s", "replay", 3, {})
     assert e.created_at.tzinfo is not None
@@ -213,7 +230,12 @@ def test_tensors() -> None:
 
 
 def read_elsewhere(arc: archive.Archive, episodes: archive.Episodes, episode: archive.Episode) -> dict[str, Any]:
-    return {"ids": [e.id for e in arc.episodes], "all": episodes.read(), "one": episode.read(start=1), "repr": repr(episode)}
+    return {
+        "ids": [e.id for e in arc.episodes],
+        "all": episodes.read(),
+        "one": episode.read(start=1),
+        "repr": repr(episode),
+    }
 
 
 def test_archive_episodes_and_episode_pickle_to_another_process(tmp_path: Path) -> None:

@@ -16,8 +16,45 @@ from archive.errors import ArchiveError, FieldError, UnsafePathError, UsageError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=12)  # lone surrogates too
 AWKWARD = [
-    *("", "/", ".", "..", "a/b", "../x", "zarr.json", "c", "c/0", "__x", "__", "_x", "%", "%41", "%lengths", "%places", "A", "a"),
-    *(" ", "\0", "\n", "\\", "C:", "con", "\u202e", "\U0001f600", "é", "e\u0301", "\ud800", "\udfff\ud800", "~", "*", "?", "#", "x.zip"),
+    *(
+        "",
+        "/",
+        ".",
+        "..",
+        "a/b",
+        "../x",
+        "zarr.json",
+        "c",
+        "c/0",
+        "__x",
+        "__",
+        "_x",
+        "%",
+        "%41",
+        "%lengths",
+        "%places",
+        "A",
+        "a",
+    ),
+    *(
+        " ",
+        "\0",
+        "\n",
+        "\\",
+        "C:",
+        "con",
+        "\u202e",
+        "\U0001f600",
+        "é",
+        "e\u0301",
+        "\ud800",
+        "\udfff\ud800",
+        "~",
+        "*",
+        "?",
+        "#",
+        "x.zip",
+    ),
 ]
 
 
@@ -30,7 +67,7 @@ def test_escape_is_safe_and_goes_back(name: str) -> None:
     escaped = names.escape(name)
     assert names.unescape(escaped) == name
     assert escaped.isascii()
-    assert not set(escaped) & set("/\\.:*?\"<>| \0")
+    assert not set(escaped) & set('/\\.:*?"<>| \0')
     assert not escaped.startswith("__")
     assert escaped not in ("", ".", "..")
 
@@ -53,7 +90,11 @@ def test_paths_go_back() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.recursive(st.just(None), lambda n: st.dictionaries(ANY_TEXT, n, min_size=1, max_size=4), max_leaves=6).filter(bool))
+@given(
+    st.recursive(st.just(None), lambda n: st.dictionaries(ANY_TEXT, n, min_size=1, max_size=4), max_leaves=6).filter(
+        bool
+    )
+)
 def test_fields_of_any_name_come_back(shape: dict[str, Any]) -> None:
     def filled(node: Any) -> Any:
         return {k: filled(v) for k, v in node.items()} if node else np.arange(2)
@@ -86,7 +127,9 @@ def refused(arc: archive.Archive, call: Any) -> None:
     assert stored_objects(arc) == before
 
 
-@pytest.mark.parametrize("path", [("x" * 241,), ("é" * 41,), ("ab",) * 300, ("x" * 200,) * 5], ids=["key", "escaped", "deep", "long"])
+@pytest.mark.parametrize(
+    "path", [("x" * 241,), ("é" * 41,), ("ab",) * 300, ("x" * 200,) * 5], ids=["key", "escaped", "deep", "long"]
+)
 def test_names_that_are_too_long_are_refused_before_anything_is_written(path: tuple[str, ...]) -> None:
     nest: Any = np.zeros(2)
     for key in reversed(path):
@@ -151,7 +194,11 @@ def test_ids_come_back_or_are_refused(name: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(ANY_TEXT, st.recursive(ANY_TEXT | st.integers() | st.none() | st.floats(), st.lists, max_leaves=3), max_size=4))
+@given(
+    st.dictionaries(
+        ANY_TEXT, st.recursive(ANY_TEXT | st.integers() | st.none() | st.floats(), st.lists, max_leaves=3), max_size=4
+    )
+)
 def test_metadata_of_any_text_comes_back(metadata: dict[str, Any]) -> None:
     arc = fresh()
     with arc.writer() as w:

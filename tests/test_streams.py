@@ -37,7 +37,9 @@ class Oracle:
         self.episodes: dict[int, Naive] = {}
         self.broken: set[int] = set()
 
-    def row(self, env: int, name: str | None, first: bool | None, last: bool, position: int | None, ends: tuple[Any, Any]) -> tuple[int, int]:
+    def row(
+        self, env: int, name: str | None, first: bool | None, last: bool, position: int | None, ends: tuple[Any, Any]
+    ) -> tuple[int, int]:
         expected = self.next.get(env, 0)
         at = expected if position is None else position
         current = self.episodes[self.open[env]] if env in self.open else None
@@ -47,9 +49,9 @@ class Oracle:
             if current is not None:
                 current.end, current.reason = expected, "gap" if jumped else "interrupted"
                 self.broken.add(self.open[env])
-            whole = first or other or (name is not None and current is None) or (first is None and not jumped and current is None)
+            whole = first if first is not None else not jumped
             self.open[env] = len(self.episodes)
-            self.episodes[self.open[env]] = Naive(name or f"auto-{len(self.episodes)}", env, not whole, at)
+            self.episodes[self.open[env]] = Naive(name or "", env, not whole, at)
         number = self.open[env]
         if last:
             episode = self.episodes[self.open.pop(env)]
@@ -112,11 +114,12 @@ def names_of(call: dict[str, Any], oracle: Oracle, serial: list[int]) -> list[st
 @settings(max_examples=400, deadline=None)
 @given(calls())
 def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
-    streams, oracle, by_id, serial = Streams(), Oracle(), {}, [0]
+    streams, oracle, by_id, serial, fresh = Streams(), Oracle(), {}, [0], [0]
     number_of: dict[int, int] = {}  # the oracle's number -> ours
 
     def new(env: int, name: str | None) -> EpisodeRecord:
-        return EpisodeRecord(name or f"fresh-{len(streams.records)}-{env}-{object.__hash__(object())}", env)
+        fresh[0] += 1
+        return EpisodeRecord(name or f"auto-{fresh[0]}", env)
 
     for call in sequence:
         names, positions = names_of(call, oracle, serial), positions_of(call, oracle.next)
@@ -133,6 +136,10 @@ def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
             )  # fmt: skip
             assert got.positions[i] == at
             assert number_of.setdefault(number, int(got.episodes[i])) == got.episodes[i]
+            record = streams.records[number_of[number]]
+            oracle.episodes[number].name = oracle.episodes[number].name or record.id  # where none was given
+            assert oracle.episodes[number].name == record.id
+            assert by_id[record.id] == got.episodes[i]
         assert len(set(number_of.values())) == len(number_of)
         assert set(broken) == {number_of[n] for n in oracle.broken}
         oracle.broken.clear()
@@ -152,7 +159,9 @@ def check_records(streams: Streams, oracle: Oracle, number_of: dict[int, int]) -
 
 def run(streams: Streams, envs: list[int], **columns: Any) -> tuple[list[int], list[int]]:
     arrays = {k: np.array(v) if k != "episode_ids" else v for k, v in columns.items()}
-    got = streams.assign(Rows(np.array(envs, np.int64), **arrays), lambda env, name: EpisodeRecord(name or "auto", env), {})
+    got = streams.assign(
+        Rows(np.array(envs, np.int64), **arrays), lambda env, name: EpisodeRecord(name or "auto", env), {}
+    )
     return got.positions.tolist(), got.episodes.tolist()
 
 
@@ -188,7 +197,9 @@ def test_many_env_rows_find_their_slots() -> None:
     streams = Streams()
     envs = np.random.default_rng(0).permutation(5000) * 7
     for t in range(3):
-        assert set(streams.assign(Rows(envs), lambda env, _: EpisodeRecord(str(env), env), {}).positions.tolist()) == {t}
+        assert set(streams.assign(Rows(envs), lambda env, _: EpisodeRecord(str(env), env), {}).positions.tolist()) == {
+            t
+        }
     assert streams.positions() == dict.fromkeys(sorted(envs.tolist()), 3)
     assert {streams.records[i].env_id: e for e, i in streams.open_episodes().items()} == {e: e for e in envs.tolist()}
 
