@@ -46,6 +46,7 @@ class BufferWriter:
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
         self._pending_bytes: dict[str, int] = {}
+        self._digests: set[str] = set()  # of the fields of all steps so far
         self._arenas: dict[str, Arena] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
@@ -66,6 +67,7 @@ class BufferWriter:
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
         record = self._new_record(env, episode_id, schema, metadata, replace=replace)
+        self._digests.add(schema.digest)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
         record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
@@ -136,7 +138,8 @@ class BufferWriter:
         intake.check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
-        if not self._pending_bytes or set(self._pending_bytes) == {schema.digest}:
+        self._digests.add(schema.digest)
+        if len(self._digests) == 1:
             return
         for env in np.unique(rows.env_ids).tolist():
             index = self.streams.open_episode(env)

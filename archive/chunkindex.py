@@ -66,7 +66,7 @@ class ShardIndex:
 
     def plan(self, wanted: Wanted, *, metadata: bool = True, max_gap: int | None = None) -> ShardReads:
         """Byte ranges for runs of rows of some arrays; whole chunks, neighbours in one request."""
-        found = [self._chunks(name, *runs) for name, runs in wanted.items()]
+        found = [(name, c) for name, runs in wanted.items() if len(c := self._chunks(name, *runs)[1])]
         if metadata:
             found.append((METADATA, np.zeros(1, np.int64)))
         names = [name for name, chunks in found for _ in chunks]
@@ -87,6 +87,14 @@ class ShardIndex:
                 )
             )
         return ShardReads(requests, pieces, int(sizes.sum()))
+
+    def everything(self) -> Wanted:
+        """All rows of all arrays."""
+        return {
+            name: (np.zeros(1, np.int64), np.array([chunks.rows * len(chunks.offset)]))
+            for name, chunks in self.arrays.items()
+            if name != METADATA
+        }
 
     def _chunks(self, name: str, starts: Ints, stops: Ints) -> tuple[str, Ints]:
         array = self.arrays.get(name)

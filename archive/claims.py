@@ -22,7 +22,9 @@ def check(storage: Storage, parent: Commit, fresh: pa.Table, session: str, known
     given = Counter(_given(fresh, session))
     if not given:
         return
-    clash = sorted(name for name, count in given.items() if count > 1) or sorted(given.keys() & _taken(storage, parent, known_at))
+    clash = sorted(name for name, count in given.items() if count > 1) or sorted(
+        given.keys() & _taken(storage, parent, known_at)
+    )
     if clash:
         raise DuplicateEpisodeError(
             f"two ranks or writers gave an episode the id {clash[0]!r} at the same time ({len(clash)} such ids in all); "

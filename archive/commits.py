@@ -180,26 +180,13 @@ class CommitLog:
             self.catch_up()
             if found := self.find(transaction):
                 return found
-            body = self._complete(build(self.head, attempt), transaction)
+            body = completed(build(self.head, attempt), self.head, self.archive_id, transaction)
             data = dumps(body)
             if self._create(body["number"], data, body["nonce"]):
                 commit = loads(data, body["number"], self.storage.url)
                 self._know(commit)
                 return commit
             attempt += 1
-
-    def _complete(self, body: Body, transaction: str) -> Body:
-        return {
-            "format": layout.format_block(),
-            "archive": self.archive_id,
-            "number": self.head.number + 1,
-            "parent": self.head.digest or None,
-            "nonce": uuid.uuid4().hex,
-            "transaction": transaction,
-            "created_at": datetime.now(UTC).isoformat(timespec="microseconds"),
-            "library": __version__,
-            **body,
-        }
 
     def _create(self, number: int, data: bytes, nonce: str) -> bool:
         """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
@@ -232,6 +219,21 @@ class CommitLog:
     def _know(self, commit: Commit) -> None:
         self.head = commit
         self._seen[str(commit.body.get("transaction"))] = commit.number
+
+
+def completed(body: Body, parent: Commit, archive_id: str, transaction: str) -> Body:
+    """The body of the commit after `parent`, with what every commit says of itself."""
+    return {
+        "format": layout.format_block(),
+        "archive": archive_id,
+        "number": parent.number + 1,
+        "parent": parent.digest or None,
+        "nonce": uuid.uuid4().hex,
+        "transaction": transaction,
+        "created_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "library": __version__,
+        **body,
+    }
 
 
 def carried(parent: Commit) -> Body:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from archive import chunkindex
-from archive.chunkindex import METADATA, ShardReads
+from archive import chunkindex, manifest, tables
+from archive.bases import Roots, join_key, split_key
+from archive.chunkindex import METADATA, ShardIndex, ShardReads
 from archive.errors import CorruptChunkError
 from archive.packing import inflate
 
@@ -23,6 +26,15 @@ def members(shard: str, reads: ShardReads, blocks: Sequence[bytes], owner: str) 
             )
         out[piece.member] = _plain(data) if piece.array == METADATA else data
     return out
+
+
+def indexes(roots: Roots, refs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:
+    """Each chunk table's path, and the shards in it, named as the archive's own tables name them."""
+    for data, ref in zip(manifest.fetch(roots, [dict(ref) for ref in refs]), refs, strict=True):
+        table = tables.loads(data, "chunks", where=roots.full_url(ref["path"]))
+        base = split_key(ref["path"])[0]
+        named = {join_key(base, shard): index for shard, index in chunkindex.from_table(table).items()}
+        yield ref["path"], {shard: replace(index, shard=shard) for shard, index in named.items()}
 
 
 def _plain(data: memoryview) -> bytes:

@@ -192,7 +192,9 @@ def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
     one = isinstance(value, (str, int, np.generic, UUID)) or not isinstance(value, Iterable)
     values = [str(v) if isinstance(v, UUID) else v for v in ([value] if one else value)]
     try:
-        if pa.types.is_integer(kind) and not all(v is None or type(v) is int or isinstance(v, np.integer) for v in values):
+        if pa.types.is_integer(kind) and not all(
+            v is None or type(v) is int or isinstance(v, np.integer) for v in values
+        ):
             raise TypeError("that is no integer")  # which Arrow would cut to one
         return pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError) as e:

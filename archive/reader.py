@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from archive import chunkindex, fetching, fields, manifest, schema, tables
-from archive.bases import Roots, join_key, split_key
+from archive import chunkindex, fetching, fields, schema
+from archive.bases import Roots
 from archive.chunkindex import ShardIndex, ShardReads
 from archive.errors import ArchiveError, CorruptChunkError, CorruptManifestError, IntegrityError, StorageError
 from archive.manifest import Snapshot
@@ -117,12 +117,9 @@ class Reader:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
         refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
         refs = {path: ref for path, ref in refs.items() if path not in self._files}
-        for data, ref in zip(manifest.fetch(self._roots, [dict(ref) for ref in refs.values()]), refs.values(), strict=True):
-            table = tables.loads(data, "chunks", where=self._roots.full_url(ref["path"]))
-            base = split_key(ref["path"])[0]
-            for shard, index in chunkindex.from_table(table).items():
-                self._indexes[join_key(base, shard)] = replace(index, shard=join_key(base, shard))
-            self._files.add(ref["path"])
+        for path, found in fetching.indexes(self._roots, list(refs.values())):
+            self._indexes.update(found)
+            self._files.add(path)
 
     def _arrays(self, slices: Sequence[tuple[Segment, Slice]]) -> fields.Arrays:
         self.load_indexes([segment for segment, _ in slices])

@@ -135,7 +135,8 @@ def _without_live_steps(
 def _unfinished(row: dict[str, Any]) -> Unfinished:
     metadata = jsontree.loads(row["metadata"]) if row["metadata"] else {}
     address = chains.address(row["session"], row["rank"], row["sequence"])
-    return Unfinished(address, row["episode_start"] + row["length"], row["return"], metadata)
+    stored = row["episode_start"] + row["length"]
+    return Unfinished(address, stored, row["return"], metadata)
 
 
 def _streams(source: Source, pieces: Located) -> tuple[list[Stream], Ints]:

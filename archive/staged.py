@@ -97,6 +97,18 @@ class StagedFile:
         except IntegrityError as e:
             raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
 
+    def check(self) -> None:
+        """Read every byte; CorruptStateError if one is not as it was written."""
+        names = [m[0] for m in self.index["members"] if not m[1]]
+        self.files([n for n in names if n.endswith((".parquet", ".json")) and not n.endswith("zarr.json")])
+        self.rows({name: [(0, self._rows_of(name))] for name in self.arrays_index.arrays if name})
+
+    def _rows_of(self, array: str) -> int:
+        """Rows of an array, by what refers to it."""
+        lengths = {p: n for state in self.index["states"].values() for p, n in state["arrays"].items()}
+        columns = {c["array"]: c["rows"] for of in self.index["columns"].values() for c in of.values()}
+        return int((lengths | columns)[array])
+
     def state(self, buffer: str) -> Any:
         """The state tree of one buffer; None if it has none."""
         entry = self.index["states"].get(buffer)

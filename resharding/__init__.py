@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resharding.compaction import compact
+    from resharding.compaction import Compacted, compact
     from resharding.planning import Plan, plan
     from resharding.share import Share, ShareBuffer
     from resharding.transfer import filter, merge, split
 
-__all__ = ["Plan", "Share", "ShareBuffer", "compact", "filter", "merge", "plan", "split"]
+__all__ = ["Compacted", "Plan", "Share", "ShareBuffer", "compact", "filter", "merge", "plan", "split"]
 
 _LAZY = {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"} | dict.fromkeys(
     ("merge", "split", "filter"), "transfer"
-) | {"compact": "compaction"}
+) | dict.fromkeys(("compact", "Compacted"), "compaction")
 
 
 def __getattr__(name: str) -> Any:

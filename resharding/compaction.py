@@ -17,7 +17,7 @@ import numpy as np
 
 from archive import chains, commits, liveview, manifest, tables
 from archive.commits import Body, Commit, CommitLog
-from archive.errors import ConflictError
+from archive.errors import ConflictError, UsageError
 from archive.facade import Archive
 from archive.manifest import Snapshot
 from archive.ranges import Ints, merge_runs
@@ -52,6 +52,8 @@ def compact(
     engine: "local", or "ray" to read and write on a Ray cluster.
     """
     check_engine(engine, archive.url)
+    if not 0 < min_alive <= 1:
+        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
     archive.refresh()
     live = _live_intervals(archive)
     thin = _thin_shards(archive, live, min_alive)

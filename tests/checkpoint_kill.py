@@ -105,7 +105,8 @@ def come_back(arc: archive.Archive) -> int:
         grow(w, rank, hi)
     origin = {"origin": np.full(hi + PER_RANK - lo, found.step)}
     pendings = [
-        w.checkpoint(3, columns=columns(rank, lo, hi + PER_RANK) | origin, state={"at": 3}) for rank, w in enumerate(writers)
+        w.checkpoint(3, columns=columns(rank, lo, hi + PER_RANK) | origin, state={"at": 3})
+        for rank, w in enumerate(writers)
     ]
     for pending in pendings:
         pending.result()

@@ -121,11 +121,12 @@ def checkpoint(ranks: Sequence[Rank], step: int, **options: Any) -> Checkpoint:
     """A checkpoint of all ranks, as a reader sees it who opens the archive afterwards."""
 
     def save(rank: Rank) -> int:
-        return rank.writer.checkpoint(
+        pending = rank.writer.checkpoint(
             step, columns={"priority": priority(rank.live)}, state={"rank": rank.writer.rank, "step": step},
             attributes={"staleness": {e: len(e) + step for e in set(rank.writer.live["episode_id"].to_pylist())}},
             progress={"step": step}, **options,
-        ).result(60).number  # fmt: skip
+        )  # fmt: skip
+        return int(pending.result(60).number)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         (number,) = set(pool.map(save, ranks))

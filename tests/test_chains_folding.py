@@ -164,7 +164,17 @@ def test_large_files_and_all_that_are_older_stay() -> None:
     assert folding.files_to_keep([], [], 5) == 0
 
 
-@pytest.mark.parametrize(("rows", "new", "keep"), [([200, 40, 10], 1, 3), ([200, 40, 10], 5, 3), ([200, 40, 10], 6, 2),
-                                                    ([200, 40, 10], 11, 1), ([9, 4], 1, 0), ([2], 1, 1), ([1], 1, 0)])  # fmt: skip
+LARGEST_FIRST = [200, 40, 10]
+WHERE = [
+    (LARGEST_FIRST, 1, 3),
+    (LARGEST_FIRST, 5, 3),
+    (LARGEST_FIRST, 6, 2),
+    (LARGEST_FIRST, 11, 1),
+    ([9, 4], 1, 0),
+    ([2], 1, 1),
+]
+
+
+@pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
     assert folding.files_to_keep(rows, [1] * len(rows), new) == keep

@@ -28,8 +28,8 @@ class Gate:
     """Holds up, or breaks, the writing of objects whose key contains a text."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-        self.open, self.reached, self.error, self.wanted = threading.Event(), threading.Event(), None, wanted
-        self.error: Exception | None
+        self.open, self.reached, self.wanted = threading.Event(), threading.Event(), wanted
+        self.error: Exception | None = None
         for verb in ("put", "create"):
             monkeypatch.setattr(Storage, verb, self._guarded(getattr(Storage, verb)))
 
@@ -50,12 +50,18 @@ def test_what_is_mutated_after_the_call_is_saved_as_it_was(monkeypatch: pytest.M
     arc = fresh()
     with arc.writer() as w:
         data, priority = steps(range(50)), value_of(range(50))
-        state, tags, progress = {"rng": np.arange(4), "list": [1]}, {"tag": {"a": 1}}, {"done": [1]}
+        state: dict[str, Any] = {"rng": np.arange(4), "list": [1]}
+        tags: dict[str, dict[str, Any]] = {"tag": {"a": 1}}
+        progress, lost = {"done": [1]}, [1]
         w.add_episode(data, episode_id="a")
-        pending = w.checkpoint(1, columns={"p": priority}, state=state, attributes=tags, progress=progress, unconsumed=(lost := [1]))
+        pending = w.checkpoint(
+            1, columns={"p": priority}, state=state, attributes=tags, progress=progress, unconsumed=lost
+        )
         assert not pending.done()
         data["serial"][:], data["obs"]["image"][:], priority[:], state["rng"][:] = -1, -1, -1, -1
-        state["list"].append(2), tags["tag"].clear(), progress["done"].append(2), lost.append(2)
+        for given in (state["list"], progress["done"], lost):
+            given.append(2)
+        tags["tag"].clear()
         w.append(steps([50]), env_ids=0)
         w.remove("a")
         gate.open.set()
@@ -78,7 +84,9 @@ def test_durable_is_the_step_of_the_newest_that_is_committed(monkeypatch: pytest
         second = w.checkpoint(20)
         assert gate.reached.wait(20)
         assert (second.done(), second.durable, first.durable) == (False, 10, 10)
-        with pytest.raises(DeadlineError, match=r"'step-20' is not committed after 0 s; it goes on .* call result\(\) again"):
+        with pytest.raises(
+            DeadlineError, match=r"'step-20' is not committed after 0 s; it goes on .* call result\(\) again"
+        ):
             second.result(0.05)
         gate.open.set()
         assert second.result().step == 20
@@ -112,7 +120,9 @@ def w_live(w: archive.Writer) -> range:
 
 
 @pytest.mark.parametrize("verb", ["append", "checkpoint", "commit", "flush"])
-def test_a_failure_that_nobody_asked_for_surfaces_at_the_next_call_once(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_a_failure_that_nobody_asked_for_surfaces_at_the_next_call_once(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     arc = fresh()
     with arc.writer() as w:
         w.append(steps(range(3)), env_ids=0)
@@ -133,9 +143,14 @@ def test_a_failure_that_nobody_asked_for_surfaces_at_the_next_call_once(monkeypa
 def test_a_failed_checkpoint_is_noted_on_the_error_that_ends_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     Gate(monkeypatch, "states/").error = StorageFullError("no space left; free some")
-    with pytest.raises(KeyError) as caught, arc.writer() as w:
-        w.checkpoint(1)
-        raise KeyError("mine")
+
+    def ends_badly() -> None:
+        with arc.writer() as w:
+            w.checkpoint(1)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        ends_badly()
     assert caught.value.__notes__ == ["a checkpoint that was under way failed too: no space left; free some"]
 
 
@@ -182,7 +197,8 @@ def test_rows_written_since_a_late_checkpoint_are_not_taken_for_committed() -> N
     one.append(steps([2]), env_ids=0)
     pendings = [w.checkpoint(2, timeout_s=20) for w in (one, two)]
     assert [serials(p.result()) for p in pendings] == [[0, 1, 2]] * 2
-    one.close(), two.close()
+    one.close()
+    two.close()
 
 
 def test_a_late_rank_cannot_complete_an_older_checkpoint_after_a_newer() -> None:
@@ -193,11 +209,14 @@ def test_a_late_rank_cannot_complete_an_older_checkpoint_after_a_newer() -> None
     newer = [w.checkpoint(2, timeout_s=20) for w in (one, two)]
     assert [p.result().step for p in newer] == [2, 2]
     late = two.checkpoint(1, timeout_s=20)
-    with pytest.raises(archive.errors.CheckpointError, match=r"'step-1' was not committed: 'step-2', which is newer, is commit"):
+    with pytest.raises(
+        archive.errors.CheckpointError, match=r"'step-1' was not committed: 'step-2', which is newer, is commit"
+    ):
         late.result()
     assert [c.name for c in reopened(arc).checkpoints] == ["step-2"]
     assert [w.checkpoint(3, timeout_s=20).done() for w in (one, two)] == [False, False]
-    one.close(), two.close()
+    one.close()
+    two.close()
     assert [c.name for c in reopened(arc).checkpoints] == ["step-2", "step-3"], "ranks that counted apart still agree"
 
 
@@ -219,7 +238,9 @@ def test_a_callback_that_fails_is_logged_and_the_checkpoint_goes_on(caplog: pyte
 
     with fresh().writer() as w:
         assert w.checkpoint(1, on_progress=broken).result().step == 1
-    assert [r.getMessage() for r in caplog.records] == ["on_progress of checkpoint 'step-1' failed; it is not called again"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "on_progress of checkpoint 'step-1' failed; it is not called again"
+    ]
 
 
 def test_a_failure_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,11 +260,12 @@ def test_a_bar_is_drawn_on_a_terminal_by_rank_0_only(monkeypatch: pytest.MonkeyP
 
     assert on_terminal(0) is None, "stderr of a test is no terminal"
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     assert on_terminal(1) is None
     with fresh().writer() as w:
         w.checkpoint(1).result()
-    drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    drawn = terminal.getvalue()
     assert "checkpoint step-1" in drawn
     assert isinstance(on_terminal(0), Bar)
 
@@ -264,7 +286,9 @@ def test_a_process_that_ends_right_after_the_call_leaves_a_checkpoint(backend: B
     code = _AT_EXIT.format(url=backend.url, options=backend.storage_options)
     if backend.name == "obstore":
         code = "from obstore.fsspec import register\nregister('s3a')\n" + code
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     latest = archive.open(backend.url, storage_options=backend.storage_options).checkpoints.latest
     assert latest is not None
@@ -279,7 +303,9 @@ def test_a_failure_while_the_process_ends_is_printed(tmp_path: Path) -> None:
         "def broken(self, key, data): raise archive.StorageFullError('no space left; free some')\n"
         "Storage.create = broken; w.checkpoint(6)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert "a checkpoint failed while the interpreter was ending" in done.stderr
     assert "no space left; free some" in done.stderr
 

@@ -124,7 +124,9 @@ def test_holes_inside_a_segment_keep_each_columns_step() -> None:
         w.evict(0, positions=[0, 3, 4, 50, 99])
         w.evict(5, before=10)
         w.evict(5, positions=[49, 11])
-        live = [i for i in range(100) if i not in (0, 3, 4, 50, 99)] + [100 + i for i in range(10, 50) if i not in (11, 49)]
+        live = [i for i in range(100) if i not in (0, 3, 4, 50, 99)] + [
+            100 + i for i in range(10, 50) if i not in (11, 49)
+        ]
         assert w.live["length"].to_numpy().sum() == len(live)
         w.checkpoint(1, columns={"priority": value_of(live)}).result()
     ck = reopened(arc).checkpoints.latest
@@ -194,7 +196,9 @@ def test_several_buffers_have_their_own_everything() -> None:
         w.append(steps(range(10)), env_ids=0)
         demo.append(steps(range(100, 130)), env_ids=0)
         more = {"columns": {"priority": value_of(range(100, 130))}, "state": {"cursor": 30}}
-        w.checkpoint(1, columns={"priority": value_of(range(10))}, state={"cursor": 10}, buffers={"demo": more}).result()
+        w.checkpoint(
+            1, columns={"priority": value_of(range(10))}, state={"cursor": 10}, buffers={"demo": more}
+        ).result()
         assert demo.live["length"].to_pylist() == [30]
     arc = reopened(arc)
     ck = arc.checkpoints["step-1"]
@@ -218,7 +222,8 @@ def test_several_buffers_have_their_own_everything() -> None:
 def test_state_trees_come_back_as_they_were() -> None:
     state = {
         "cursors": np.arange(5), 7: (1, [2.5, None, True], b"\x00\xff"), ("a", 1): {"big": 2**200, "inf": float("-inf")},
-        "scalar": np.float32(3.5), "text": "é", "none": None, "empty": {}, "generator": np.random.default_rng(3).bit_generator.state,
+        "scalar": np.float32(3.5), "text": "é", "none": None, "empty": {},
+        "generator": np.random.default_rng(3).bit_generator.state,
     }  # fmt: skip
     arc = fresh()
     with arc.writer() as w:
@@ -231,9 +236,22 @@ def test_state_trees_come_back_as_they_were() -> None:
     assert reopened(arc).checkpoints["step-2"].state(0) is None
 
 
+def test_columns_and_states_without_values() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.checkpoint(
+            1, columns={"p": np.zeros((0, 3), np.float32)}, state={"none": np.zeros((0, 2), np.int16), "a": 1}
+        ).result()
+    ck = reopened(arc).checkpoints["step-1"]
+    assert (ck.column("p", 0).shape, ck.column("p", 0).dtype) == ((0, 3), np.float32)
+    got = ck.state(0)
+    assert (got["none"].shape, got["none"].dtype, got["a"]) == ((0, 2), np.int16, 1)
+
+
 def test_an_open_episode_goes_on_across_checkpoints_and_resumes_as_one() -> None:
     arc = fresh()
-    names, at = set(), 0
+    names: set[str] = set()
+    at = 0
     resume = None
     for session in range(3):
         with arc.writer(resume=resume) as w:
@@ -259,9 +277,9 @@ def test_what_ends_after_the_call_is_open_in_the_checkpoint(monkeypatch: pytest.
     """The background writes segments while the caller goes on and closes the episode."""
     import threading
 
-    from archive import pipeline
+    from archive import blocks, pipeline
 
-    gate, assemble = threading.Event(), pipeline.assemble
+    gate, assemble = threading.Event(), blocks.assemble
 
     def held_up(*args: Any) -> Any:
         gate.wait(20)
@@ -377,7 +395,9 @@ def test_a_name_is_staged_once_a_session_and_the_newest_wins_over_sessions() -> 
 def test_lineage_metrics_and_progress_are_in_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     with arc.writer(run="lab") as w:
-        w.checkpoint(5, metrics={"return": 2}, config={"lr": 1e-3, "layers": [1, 2]}, progress={"frames": 2**70}).result()
+        w.checkpoint(
+            5, metrics={"return": 2}, config={"lr": 1e-3, "layers": [1, 2]}, progress={"frames": 2**70}
+        ).result()
     ck = reopened(arc).checkpoints.of("lab")[0]
     assert (ck.run, ck.step, ck.metrics, ck.progress) == ("lab", 5, {"return": 2.0}, {"frames": 2**70})
     lineage = ck.lineage

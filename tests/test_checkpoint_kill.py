@@ -39,7 +39,9 @@ def test_killed_at_a_sample_of_operations(backend: Backend, victim: int, kills: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("backend", "victim"), [("local", 0), ("local", 3), ("seaweedfs", 0), ("moto", 1)], indirect=["backend"])
+@pytest.mark.parametrize(
+    ("backend", "victim"), [("local", 0), ("local", 3), ("seaweedfs", 0), ("moto", 1)], indirect=["backend"]
+)
 def test_killed_at_every_operation(backend: Backend, victim: int) -> None:
     outcomes = _walk(backend, victim, None, 1500)
     assert not outcomes[-1][1], "beyond its last operation it lives"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from checkpoint_helpers import fresh, reopened, steps, value_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -162,7 +163,12 @@ class Histories(RuleBasedStateMachine):
     def commit(self, how: str) -> None:
         getattr(self.w, how)()
 
-    @rule(replay=st.sampled_from([True, True, True, False]), factor=st.integers(1, 2), names=st.sets(st.sampled_from("abc")), wait=st.booleans())
+    @rule(
+        replay=st.sampled_from([True, True, True, False]),
+        factor=st.integers(1, 2),
+        names=st.sets(st.sampled_from("abc")),
+        wait=st.booleans(),
+    )
     def checkpoint(self, replay: bool, factor: int, names: set[str], wait: bool) -> None:
         name = f"c{len(self.saved)}"
         columns = {n: value_of(self.model.serials()) * factor for n in names}
@@ -210,7 +216,14 @@ class Histories(RuleBasedStateMachine):
             assert (ck.column(column, 0) == value_of(saved.model.serials()) * factor).all()
 
 
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+
+
+class Long(Histories):
+    """The same, for longer."""
+
+
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=QUIET)
+TestLong = pytest.mark.soak(Long.TestCase)
+TestLong.settings = settings(max_examples=2000, stateful_step_count=60, deadline=None, suppress_health_check=QUIET)

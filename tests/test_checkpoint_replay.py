@@ -23,7 +23,12 @@ def test_without_replay_the_data_waits_for_the_next_full_checkpoint() -> None:
         full = w.checkpoint(1, columns={"p": value_of(range(5))}).result()
         w.append(steps(range(5, 9)), env_ids=0)
         light = w.checkpoint(
-            2, save_replay=False, progress=PROGRESS, unconsumed=[{"prompt": 3}, 5], columns={"p": value_of(range(9))}, state={"lr": 1.0}
+            2,
+            save_replay=False,
+            progress=PROGRESS,
+            unconsumed=[{"prompt": 3}, 5],
+            columns={"p": value_of(range(9))},
+            state={"lr": 1.0},
         )
         assert light.result().replay_saved is False
         assert light.durable == 1, "the steps of the second are not safe yet"
@@ -100,7 +105,9 @@ def test_a_checkpoint_that_does_not_say_counts_as_saved() -> None:
         w.append(steps([0, 1]), env_ids=0)
         ck = w.checkpoint(1).result()
     about = {k: v for k, v in ck.commit.body["checkpoint"].items() if k != "replay_saved"}
-    older = Checkpoint(ck.snapshot.storage, type(ck.commit)(ck.number, ck.commit.body | {"checkpoint": about}, ck.commit.digest))
+    older = Checkpoint(
+        ck.snapshot.storage, type(ck.commit)(ck.number, ck.commit.body | {"checkpoint": about}, ck.commit.digest)
+    )
     assert older.replay_saved is True
     assert serials(older) == [0, 1]
     assert older.to_resume().buffers["replay"].runs.steps == 2

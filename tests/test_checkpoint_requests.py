@@ -74,7 +74,9 @@ def test_a_second_sigterm_does_what_it_did_before() -> None:
     checkpointing.listen()
     os.kill(os.getpid(), signal.SIGUSR2)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == checkpointing._on_signal, "asked by SIGUSR2 before: still the first SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) == checkpointing._on_signal, (
+        "asked by SIGUSR2 before: still the first SIGTERM"
+    )
     assert checkpointing.requested()
     os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
@@ -94,7 +96,9 @@ time.sleep(20)
 
 
 def test_a_second_sigterm_ends_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", _TERMINATED], cwd=TESTS.parent, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _TERMINATED], cwd=TESTS.parent, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
 
 
@@ -138,7 +142,9 @@ def test_an_http_endpoint_takes_requests() -> None:
     endpoint = checkpointing.serve()
     try:
         assert endpoint.url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(urllib.request.Request(endpoint.url, method="POST", data=b"{}"), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(endpoint.url, method="POST", data=b"{}"), timeout=10
+        ) as answer:
             assert (answer.status, json.load(answer)) == (202, {"requested": True})
         assert checkpointing.requested()
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -180,10 +186,17 @@ class Job:
     def start(self, command: list[str], given: dict[str, Any]) -> None:
         text = json.dumps({**given, "folder": str(self.folder)})
         log = (self.folder / f"output-{len(self.processes)}").open("wb")
-        environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS.parent),
+            "PYTHONWARNINGS": "ignore",
+            "OMP_NUM_THREADS": "1",
+        }
         with log:
             self.processes.append(
-                subprocess.Popen([*command, str(TESTS / "checkpoint_requests.py"), text], env=environment, stdout=log, stderr=log)
+                subprocess.Popen(
+                    [*command, str(TESTS / "checkpoint_requests.py"), text], env=environment, stdout=log, stderr=log
+                )
             )
 
     def _lines(self, rank: int) -> list[dict[str, Any]]:
@@ -236,7 +249,9 @@ def test_ranks_without_a_process_group_act_at_the_same_step(backend: Backend, tm
             job.said(2)
         checkpointing.post(backend.connect())
         job.said(3)
-        for one in about:  # all at once, as a preemption does it: one checkpoint, and no rank waits for another for ever
+        for (
+            one
+        ) in about:  # all at once, as a preemption does it: one checkpoint, and no rank waits for another for ever
             os.kill(one["pid"], signal.SIGTERM)
         job.check(4)
     finally:
@@ -272,7 +287,10 @@ def test_a_crash_saves_and_the_error_goes_on() -> None:
     arc = fresh()
     w = arc.writer(1, 2, session="s")
     w.append(steps([7]), env_ids=0)
-    with pytest.raises(ZeroDivisionError), checkpointing.save_on_crash(lambda name: w.checkpoint(3, name, partial=True)):
+    with (
+        pytest.raises(ZeroDivisionError),
+        checkpointing.save_on_crash(lambda name: w.checkpoint(3, name, partial=True)),
+    ):
         raise ZeroDivisionError("boom")
     w._end()
     (ck,) = reopened(arc).checkpoints
@@ -308,7 +326,12 @@ raise LookupError("nobody catches this")
 def test_an_error_that_nobody_catches_saves_too(tmp_path: Path) -> None:
     url = str(tmp_path / "root")
     done = subprocess.run(
-        [sys.executable, "-c", _HOOKED.format(url=url)], cwd=TESTS.parent, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _HOOKED.format(url=url)],
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("LookupError: nobody catches this")

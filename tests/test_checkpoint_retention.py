@@ -42,7 +42,9 @@ def test_no_checkpoints_no_problem() -> None:
     assert Keep.from_json(None) == Keep()
 
 
-@pytest.mark.parametrize("wrong", [{"last": 0}, {"every": -1}, {"last": 1.5}, {"last": True}, {"best": ("a",)}, {"best": ("a", "up")}])
+@pytest.mark.parametrize(
+    "wrong", [{"last": 0}, {"every": -1}, {"last": 1.5}, {"last": True}, {"best": ("a",)}, {"best": ("a", "up")}]
+)
 def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=rf"keep\.{next(iter(wrong))}="):
         Keep(**wrong)

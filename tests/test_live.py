@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,7 +107,7 @@ class LiveSetMachine(RuleBasedStateMachine):
     def check_merged(runs: Runs) -> None:
         """No two neighbours could be one run."""
         rows = list(zip(*(c.tolist() for c in runs), strict=True))
-        for a, b in zip(rows[:-1], rows[1:], strict=True):
+        for a, b in pairwise(rows):
             env, position, length, episode, stream, lo = a
             assert not (length and b[2] and b == (env, position + length, b[2], episode, stream, lo + length))
 

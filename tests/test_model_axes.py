@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_every_part_of_an_episode_of_many_segments(cuts: tuple[int, ...], betwee
     arc, whole = fresh(), episode(7)
     with arc.writer(schema=SCHEMA) as w:
         edges = [0, *cuts, 7]
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             w.append(as_appended(whole, start, stop, last=stop == 7), env_ids=2, first=start == 0, last=stop == 7)
             between(w)
     check_all_parts(arc, whole, 7)

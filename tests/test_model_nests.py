@@ -241,7 +241,7 @@ def test_what_is_read_belongs_to_the_reader() -> None:
 )
 def test_what_is_no_nest_is_refused(bad: Any) -> None:
     arc = fresh()
-    with arc.writer() as w, pytest.raises(FieldError, match="steps must be a nest|field names are strings"):
+    with arc.writer() as w, pytest.raises(FieldError, match=r"steps must be a nest|field names are strings"):
         w.add_episode(bad)
 
 

@@ -125,7 +125,7 @@ def test_the_same_number_of_ranks_is_the_identity(saved: Any, m: int) -> None:
 
 
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out = {}
+    out: dict[str, Any] = {}
     for key, value in data.items():
         out |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
     return out
@@ -138,7 +138,7 @@ def test_where_nothing_moves_random_numbers_go_on() -> None:
     generator = np.random.default_rng(5)
     generator.normal(size=7)
     w.checkpoint(1, state={"rng": generator, "cursor": 4}).result()
-    share = resharding.plan(archive.open(arc.url).checkpoints.latest, world_size=1).share(0)
+    share = resharding.plan(archive.open(arc.url).checkpoints["step-1"], world_size=1).share(0)
     assert share.state["cursor"] == 4
     assert share.state["rng"].normal(size=100).tolist() == generator.normal(size=100).tolist()
 
@@ -234,9 +234,9 @@ def test_the_circle_closes(sizes: tuple[int, ...], unfinished: str) -> None:
         every += sum(5 * len(r.rows) for r in ranks)
         assert len(once(url)) == every
         check_open(url, plan, opened)
-        for rank in range(size):
-            share = resharding.plan(ck, world_size=size).share(rank)
-            np.testing.assert_array_equal(numbers(share), ranks[rank].live)
+        same = resharding.plan(ck, world_size=size)
+        for r in range(size):
+            np.testing.assert_array_equal(numbers(same.share(r)), ranks[r].live)
     close(ranks)
 
 
@@ -327,8 +327,8 @@ def test_resuming_from_an_older_checkpoint_supersedes_the_tail() -> None:
     for name in ck_open(ck):  # went on or was closed: either way without what followed in the other life
         assert not tail & set(arc.episodes[name].read(["t"])["t"].tolist())
     once(url)
-    for rank in range(3):
-        np.testing.assert_array_equal(numbers(resharding.plan(newest, world_size=3).share(rank)), again[rank].live)
+    for r in range(3):
+        np.testing.assert_array_equal(numbers(resharding.plan(newest, world_size=3).share(r)), again[r].live)
     assert sorted(live_of(archive.open(url).checkpoints["step-1"])) == sorted(np.concatenate(old).tolist())
 
 
@@ -375,7 +375,7 @@ def main(what: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
         me.run(60)
         me.evict(0.25)
     else:
-        share = resharding.plan(arc.checkpoints.latest).share()
+        share = resharding.plan(arc.checkpoints[-1]).share()
         assert (share.rank, share.world_size) == (rank, world_size)
         found = numbers(share)
         if what == "look":

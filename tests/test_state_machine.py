@@ -17,6 +17,9 @@ from archive import Schema, bufferwriter
 
 SCHEMA = Schema(axes={"text": "ragged"}, next_of={"next": "t"})
 ENVS = st.integers(0, 2)
+ROWS = st.tuples(
+    ENVS, st.booleans(), st.sampled_from([False, False, True]), st.sampled_from([0, 0, 0, 2])
+)  # env, first, last, skip
 
 
 @dataclass
@@ -110,8 +113,7 @@ class WriterMachine(RuleBasedStateMachine):
         elif not last and env >= 0:
             self.world.open[env] = name
 
-    @rule(rows=st.lists(st.tuples(ENVS, st.booleans(), st.sampled_from([False, False, True]), st.sampled_from([0, 0, 0, 2])), max_size=7),
-          use_first=st.booleans(), jumps=st.booleans(), named=st.booleans())  # fmt: skip
+    @rule(rows=st.lists(ROWS, max_size=7), use_first=st.booleans(), jumps=st.booleans(), named=st.booleans())
     def append(self, rows: list[tuple[int, bool, bool, int]], use_first: bool, jumps: bool, named: bool) -> None:
         values = self.take(len(rows))
         following, positions, ids = dict(self.world.next), [], []
@@ -261,4 +263,4 @@ class WriterMachine(RuleBasedStateMachine):
 
 
 TestWriter = WriterMachine.TestCase
-TestWriter.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestWriter.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

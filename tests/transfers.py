@@ -48,13 +48,12 @@ class Place:
 
 def holds(arc: archive.Archive, numbers: Any) -> bool:
     """Whether the archive has these episodes of sources and no others, each as it was made."""
-    wanted = list(numbers)
-    found = {e.id: e for e in arc.episodes}
-    return found.keys() == {f"e{i}" for i in wanted} and all(
-        same(found[f"e{i}"].read(), steps(4 + i, i))
-        and (found[f"e{i}"].update_count, found[f"e{i}"].model_weights_uuid, found[f"e{i}"].terminated) == (i, f"w{i % 3}", i % 2 == 0)
-        and found[f"e{i}"].original_id == i * 10
-        for i in wanted
+    wanted = {f"e{i}": i for i in numbers}
+    found = dict(zip(list(arc.episodes), arc.episodes.read(), strict=True))
+    return {e.id for e in found} == wanted.keys() and all(
+        same(data, steps(4 + (i := wanted[e.id]), i))
+        and (e.update_count, e.model_weights_uuid, e.terminated, e.original_id) == (i, f"w{i % 3}", i % 2 == 0, i * 10)
+        for e, data in found.items()
     )
 
 
@@ -62,10 +61,12 @@ def equal(a: Any, b: Any) -> bool:
     """Whether two nests hold the same bits; lists (ragged fields, JSON) are compared one by one."""
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
+        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return a.tolist() == b.tolist() if a.dtype.hasobject else a.tobytes() == b.tobytes()
     return type(a) is type(b) and bool(a == b)
 
 

@@ -24,6 +24,15 @@ COMMANDS = {  # name: module and function; the order of --help
     "episodes": "episodes:episodes",
     "show": "episodes:show",
     "log": "look:log",
+    "checkpoints": "ranks:checkpoints",
+    "plan": "ranks:plan",
+    "request-checkpoint": "ranks:request_checkpoint",
+    "merge": "transfer:merge",
+    "split": "transfer:split",
+    "filter": "transfer:filter_",
+    "compact": "transfer:compact",
+    "verify": "care:verify",
+    "repair": "care:repair",
 }
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 

@@ -30,7 +30,10 @@ class Ranks:
     def all(self, world_size: int, work: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
         """What `work` gives on every rank; the ranks run at the same time."""
         with _pool(self.url, world_size) as pool:
-            jobs = [pool.submit(work, self.url, dict(self.storage_options), self.run, r, world_size) for r in range(world_size)]
+            jobs = [
+                pool.submit(work, self.url, dict(self.storage_options), self.run, r, world_size)
+                for r in range(world_size)
+            ]
             results = [job.result() for job in jobs]
         self.cost += [result.pop("cost") for result in results]
         return results
@@ -109,6 +112,10 @@ def account(saved: Sequence[Mapping[str, Any]], resumed: Sequence[Mapping[str, A
     after = np.sort(np.concatenate([r["numbers"] for r in resumed]))
     now = np.concatenate([d["number"] for d in checkpoint.episodes.read(["number"])])
     wanted = len(before) + RESUMED_BY * ENVS * NEW
-    if not np.array_equal(before, after) or not all(r["sound"] for r in resumed) or not len(now) == len(np.unique(now)) == wanted:
+    if (
+        not np.array_equal(before, after)
+        or not all(r["sound"] for r in resumed)
+        or not len(now) == len(np.unique(now)) == wanted
+    ):
         raise IntegrityError("the demonstration failed: steps were lost, doubled or changed; please report it")
     return f"{len(after)} steps and priorities, each once and on its step; with the new ones {wanted} are live"

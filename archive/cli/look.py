@@ -69,7 +69,7 @@ def ls(target: Target) -> None:
 
 def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
     """Shard -> what the segments table says of it, in the order in which they were written."""
-    table = arc._snapshot.columns(("shard", "length", "session", "rank", "commit"))
+    table = arc.snapshot.columns(("shard", "length", "session", "rank", "commit"))
     out: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
         if row["shard"] is not None:

@@ -19,7 +19,6 @@ from archive.ranges import Ints
 from archive.schema import Path
 from archive.torch.ringfill import Filled, Leaves, Share, fill, rebuild
 from archive.tree import Array, is_tensor
-from archive.writer import MAIN_BUFFER, Writer
 
 __all__ = ["Filled", "Leaves", "Share", "append", "fill", "rebuild"]
 
@@ -32,7 +31,7 @@ _OPTIONS = (*_PER_STEP, "metadata")
 
 
 def append(
-    w: Writer | Buffer,
+    w: Buffer,
     buffers: Any,
     *,
     pos: Any,
@@ -46,7 +45,7 @@ def append(
 ) -> dict[str, Array]:
     """Append what `w` has not seen of a ring, evict what the ring has overwritten; the columns, for `w.checkpoint`.
 
-    buffers: nest of tensors or arrays [E, L, ...].  pos, size: [E]; row e holds positions [pos - size, pos).
+    w: a writer, or one of its buffers.  buffers: nest of tensors or arrays [E, L, ...].  pos, size: [E]; row e holds positions [pos - size, pos).
     first, last: masks [E, L]; so may be terminated, truncated, episode_ids, model_weights_uuid, update_count (or what
     `w.append` takes).  env_ids: [E], default 0 to E.  columns: name -> [E, L, ...]; returned one value a live step, in
     live order (env id, then position).
@@ -62,8 +61,7 @@ def append(
     for name, value in {**how, **(columns or {})}.items():
         if name in (columns or {}) or (name in _PER_STEP and getattr(value, "ndim", 0) > 1):
             ring.check(name, value)
-    target = w if isinstance(w, Buffer) else w.buffer(MAIN_BUFFER)
-    with target.exclusive(bounded=bounded) as inner:
+    with w.exclusive(bounded=bounded) as inner:
         start = ring.unseen(inner)
         for slab in _slabs(ring, start, _step_bytes(leaves)):
             _append_slab(inner, ring, slab, leaves, how)

@@ -1,0 +1,55 @@
+"""Tool: `archive verify`, `repair`: whether all is there as it was written, and going on where a commit is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from archive.cli import output
+from archive.cli.options import Target, on_archive
+
+
+@click.command()
+@on_archive(time_travel=False)
+@click.option("--deep", is_flag=True, help="Read every byte, not only what comes first.")
+def verify(target: Target, deep: bool) -> None:
+    """Check commits, tables, staged states and shards against their checksums. Exit code 1 if something is wrong."""
+    from archive import maintenance
+
+    report = maintenance.verify(target.open(), deep=deep)
+    if target.as_json:
+        output.as_json({"sound": report.sound} | asdict(report))
+    else:
+        looked = f"{report.commits} commits, {report.manifests} tables, {report.states} states, {report.shards} shards"
+        click.echo(f"{looked}, {output.size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}")
+        if report.findings:
+            rows = [(f.object, f.problem, list(f.episodes)) for f in report.findings]
+            output.table(rows, ("object", "problem", "episodes there, for example"))
+        else:
+            click.echo("all sound")
+    if not report.sound:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@on_archive(time_travel=False)
+@click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
+def repair(target: Target, yes: bool) -> None:
+    """Go on from the commit before a damaged newest one. Stop all writers first."""
+    from archive import maintenance
+    from archive.storage import Storage
+
+    storage = Storage.connect(target.url, target.storage_options)
+    if not yes:
+        number = maintenance.damaged_commit(storage)
+        click.echo(
+            f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what "
+            "only it made visible stays in the store, unseen. Stop all writers, then add --yes"
+        )
+        return
+    done = maintenance.repair(storage)
+    if target.as_json:
+        output.as_json(asdict(done))
+    else:
+        click.echo(f"commit {done.commit} now changes nothing; the damaged bytes are kept as {done.kept_as}")

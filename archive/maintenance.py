@@ -1,0 +1,193 @@
+"""Looking after an archive: verifying what commits promise, and going on after a damaged newest commit. Deletes nothing."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from archive import chunkindex, commits, fetching, layout, manifest
+from archive.bases import Roots
+from archive.chunkindex import METADATA, ShardIndex
+from archive.commits import Commit
+from archive.errors import ArchiveError, CorruptCommitError, NotFoundError, UsageError
+from archive.facade import Archive
+from archive.packing import checksum
+from archive.staged import StagedFile
+from archive.storage import Storage
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as a commit says."""
+
+    object: str
+    problem: str
+    episodes: tuple[str, ...] = ()  # some of those that lie there
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found wrong."""
+
+    deep: bool
+    commits: int = 0
+    manifests: int = 0
+    shards: int = 0
+    states: int = 0
+    bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings
+
+
+def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
+    """Check all commits, the newest one's tables, what its checkpoints staged, and every shard: that its first bytes are
+    there or, if `deep`, that every byte is as it was written."""
+    report = Report(deep)
+    tell = progress or (lambda _: None)
+    for commit in _commits(archive, report):
+        _check_live(archive, commit, report)
+        _check_staged(archive, commit, report)
+        tell(report)
+    for index, episodes in _shards(archive, report):
+        _check_shard(_roots(archive), index, episodes, report)
+        tell(report)
+    return report
+
+
+def _roots(archive: Archive) -> Roots:
+    return Roots(archive.storage, archive.head.body.get("bases", {}))
+
+
+def _commits(archive: Archive, report: Report) -> Iterator[Commit]:
+    """All commits that can be read, oldest first; each must follow the one before."""
+    before: Commit | None = None
+    for number in range(1, archive.head.number + 1):
+        key = layout.commit_key(number)
+        try:
+            commit = commits.read(archive.storage, number)
+        except ArchiveError as e:
+            report.findings.append(Finding(key, str(e)))
+            before = None
+            continue
+        if before is not None and commit.body.get("parent") != before.digest:
+            report.findings.append(Finding(key, f"its parent's checksum is not that of commit {before.number}"))
+        report.commits += 1
+        before = commit
+        yield commit
+
+
+def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
+    """What the check gives; None, and a finding, if it fails."""
+    try:
+        return check()
+    except ArchiveError as e:
+        report.findings.append(Finding(name, str(e)))
+        return None
+
+
+def _check_live(archive: Archive, commit: Commit, report: Report) -> None:
+    ref = commit.body.get("live")
+    if ref is not None:
+        report.manifests += 1
+        _attempt(report, ref["path"], lambda: manifest.load(archive.storage, "live", ref))
+
+
+def _check_staged(archive: Archive, commit: Commit, report: Report) -> None:
+    for rank in commit.body.get("checkpoint", {}).get("ranks", []):
+        file = StagedFile(archive.storage, rank["key"])
+        report.states += 1
+        if _attempt(report, rank["key"], lambda f=file: f.index) is not None and report.deep:  # type: ignore[misc]
+            _attempt(report, rank["key"], lambda f=file: f.check())  # type: ignore[misc]
+
+
+def _shards(archive: Archive, report: Report) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
+    """Every shard that the segments table names, with some of its episodes."""
+    names = ("episode_id", "shard", "chunks", "chunks_bytes", "chunks_crc32c")
+    table = _attempt(report, "the segments table", lambda: archive.snapshot.columns(names))
+    report.manifests += len(archive.head.files("segments"))
+    if table is None:
+        return
+    episodes: dict[str, list[str]] = {}
+    files: dict[str, dict[str, Any]] = {}
+    for row in table.to_pylist():
+        if row["shard"] is not None:
+            episodes.setdefault(row["shard"], []).append(row["episode_id"])
+            files[row["chunks"]] = {"path": row["chunks"], "bytes": row["chunks_bytes"], "crc32c": row["chunks_crc32c"]}
+    roots = _roots(archive)
+    for path, ref in files.items():
+        report.manifests += 1
+        for index in _attempt(report, path, lambda r=ref: _indexes(roots, r)) or ():  # type: ignore[misc]
+            if index.shard in episodes:
+                yield index, tuple(dict.fromkeys(episodes.pop(index.shard)))[:3]
+    report.findings += [Finding(s, "no chunk table has it", tuple(ids[:3])) for s, ids in episodes.items()]
+
+
+def _indexes(roots: Roots, ref: dict[str, Any]) -> list[ShardIndex]:
+    return [index for _, found in fetching.indexes(roots, [ref]) for index in found.values()]
+
+
+def _check_shard(roots: Roots, index: ShardIndex, episodes: tuple[str, ...], report: Report) -> None:
+    """All members of a shard, or its metadata; each against the chunk table."""
+    report.shards += 1
+    reads = index.plan(index.everything() if report.deep else {})
+    try:
+        blocks = roots.get_ranges(reads.requests)
+    except ArchiveError as e:
+        report.findings.append(Finding(index.shard, str(e), episodes))
+        return
+    report.bytes += reads.fetched_bytes
+    for piece in reads.pieces:
+        data = memoryview(blocks[piece.request])[piece.start : piece.start + piece.size]
+        sound = chunkindex.stored_checksum(data, piece) == piece.crc32c
+        if piece.array != METADATA:
+            sound = sound and checksum(data[:-4]) == piece.crc32c
+        if not sound:
+            report.findings.append(Finding(index.shard, f"{piece.member!r} does not match its checksum", episodes))
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What `repair` did."""
+
+    commit: int
+    kept_as: str
+
+
+def damaged_commit(storage: Storage) -> int:
+    """Number of the newest commit, if it is damaged; UsageError if there is nothing to repair."""
+    try:
+        newest = commits.newest(storage)
+    except CorruptCommitError:
+        folder = [n for n in storage.list("commits") if n.endswith("/")][-1].rstrip("/")
+        return int(
+            [n for n in storage.list(layout.commit_folder(folder)) if n.endswith(".json")][-1].removesuffix(".json")
+        )
+    if newest.number == 0:
+        raise NotFoundError(f"there are no commits at {storage.url}; nothing to repair")
+    raise UsageError(f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair")
+
+
+def repair(storage: Storage) -> Repaired:
+    """Put a commit without changes in the place of a damaged newest one, so that the archive opens as of the one before.
+
+    What only the damaged commit made visible is no longer; nothing is deleted, and the damaged bytes are kept beside.
+    Nobody must be writing. For any other damage, `verify` says what is affected.
+    """
+    number = damaged_commit(storage)
+    key = layout.commit_key(number)
+    parent = commits.read(storage, number - 1)
+    kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
+    storage.create(kept_as, storage.get(key))
+    about = json.loads(storage.get(layout.ARCHIVE_KEY))
+    body = commits.completed(
+        {**commits.carried(parent), "kind": "repair", "run": "", "session": "", "damaged": kept_as},
+        *(parent, about["id"], f"repair/{kept_as}"),
+    )
+    storage.put(key, commits.dumps(body))
+    return Repaired(number, kept_as)

@@ -1,0 +1,114 @@
+"""Chunks that are made and read without zarr are the bytes that zarr makes; memory that is used again is never shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archive import arena, rawchunks, shards
+from archive.blocks import Block, ShardSchema
+from archive.ranges import merge_runs
+
+KINDS = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def numbers(kind: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(7).integers(0, 100, shape).astype(kind)
+
+
+def stored(members: list[shards.Member]) -> list[tuple[Any, ...]]:
+    return [(m.name, bytes(m.data) + m.tail, m.array, m.chunk, m.rows, m.crc32c) for m in members]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:1", "zstd:5", "gzip:1"])
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (1000,), (997, 3), (50, 2, 0), (33, 4, 5, 6)])
+def test_a_shard_that_shares_memory_has_the_bytes_that_zarr_makes(
+    compression: str | None, shape: tuple[int, ...]
+) -> None:
+    arrays = {f"x/{kind.replace('?', 'b')}": numbers(kind, shape) for kind in KINDS}
+    arrays["turned"] = np.asfortranarray(numbers("f4", shape))
+    arrays["text"] = np.array(["a", "longer text", ""] * 5, object)
+    given: dict[str, Any] = {"attributes": {"a": 1}, "compression": compression, "chunk_bytes": 500}
+    assert stored(shards.encode(arrays, **given, copy=False)) == stored(shards.encode(arrays, **given))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:1"])
+def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = numbers("f4", (997, 3))
+    members = shards.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
+    chunks = {m.name: bytes(m.data) + m.tail for m in members}
+    ranges = {"x": [(0, 5), (5, 5), (5, 400), (390, 997)]}
+    quick = shards.decode(chunks["zarr.json"], chunks, ranges)["x"]
+    monkeypatch.setattr(rawchunks, "described", lambda path, node: None)
+    for ours, theirs, (start, stop) in zip(
+        quick, shards.decode(chunks["zarr.json"], chunks, ranges)["x"], ranges["x"], strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours, array[start:stop])
+    assert not np.shares_memory(quick[2], quick[3])
+
+
+def test_what_a_shard_shares_is_not_copied() -> None:
+    array = numbers("u1", (4096, 16))
+    (chunk,) = [m for m in shards.encode({"x": array}, attributes={}, compression=None, chunk_bytes=1 << 20, copy=False)
+                if m.chunk == 0]  # fmt: skip
+    assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), array)
+
+
+def block(rows: int, first: int = 0) -> Block:
+    data = {"a": np.arange(first, first + rows, dtype=np.int32), "b": np.full((rows, 3), first, np.uint8)}
+    index = np.zeros(rows, np.int64)
+    return Block(ShardSchema(()), data, index, index, index)
+
+
+def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> None:
+    piece = arena.Memory(1 << 16, keep=1).take()
+    mine, given = arena.Arena(piece, block(5)), [block(5), block(7, 5), block(1, 12)]
+    copies = [mine.copy(b) for b in given]
+    for original in given:
+        for value in original.data.values():
+            value[...] = 0  # type: ignore[index]
+    parts = [c.data["a"] for c in copies if c is not None]
+    joined = arena.end_to_end(parts)  # type: ignore[arg-type]
+    assert joined.tolist() == list(range(13))
+    assert np.shares_memory(joined, piece)
+
+
+def test_an_arena_that_is_full_or_of_other_rows_says_so() -> None:
+    mine = arena.Arena(np.empty(7 * 10 + 2 * 64, np.uint8), block(1))
+    assert mine.copy(block(8)) is not None
+    assert mine.copy(block(3)) is None
+    other = block(1)
+    other.data["b"] = np.zeros((1, 4), np.uint8)
+    assert mine.copy(other) is None
+
+
+def test_arrays_that_do_not_lie_end_to_end_are_copied() -> None:
+    whole = np.arange(10)
+    for parts in ([whole[:4], whole[5:]], [whole[5:], whole[:5]], [whole[:4], whole[4:].copy()], [whole[::2]] * 2):
+        joined = arena.end_to_end(parts)
+        assert joined.tolist() == np.concatenate(parts).tolist()
+        assert not np.shares_memory(joined, whole)
+    assert np.shares_memory(arena.end_to_end([whole[:4], whole[4:]]), whole)
+
+
+def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
+    memory = arena.Memory(1 << 12, keep=2)
+    first = memory.take()
+    view = memoryview(first[10:20])
+    address = first.__array_interface__["data"][0]
+    second = memory.take()
+    assert not np.shares_memory(first, second)
+    del first
+    assert memory.take().__array_interface__["data"][0] != address  # the view still refers to it
+    del view
+    assert memory.take().__array_interface__["data"][0] == address
+
+
+def test_runs_that_touch_stay_apart_where_each_is_wanted_for_itself() -> None:
+    starts, stops = np.array([5, 0, 3, 9, 9]), np.array([8, 3, 5, 12, 10])
+    apart = [a.tolist() for a in merge_runs(starts, stops, touching=False)]
+    assert apart == [[0, 3, 5, 9], [3, 5, 8, 12]]
+    assert [a.tolist() for a in merge_runs(starts, stops)] == [[0, 9], [8, 12]]

@@ -1,0 +1,166 @@
+"""What resuming costs, counted at the server: each byte once, few requests, whatever M, N and the age of the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Proxied
+
+import archive
+import resharding
+from archive import Schema
+from archive.checkpoints import Checkpoint
+from archive.ranges import merge_runs
+
+FIELDS = 4
+ROW_BYTES = 1000 + 8 * 8 + 2 * 4 + 4
+TARGETS = (1, 2, 3, 5, 8)
+
+
+def steps(rng: np.random.Generator, count: int, width: int = 1000) -> dict[str, Any]:
+    return {
+        "image": rng.integers(0, 256, (count, width), np.uint8), "state": rng.normal(size=(count, 8)),
+        "action": rng.normal(size=(count, 2)).astype(np.float32), "reward": np.ones(count, np.float32),
+    }  # fmt: skip
+
+
+def save(
+    proxied: Proxied, world_size: int, *, envs: int, length: int, slabs: int, evicted: float = 0.0, width: int = 1000
+) -> Checkpoint:
+    """Ranks that fill their rings, a shard each time the background has enough, and save them."""
+    rng = np.random.default_rng(world_size)
+    archive.create(proxied.url, storage_options=proxied.storage_options)
+    archives = [archive.open(proxied.url, storage_options=proxied.storage_options) for _ in range(world_size)]
+    writers = [a.writer(r, world_size, session="s", schema=Schema(), compression=None) for r, a in enumerate(archives)]
+    for w in writers:
+        for t in range(length):
+            w.append(steps(rng, envs, width), env_ids=np.arange(envs), last=(t + np.arange(envs)) % 20 == 19)
+            if (t + 1) % -(-length // slabs) == 0:
+                w.flush()
+        for env in range(envs):
+            w.evict(env, before=int(length * evicted))
+    with ThreadPoolExecutor(world_size) as pool:
+        list(pool.map(lambda w: w.checkpoint(1).result(120), writers))
+    return opened(proxied)
+
+
+def opened(proxied: Proxied) -> Checkpoint:
+    """As a process that has just started sees it."""
+    return archive.open(proxied.url, storage_options=proxied.storage_options).checkpoints["step-1"]
+
+
+@dataclass
+class Bound:
+    """What reading a share may take."""
+
+    needed: int = 0
+    edges: int = 0  # bytes of one chunk per field, of each shard
+    dead: int = 0  # evicted bytes in shards that are live in part
+    shards: int = 0
+    partial: int = 0  # contiguous runs of partial reads
+
+    @property
+    def bytes(self) -> float:
+        return 1.05 * self.needed + self.edges + self.dead
+
+    @property
+    def requests(self) -> float:
+        return self.bytes / 8e6 + 2 * self.shards + FIELDS * self.partial
+
+
+def bound(share: Any, row_bytes: int) -> Bound:
+    """From the manifest alone, by counting rows."""
+    ck = share.plan.checkpoint
+    table = ck.snapshot.columns(["shard", "start", "length"]).to_pylist()
+    size: dict[str, int] = {}
+    for row in table:
+        size[row["shard"]] = size.get(row["shard"], 0) + row["length"]
+    live: dict[str, int] = {}
+    for located in zip(ck.located.row.tolist(), (ck.located.hi - ck.located.lo).tolist(), strict=True):
+        shard = table[located[0]]["shard"]
+        live[shard] = live.get(shard, 0) + located[1]
+    mine: dict[str, list[tuple[int, int]]] = {}
+    for part in (p for group in share.episodes.parts() for p in group):
+        start = table[part.row]["start"]
+        mine.setdefault(table[part.row]["shard"], []).append((start + part.lo, start + part.hi))
+    out = Bound(needed=share.steps * row_bytes, shards=len(mine))
+    for shard, pairs in mine.items():
+        runs = list(zip(*merge_runs(*np.array(pairs, np.int64).T), strict=True))
+        chunks = ck.reader._indexes[shard].arrays
+        out.edges += sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
+        out.partial += len(runs) if runs != [(0, size[shard])] else 0
+        out.dead += (size[shard] - live[shard]) * row_bytes
+    return out
+
+
+def read(proxied: Proxied, plan: resharding.Plan, rank: int) -> tuple[int, int]:
+    """Requests and bytes of shards that the server sees while one rank reads its share."""
+    share = resharding.Plan.from_json(plan.to_json(), opened(proxied)).share(rank)
+    proxied.proxy.log.clear()
+    got = sum(len(data["reward"]) for data in share.read())
+    assert got == plan.steps[rank]
+    seen = [s for s in proxied.proxy.log if "/shards/" in s.path]
+    assert {s.method for s in seen} <= {"GET"}
+    return len(seen), sum(s.bytes_out for s in seen)
+
+
+def check(proxied: Proxied, ck: Checkpoint, targets: Sequence[int], row_bytes: int = ROW_BYTES) -> None:
+    for n in targets:
+        plan = resharding.plan(ck, world_size=n)
+        total = Bound()
+        requests = fetched = 0
+        for rank in range(n):
+            cost = plan.share(rank).cost()
+            limit = bound(plan.share(rank), row_bytes)
+            counted = read(proxied, plan, rank)
+            assert counted == (cost["requests"], cost["bytes"]), "the dry run says what the server sees"
+            assert counted[1] <= limit.bytes, (n, rank, counted, limit)
+            assert counted[0] <= limit.requests, (n, rank, counted, limit)
+            requests, fetched = requests + counted[0], fetched + counted[1]
+            total.needed, total.edges, total.partial = (
+                total.needed + limit.needed, total.edges + limit.edges, total.partial + limit.partial,
+            )  # fmt: skip
+            total.shards += limit.shards
+        print(
+            f"{ck.world_size} -> {n}: {fetched / 1e6:.2f} MB of {total.needed / 1e6:.2f} needed, {requests} requests of "
+            f"{total.requests:.0f}, {total.shards} shards crossed"
+        )
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8])
+def test_any_ranks_read_each_byte_once(proxied: Proxied, m: int) -> None:
+    ck = save(proxied, m, envs=4, length=1600 // m, slabs=2)
+    check(proxied, ck, TARGETS)
+
+
+@pytest.mark.parametrize("proxied", ["seaweedfs"], indirect=True)
+@pytest.mark.parametrize("evicted", [0.2, 0.5, 0.8])
+def test_rings_read_what_is_left_of_them(proxied: Proxied, evicted: float) -> None:
+    ck = save(proxied, 2, envs=16, length=160, slabs=8, evicted=evicted)
+    check(proxied, ck, (1, 2, 3))
+
+
+def test_thousands_of_env_rows(proxied: Proxied) -> None:
+    ck = save(proxied, 2, envs=4096, length=10, slabs=5, evicted=0.5, width=100)
+    row_bytes = ROW_BYTES - 900
+    check(proxied, ck, (2, 3), row_bytes)
+
+
+def test_opening_planning_and_resuming_take_few_requests(proxied: Proxied) -> None:
+    """Nothing but the manifest is read before the data, and of each object no more than a GET."""
+    save(proxied, 3, envs=2, length=40, slabs=2)
+    proxied.proxy.log.clear()
+    ck = opened(proxied)
+    assert len(proxied.proxy.log) <= 8
+    proxied.proxy.log.clear()
+    share = resharding.plan(ck, world_size=2).share(1)
+    share.to_resume()
+    verbs = proxied.proxy.verbs()
+    assert set(verbs) == {"GET"}
+    assert len(verbs) <= 2 + ck.world_size  # segments, live set, and what each rank staged
+    assert not [s for s in proxied.proxy.log if "/shards/" in s.path]
