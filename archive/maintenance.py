@@ -46,12 +46,13 @@ class Report:
 
 
 def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits, the newest one's tables, what its checkpoints staged, and every shard: that its first bytes are
-    there or, if `deep`, that every byte is as it was written."""
+    """Check all commits, their tables, what their checkpoints staged, and every shard of the newest: that its first
+    bytes are there or, if `deep`, that every byte is as it was written."""
     report = Report(deep)
     tell = progress or (lambda _: None)
+    seen: set[str] = set()
     for commit in _commits(archive, report):
-        _check_live(archive, commit, report)
+        _check_files(archive, commit, seen, report)
         _check_staged(archive, commit, report)
         tell(report)
     for index, episodes in _shards(archive, report):
@@ -91,11 +92,14 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
         return None
 
 
-def _check_live(archive: Archive, commit: Commit, report: Report) -> None:
-    ref = commit.body.get("live")
-    if ref is not None:
-        report.manifests += 1
-        _attempt(report, ref["path"], lambda: manifest.load(archive.storage, "live", ref))
+def _check_files(archive: Archive, commit: Commit, seen: set[str], report: Report) -> None:
+    """The manifest files that a commit names, each once."""
+    refs = [*commit.files("segments"), *commit.files("checkpoints"), commit.body.get("chunks"), commit.body.get("live")]
+    for ref in refs:
+        if ref is not None and ref["path"] not in seen:
+            seen.add(ref["path"])
+            report.manifests += 1
+            _attempt(report, ref["path"], lambda r=ref: manifest.fetch(_roots(archive), [r]))  # type: ignore[misc]
 
 
 def _check_staged(archive: Archive, commit: Commit, report: Report) -> None:
@@ -110,7 +114,6 @@ def _shards(archive: Archive, report: Report) -> Iterator[tuple[ShardIndex, tupl
     """Every shard that the segments table names, with some of its episodes."""
     names = ("episode_id", "shard", "chunks", "chunks_bytes", "chunks_crc32c")
     table = _attempt(report, "the segments table", lambda: archive.snapshot.columns(names))
-    report.manifests += len(archive.head.files("segments"))
     if table is None:
         return
     episodes: dict[str, list[str]] = {}
@@ -121,7 +124,6 @@ def _shards(archive: Archive, report: Report) -> Iterator[tuple[ShardIndex, tupl
             files[row["chunks"]] = {"path": row["chunks"], "bytes": row["chunks_bytes"], "crc32c": row["chunks_crc32c"]}
     roots = _roots(archive)
     for path, ref in files.items():
-        report.manifests += 1
         for index in _attempt(report, path, lambda r=ref: _indexes(roots, r)) or ():  # type: ignore[misc]
             if index.shard in episodes:
                 yield index, tuple(dict.fromkeys(episodes.pop(index.shard)))[:3]

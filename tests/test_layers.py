@@ -68,7 +68,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "checkpoints",
                 "checkpointing",
             ),
-            *("progressbar"),
+            *("progressbar",),
         ),
     ),
     "facade": (3, ("archive", "facade")),
