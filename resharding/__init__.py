@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Compacted", "Plan", "Share", "ShareBuffer", "compact", "filter", "merge", "plan", "split"]
 
-_LAZY = {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"} | dict.fromkeys(
-    ("merge", "split", "filter"), "transfer"
-) | dict.fromkeys(("compact", "Compacted"), "compaction")
+_LAZY = (
+    {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"}
+    | dict.fromkeys(("merge", "split", "filter"), "transfer")
+    | dict.fromkeys(("compact", "Compacted"), "compaction")
+)
 
 
 def __getattr__(name: str) -> Any:

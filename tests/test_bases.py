@@ -40,7 +40,9 @@ def refused(tmp_path: Path, url: str, allowed: Any) -> bool:
 
 
 @pytest.mark.parametrize("below", ["", "/a", "/a/b", "/with space", "/übung", "/a..b"])
-@pytest.mark.parametrize("given", ["file:///nowhere/ma", "/nowhere/ma", "file:///nowhere/ma/", Path("/nowhere/ma"), "/nowhere/x/../ma"])
+@pytest.mark.parametrize(
+    "given", ["file:///nowhere/ma", "/nowhere/ma", "file:///nowhere/ma/", Path("/nowhere/ma"), "/nowhere/x/../ma"]
+)
 def test_what_is_allowed_is_opened(tmp_path: Path, below: str, given: Any) -> None:
     assert not refused(tmp_path, f"file:///nowhere/ma{below}", [given])
     assert not refused(tmp_path, f"file:///nowhere/ma{below}", given)  # one need not be in a list
@@ -83,7 +85,9 @@ def test_urls_that_only_look_allowed_are_refused(tmp_path: Path, url: str) -> No
     assert refused(tmp_path, url, ["file:///nowhere/ma"])
 
 
-@pytest.mark.parametrize("url", ["s3://bucket-evil/x", "s3://bucket/../other/x", "s3://bucket.evil", "s3a://bucket/x", "s3://user@bucket/x"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket-evil/x", "s3://bucket/../other/x", "s3://bucket.evil", "s3a://bucket/x", "s3://user@bucket/x"]
+)
 def test_a_bucket_allows_nothing_but_what_is_in_it(tmp_path: Path, url: str) -> None:
     assert refused(tmp_path, url, ["s3://bucket"])
 

@@ -183,6 +183,20 @@ def test_missing_ranks_are_named_and_asking_again_completes() -> None:
         w.close()
 
 
+def test_an_error_is_raised_before_the_wait_is_taken_up_again() -> None:
+    arc = fresh()
+    one, two = (arc.writer(r, 2, session="s") for r in (0, 1))
+    pending = one.checkpoint(1, timeout_s=0.05)
+    while not pending.done():
+        time.sleep(0.01)
+    other = two.checkpoint(1, timeout_s=20)
+    with pytest.raises(RanksMissingError):
+        pending.result()
+    assert pending.result(20).number == other.result().number
+    one.close()
+    two.close()
+
+
 def test_rows_written_since_a_late_checkpoint_are_not_taken_for_committed() -> None:
     arc = fresh()
     one, two = (arc.writer(r, 2, session="s") for r in (0, 1))

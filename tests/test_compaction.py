@@ -25,7 +25,8 @@ def plain(start: int, count: int) -> dict[str, Any]:
     rng = np.random.default_rng(start)
     return {
         "k": at, "obs": rng.random((count, 3)).astype(np.float32), "reward": at * 0.5, "small": at.astype(ml_dtypes.bfloat16),
-        "text": [f"{i} ü" for i in at], "wide": np.array([f"{i}" for i in at]), "flag": at % 2 == 0, "nan": at * np.float64("nan"),
+        "text": [f"{i} ü" for i in at], "wide": np.array([f"{i}" for i in at]), "flag": at % 2 == 0,
+        "nan": at * np.float64("nan"),
         "none": None, "empty": {}, "void": np.zeros((count, 0)), "when": at.astype("M8[s]"), "z": at + 1j,
     }  # fmt: skip
 
@@ -35,7 +36,8 @@ def whole(number: int, length: int) -> dict[str, Any]:
     rng = np.random.default_rng(number)
     obs = rng.random((length + 1, 2))
     return {
-        "k": np.full(length, number), "state": rng.random((length + 1, 2)), "tokens": [np.arange(j % 3) + number for j in range(length)],
+        "k": np.full(length, number), "state": rng.random((length + 1, 2)),
+        "tokens": [np.arange(j % 3) + number for j in range(length)],
         "goal": rng.random((2, 2)), "one": np.float32(number), "obs": obs[:-1], "next": {"obs": obs[1:]},
         "info": [{"n": number, "j": [j, None]} for j in range(length)],
     }  # fmt: skip
@@ -113,7 +115,11 @@ def packed(tmp_path: Path) -> Job:
 
 def test_all_reads_as_before(job: Job) -> None:
     arc = job.opened()
-    before, latest, old = everything(arc), of_checkpoint(arc.checkpoints.latest), of_checkpoint(arc.checkpoints["step-1"])
+    before, latest, old = (
+        everything(arc),
+        of_checkpoint(arc.checkpoints.latest),
+        of_checkpoint(arc.checkpoints["step-1"]),
+    )
     plans = {n: of_plan(arc.checkpoints.latest, n) for n in (1, 3)}
     cost = fetched(arc.checkpoints.latest)
     done = resharding.compact(arc)
@@ -170,12 +176,18 @@ def test_the_writer_goes_on(job: Job) -> None:
     job.w.append(plain(1000, 30), env_ids=0, last=[j == 29 for j in range(30)])
     job.w.evict(0, positions=np.arange(980, 1000, 2))
     third = job.save(3)
-    kept = [k for k in serials if not (k in range(980, 1000, 2))] + list(range(1000, 1030))
+    kept = [k for k in serials if k not in range(980, 1000, 2)] + list(range(1000, 1030))
     got = np.concatenate([d["k"] for d in third.episodes.read("k")]).tolist()
     assert sorted(got) == sorted(kept)
     for data in third.episodes.read():
         if "small" in data:
-            assert all(equal({n: data[n][i : i + 1] for n in ("k", "reward", "z")}, {n: plain(int(k), 1)[n] for n in ("k", "reward", "z")}) for i, k in enumerate(data["k"]))
+            assert all(
+                equal(
+                    {n: data[n][i : i + 1] for n in ("k", "reward", "z")},
+                    {n: plain(int(k), 1)[n] for n in ("k", "reward", "z")},
+                )
+                for i, k in enumerate(data["k"])
+            )
     done = resharding.compact(job.opened())
     assert done.commit is None or done.commit > third.number
     assert equal(of_checkpoint(job.opened().checkpoints.latest), of_checkpoint(third))
@@ -194,7 +206,9 @@ def test_resume_after_compaction(packed: Job) -> None:
         assert same.commit.body["added"] == {"segments": 0}
         assert equal(same.episodes.read(), wanted["steps"])
         w.append(plain(2000, 10), env_ids=0)
-        assert len(w.checkpoint(4, columns={"priority": priorities(w)}).result().episodes.read()) >= len(wanted["steps"])
+        assert len(w.checkpoint(4, columns={"priority": priorities(w)}).result().episodes.read()) >= len(
+            wanted["steps"]
+        )
     plan = resharding.plan(latest, world_size=2)
     writers = [arc.writer(resume=plan.share(rank), session="two") for rank in range(2)]
     for rank, w in enumerate(writers):
@@ -272,7 +286,10 @@ def test_two_compactions_at_once(packed: Job, monkeypatch: pytest.MonkeyPatch) -
     arc = packed.opened()
     before = everything(arc)
     rival = packed.opened()
-    with before_commit(monkeypatch, lambda: resharding.compact(rival)), pytest.raises(ConflictError, match="run it again"):
+    with (
+        before_commit(monkeypatch, lambda: resharding.compact(rival)),
+        pytest.raises(ConflictError, match="run it again"),
+    ):
         resharding.compact(arc)
     assert resharding.compact(packed.opened()).commit is None
     assert equal(everything(packed.opened()), before)

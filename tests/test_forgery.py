@@ -28,7 +28,14 @@ from archive.errors import (
     UpgradeError,
 )
 
-OUTSIDE = ("../secret.zip", "shards/../../secret.zip", "/etc/secret.zip", "shards/..", "shards//x.zip", "shards/./x.zip")
+OUTSIDE = (
+    "../secret.zip",
+    "shards/../../secret.zip",
+    "/etc/secret.zip",
+    "shards/..",
+    "shards//x.zip",
+    "shards/./x.zip",
+)
 everywhere = pytest.mark.parametrize("path", OUTSIDE)
 
 
@@ -154,7 +161,9 @@ def test_segments_that_reach_beyond_their_shard(root: Path, column: str, value: 
         read_all(root)
 
 
-@pytest.mark.parametrize(("block", "words"), [({"read": 2}, "format 2"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format")])
+@pytest.mark.parametrize(
+    ("block", "words"), [({"read": 2}, "format 2"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format")]
+)
 def test_a_newer_format(root: Path, block: dict[str, Any], words: str) -> None:
     change_commit(root, lambda body: body["format"].update(block))
     with pytest.raises(UpgradeError, match=rf"(?s)commit 2.*{words}.*upgrade"):

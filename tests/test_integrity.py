@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import Proxied
 from tampering import (
-    body,
-    change_commit,
-    change_table,
     commit_files,
-    replace_text,
     same,
-    seal,
-    set_column,
     steps,
     write_some,
     zip_structure,
 )
 
 import archive
-from archive import reader
 from archive.errors import (
-    AccessDeniedError,
     ArchiveError,
     CorruptChunkError,
     CorruptCommitError,
     CorruptManifestError,
-    IntegrityError,
     MissingObjectError,
     ShortReadError,
-    StorageError,
-    UnsafePathError,
-    UpgradeError,
 )
 
 Change = Callable[[pa.Table], pa.Table]
@@ -111,9 +96,7 @@ def test_any_flipped_bit_of_a_packed_shard_is_an_error_or_harmless(root: Path) -
         ("archive.json", ArchiveError, "archive.json"),
     ],
 )
-def test_flipped_bits_of_each_kind_of_object(
-    root: Path, pattern: str, error: type[ArchiveError], words: str
-) -> None:
+def test_flipped_bits_of_each_kind_of_object(root: Path, pattern: str, error: type[ArchiveError], words: str) -> None:
     path = only(root, pattern)
     size = path.stat().st_size
     assert flips_that_lie(root, path, range(0, size, max(1, size // 60))) == []

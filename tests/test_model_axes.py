@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from model_helpers import fresh, identical, reopened, round_trip
 
 import archive
-from archive import Ragged, Schema, bufferwriter
+from archive import Ragged, Schema, bufferwriter, segments
 from archive.errors import FieldError
+from archive.segments import Part
 
 SCHEMA = Schema(
     axes={"obs": "offset", "two": "offset:2", "text": "ragged", "goal": "free", "k": "free"},
@@ -127,6 +128,21 @@ def test_extra_rows_may_come_early_and_again(between: Between) -> None:
                 obs[start : stop + 1].tolist(),
                 two[start : stop + 2].tolist(),
             )
+
+
+@pytest.mark.parametrize("between", [lambda w: None, lambda w: w.commit()], ids=["at once", "commit"])
+def test_the_next_steps_rows_go_before_extra_ones(between: Between) -> None:
+    arc = fresh()
+    with arc.writer(schema=Schema(axes={"obs": "offset"})) as w:
+        w.append({"obs": [0, 1, 99], "t": [0, 1]}, env_ids=0)
+        between(w)
+        w.append({"obs": [2, 3], "t": [2]}, env_ids=0, last=True)
+    got = reopened(arc).episodes[0]
+    assert [got.read(start=a, stop=b)["obs"].tolist() for a, b in [(0, 3), (0, 2), (1, 1)]] == [
+        [0, 1, 2, 3],
+        [0, 1, 2],
+        [1],
+    ]
 
 
 def test_an_open_episode_keeps_the_extra_rows_that_it_has() -> None:
@@ -265,3 +281,14 @@ def test_json_of_any_kind_per_step() -> None:
     rows = [None, 1.5, "x", [1, [2]], {"a": {"b": None}}, float("nan"), b"raw", (1, 2), 2**80]
     got = round_trip({"j": rows}, Schema(json=["j"]))["j"]
     assert repr(got) == repr(rows)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "want"),
+    [(0, 6, [False, True]), (0, 2, [True, True]), (4, 4, [False, True]), (3, 3, [True, True]), (0, 0, [True, True])],
+)
+def test_extra_rows_are_sought_after_the_last_step_read(start: int, stop: int, want: list[bool]) -> None:
+    """Also where steps between the parts have left."""
+    parts = segments.cut([Part(0, 0, 3), Part(0, 5, 8)], start, stop)
+    assert [p.extra for p in parts] == want
+    assert sum(p.hi - p.lo for p in parts) == stop - start

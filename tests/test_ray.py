@@ -48,7 +48,9 @@ def local(request: pytest.FixtureRequest, tmp_path: Path, cluster: None) -> Plac
 
 
 @pytest.mark.parametrize("store", ["local", "moto"])
-def test_merge(request: pytest.FixtureRequest, tmp_path: Path, cluster: None, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge(
+    request: pytest.FixtureRequest, tmp_path: Path, cluster: None, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Place(make_backend(request, store, tmp_path))
     monkeypatch.setattr("resharding.copying.SHARDS_PER_TASK", 1)  # as many tasks as shards
     place.source("a", 0, 6)
@@ -64,7 +66,9 @@ def test_merge(request: pytest.FixtureRequest, tmp_path: Path, cluster: None, st
 def test_split_and_filter(local: Place) -> None:
     local.source("a", 0, 6)
     assert holds(resharding.split(local.url("a"), local.url("x"), 2, copy=True, engine="ray"), range(2))
-    assert holds(resharding.filter(local.url("a"), local.url("y"), update_count=(2, 5), copy=True, engine="ray"), range(2, 5))
+    assert holds(
+        resharding.filter(local.url("a"), local.url("y"), update_count=(2, 5), copy=True, engine="ray"), range(2, 5)
+    )
 
 
 def test_an_error_in_a_task_is_ours(local: Place) -> None:

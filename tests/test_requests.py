@@ -159,7 +159,9 @@ def check_bounds(arc: archive.Archive, log: Sequence[Seen], data: Sequence[dict[
     fetched = sum(seen.bytes_out for seen in reads)
     ends = 2 + len(shards) - 1
     spare = (fetched - 1.05 * needed) / (ends * chunk)
-    print(f"{needed=} {fetched=} {fetched / needed:.3f} {spare:.2f} requests={len(reads)} shards={len(shards)} of {len(arc.shards)}")
+    print(
+        f"{needed=} {fetched=} {fetched / needed:.3f} {spare:.2f} requests={len(reads)} shards={len(shards)} of {len(arc.shards)}"
+    )
     assert fetched <= 1.05 * needed + ends * chunk
     partial_runs = 2 * fields
     assert len(reads) <= -(-fetched // (8 * MB)) + 2 * len(shards) + partial_runs

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import servers
 from conftest import Proxied
 
 import archive
 import resharding
 from archive import Schema
 from archive.checkpoints import Checkpoint
-from archive.ranges import merge_runs
+from archive.ranges import MAX_GAP_BYTES, merge_runs
 
 FIELDS = 4
 ROW_BYTES = 1000 + 8 * 8 + 2 * 4 + 4
@@ -34,8 +35,9 @@ def save(
 ) -> Checkpoint:
     """Ranks that fill their rings, a shard each time the background has enough, and save them."""
     rng = np.random.default_rng(world_size)
-    archive.create(proxied.url, storage_options=proxied.storage_options)
-    archives = [archive.open(proxied.url, storage_options=proxied.storage_options) for _ in range(world_size)]
+    direct = servers.s3fs_options(proxied.endpoint)  # only reading is counted
+    archive.create(proxied.url, storage_options=direct)
+    archives = [archive.open(proxied.url, storage_options=direct) for _ in range(world_size)]
     writers = [a.writer(r, world_size, session="s", schema=Schema(), compression=None) for r, a in enumerate(archives)]
     for w in writers:
         for t in range(length):
@@ -59,7 +61,7 @@ class Bound:
     """What reading a share may take."""
 
     needed: int = 0
-    edges: int = 0  # bytes of one chunk per field, of each shard
+    edges: int = 0  # bytes of one chunk per field, of each shard; and of a gap read over, of each read in part
     dead: int = 0  # evicted bytes in shards that are live in part
     shards: int = 0
     partial: int = 0  # contiguous runs of partial reads
@@ -93,7 +95,9 @@ def bound(share: Any, row_bytes: int) -> Bound:
         runs = list(zip(*merge_runs(*np.array(pairs, np.int64).T), strict=True))
         chunks = ck.reader._indexes[shard].arrays
         out.edges += sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
-        out.partial += len(runs) if runs != [(0, size[shard])] else 0
+        partial = len(runs) if runs != [(0, size[shard])] else 0
+        out.partial += partial
+        out.edges += MAX_GAP_BYTES if partial else 0  # what a request less may cost; nothing next to a full shard
         out.dead += (size[shard] - live[shard]) * row_bytes
     return out
 
@@ -141,14 +145,14 @@ def test_any_ranks_read_each_byte_once(proxied: Proxied, m: int) -> None:
 @pytest.mark.parametrize("proxied", ["seaweedfs"], indirect=True)
 @pytest.mark.parametrize("evicted", [0.2, 0.5, 0.8])
 def test_rings_read_what_is_left_of_them(proxied: Proxied, evicted: float) -> None:
-    ck = save(proxied, 2, envs=16, length=160, slabs=8, evicted=evicted)
+    ck = save(proxied, 2, envs=16, length=100, slabs=8, evicted=evicted)
     check(proxied, ck, (1, 2, 3))
 
 
 def test_thousands_of_env_rows(proxied: Proxied) -> None:
-    ck = save(proxied, 2, envs=4096, length=10, slabs=5, evicted=0.5, width=100)
+    ck = save(proxied, 2, envs=4096, length=6, slabs=3, evicted=0.5, width=100)
     row_bytes = ROW_BYTES - 900
-    check(proxied, ck, (2, 3), row_bytes)
+    check(proxied, ck, (3,), row_bytes)
 
 
 def test_opening_planning_and_resuming_take_few_requests(proxied: Proxied) -> None:

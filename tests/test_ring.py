@@ -366,7 +366,10 @@ def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pipeline, "MAX_UNDER_WAY_BYTES", 1)
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1024)
     monkeypatch.setattr(ring, "MAX_CALL_BYTES", 1000)
-    w, source, uploading = new_archive().writer(), Ring(4, 32).run(32), threading.Event()
+    arc, source, uploading = new_archive(), Ring(4, 32), threading.Event()
+    w = arc.writer()
+    source.left[:] = 100  # episodes that lie in many shards
+    source.run(32)
     for _ in range(8):
         w._pipeline._uploads.submit(uploading.wait)  # nothing is uploaded until the event is set
     try:
@@ -384,6 +387,10 @@ def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -
         uploading.set()
     waiting.join()
     assert pending.result().buffers["replay"]["steps"] == 4 * 32
+    read = (
+        arc.refresh().episodes.filter(buffer="replay").read(["t"])
+    )  # in the order in which segments follow each other
+    assert [steps["t"].tolist() for steps in read] == [list(range(32))] * 4
     w.close()
 
 

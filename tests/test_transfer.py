@@ -48,7 +48,7 @@ def test_merge_by_reference(place: Place) -> None:
     merged = resharding.merge(urls, to=place.url("to"), allow_bases=urls, **place.options)
     assert holds(merged, range(9))
     assert merged.head.kind == "merge"
-    assert len(merged.storage.list("")) and "shards/" not in merged.storage.list("")
+    assert "shards/" not in merged.storage.list("")
     assert {b["url"] for b in merged.head.body["bases"].values()} == {place.open(n).url for n in "ab"}
     again = place.open("to", allow_bases=[*urls])
     assert holds(again, range(9))
@@ -87,7 +87,12 @@ def test_references_of_references(place: Place) -> None:
     resharding.merge([urls[0]], to=urls[1], **place.options)
     with place.open("b").writer() as w:
         w.add_episode(
-            steps(7, 3), episode_id="e3", model_weights_uuid="w0", update_count=3, terminated=False, metadata={"trajectory_id": 30}
+            steps(7, 3),
+            episode_id="e3",
+            model_weights_uuid="w0",
+            update_count=3,
+            terminated=False,
+            metadata={"trajectory_id": 30},
         )
     merged = resharding.merge([urls[1]], to=place.url("c"), allow_bases=urls, **place.options)
     assert holds(merged, range(4))
@@ -142,7 +147,14 @@ def test_merging_again_adds_what_is_new_only(place: Place, monkeypatch: pytest.M
         again = resharding.merge([place.url("a")], to=place.url("to"), copy=True, **place.options)
     assert (again.head.number, put) == (number, [])
     with source.writer() as w:
-        w.add_episode(steps(8, 4), episode_id="e4", model_weights_uuid="w1", update_count=4, terminated=True, metadata={"trajectory_id": 40})
+        w.add_episode(
+            steps(8, 4),
+            episode_id="e4",
+            model_weights_uuid="w1",
+            update_count=4,
+            terminated=True,
+            metadata={"trajectory_id": 40},
+        )
     with failing_put(monkeypatch, -1) as put:
         again = resharding.merge([place.url("a")], to=place.url("to"), copy=True, **place.options)
     assert (again.head.number, len(put)) == (number + 1, 1)
@@ -165,7 +177,9 @@ def test_episodes_that_go_on_and_revisions_follow(local: Place) -> None:
         merged = resharding.merge([local.url("a")], to=local.url(f"to{copy}"), copy=copy, allow_bases=True)
         assert len(merged.episodes) == 2
         assert merged.episodes["long"].complete
-        assert same(merged.episodes["long"].read("obs")["obs"], np.concatenate([steps(5, 1)["obs"], steps(4, 3)["obs"]]))
+        assert same(
+            merged.episodes["long"].read("obs")["obs"], np.concatenate([steps(5, 1)["obs"], steps(4, 3)["obs"]])
+        )
         assert same(merged.episodes["revised"].read(), steps(6, 4))
 
 
@@ -244,14 +258,18 @@ def test_wrong_calls(local: Place) -> None:
 def test_damaged_chunks_are_not_copied(local: Place, layout: str) -> None:
     source = local.source("a", 0, 4, layout)
     victim = Path(local.url("a")) / source.shards[1]
-    victim = victim if layout == "packed" else max(victim.rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    victim = (
+        victim if layout == "packed" else max(victim.rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    )
     victim.write_bytes(inverted(victim.read_bytes()))
     with pytest.raises(CorruptChunkError, match="archive verify"):
         resharding.merge([local.url("a")], to=local.url("to"), copy=True)
     assert len(archive.open(local.url("to")).episodes) == 0
 
 
-@pytest.mark.parametrize("evil", ["archive.json", "commits/000000/000000001.json", "shards/../archive.json", "shards/a/b.zip", "shards"])
+@pytest.mark.parametrize(
+    "evil", ["archive.json", "commits/000000/000000001.json", "shards/../archive.json", "shards/a/b.zip", "shards"]
+)
 def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) -> None:
     """Names of shards come from the source's tables: only a shard's name is one."""
     from archive.bases import Roots
@@ -259,10 +277,23 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
     from resharding.copying import copy_shards
 
     target = local.source("to", 0, 1)
-    row: dict[str, Any] = {"member": ["zarr.json"], "array": "", "chunk": [-1], "rows": [0], "offset": [0], "size": [0], "crc32c": [0]}
+    row: dict[str, Any] = {
+        "member": ["zarr.json"],
+        "array": "",
+        "chunk": [-1],
+        "rows": [0],
+        "offset": [0],
+        "size": [0],
+        "crc32c": [0],
+    }
     before = {p: (Path(local.url("to")) / p).read_bytes() for p in files(Path(local.url("to")))}
     with pytest.raises(UnsafePathError, match="not copied"):
-        copy_shards(Roots(local.source("a", 1, 1).storage, {}), target.storage, from_columns("chunks", {"shard": evil} | row), ())
+        copy_shards(
+            Roots(local.source("a", 1, 1).storage, {}),
+            target.storage,
+            from_columns("chunks", {"shard": evil} | row),
+            (),
+        )
     assert {p: (Path(local.url("to")) / p).read_bytes() for p in files(Path(local.url("to")))} == before
 
 
@@ -286,14 +317,18 @@ def test_a_failed_copy_can_be_resumed(local: Place, layout: str, at: int, monkey
 
 @pytest.mark.parametrize("part", ["manifest/", "pins/"])
 @pytest.mark.parametrize("at", [0, 1])
-def test_failures_elsewhere_leave_the_target_as_it_was(local: Place, part: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_elsewhere_leave_the_target_as_it_was(
+    local: Place, part: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, first in (("a", 0), ("b", 4), ("to", 8)):
         local.source(name, first, 2)
     urls = [local.url("a"), local.url("b")]
     with failing_put(monkeypatch, at, part), pytest.raises(OSError, match="gone"):
         resharding.merge(urls, to=local.url("to"), copy=part == "manifest/")
     assert holds(archive.open(local.url("to")), [8, 9])
-    assert holds(resharding.merge(urls, to=local.url("to"), copy=part == "manifest/", allow_bases=True), [0, 1, 4, 5, 8, 9])
+    assert holds(
+        resharding.merge(urls, to=local.url("to"), copy=part == "manifest/", allow_bases=True), [0, 1, 4, 5, 8, 9]
+    )
 
 
 def test_a_writers_commit_between_keeps_both(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +382,9 @@ def test_many_merges_at_once(local: Place) -> None:
 @pytest.mark.parametrize("copy", [False, True])
 def test_split(place: Place, copy: bool) -> None:
     place.source("a", 0, 6)
-    half = resharding.split(place.url("a"), place.url("half"), 3, copy=copy, allow_bases=place.url("a"), **place.options)
+    half = resharding.split(
+        place.url("a"), place.url("half"), 3, copy=copy, allow_bases=place.url("a"), **place.options
+    )
     assert holds(half, range(3))
     assert [e.id for e in half.episodes] == ["e0", "e1", "e2"]
     assert len(half.shards) == 2  # of three
@@ -359,7 +396,9 @@ def test_filter(place: Place, copy: bool) -> None:
     options = {"copy": copy, "allow_bases": [place.url("a")], **place.options}
     some = resharding.filter(place.url("a"), place.url("w1"), model_weights_uuid="w1", update_count=(2, 8), **options)
     assert holds(some, [4, 7])
-    more = resharding.filter(place.url("a"), place.url("w1"), where="length > 11 or metadata.trajectory_id = 0", **options)
+    more = resharding.filter(
+        place.url("a"), place.url("w1"), where="length > 11 or metadata.trajectory_id = 0", **options
+    )
     assert holds(more, [0, 4, 7, 8])
     none = resharding.filter(place.url("a"), place.url("none"), update_count=1000, **options)
     assert len(none.episodes) == 0

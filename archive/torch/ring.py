@@ -45,7 +45,8 @@ def append(
 ) -> dict[str, Array]:
     """Append what `w` has not seen of a ring, evict what the ring has overwritten; the columns, for `w.checkpoint`.
 
-    w: a writer, or one of its buffers.  buffers: nest of tensors or arrays [E, L, ...].  pos, size: [E]; row e holds positions [pos - size, pos).
+    w: a writer, or one of its buffers.
+    buffers: nest of tensors or arrays [E, L, ...].  pos, size: [E]; row e holds positions [pos - size, pos).
     first, last: masks [E, L]; so may be terminated, truncated, episode_ids, model_weights_uuid, update_count (or what
     `w.append` takes).  env_ids: [E], default 0 to E.  columns: name -> [E, L, ...]; returned one value a live step, in
     live order (env id, then position).

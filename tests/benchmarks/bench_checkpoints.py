@@ -62,7 +62,9 @@ def child_second(folder: str) -> dict[str, Any]:
     fresh = int(LENGTH * NEW)
     arc = archive.create(f"{folder}/archive")
     writer = arc.writer(compression=None)
-    save(writer, {name: value[:, :4] for name, value in ring.items()}, 1, 0).result()  # nothing is imported for the first time
+    save(
+        writer, {name: value[:, :4] for name, value in ring.items()}, 1, 0
+    ).result()  # nothing is imported for the first time
     seconds, stats, blocked = [], [], []
     with common.Peak() as peak:
         for step, position in ((1, LENGTH), (2, LENGTH + fresh)):

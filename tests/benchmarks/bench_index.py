@@ -8,9 +8,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,9 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 
     number = np.arange(first, first + count)
     rank, update = number % RANKS, number * UPDATES // total
-    shards = pa.array([f"shards/{i:08x}-{SESSION}-00000.zip" for i in range(first // 1000, (first + count) // 1000 + 1)])
+    shards = pa.array(
+        [f"shards/{i:08x}-{SESSION}-00000.zip" for i in range(first // 1000, (first + count) // 1000 + 1)]
+    )
     uuids = pa.array([weights_of(u) for u in range(UPDATES)]).take(pa.array(update))
     return tables.from_columns(
         "segments",
@@ -141,7 +142,9 @@ def import_seconds() -> float:
     code = "import time; start = time.perf_counter(); import archive; print(time.perf_counter() - start)"
 
     def once() -> float:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=common.environment())
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=common.environment()
+        )
         return float(done.stdout)
 
     return statistics.median(once() for _ in range(5))
@@ -156,11 +159,19 @@ def measure() -> Sequence[common.Row]:
             found = query(f"{folder}/archive")
         finally:
             shutil.rmtree(folder)
-        rows.append(common.bounded(f"open + filter, {episodes:,} episodes", found["cold_s"], most=cold_s, unit="s", **found))
-        rows.append(common.bounded(f"filter, warm, {episodes:,} episodes", 1e3 * found["warm_s"], most=warm_ms, unit="ms"))
+        rows.append(
+            common.bounded(f"open + filter, {episodes:,} episodes", found["cold_s"], most=cold_s, unit="s", **found)
+        )
+        rows.append(
+            common.bounded(f"filter, warm, {episodes:,} episodes", 1e3 * found["warm_s"], most=warm_ms, unit="ms")
+        )
     for count in (10, 1000, 10_000):
         asked = requests_after(count)
-        rows.append(common.bounded(f"requests of open + filter, {count:,} commits", asked["requests"], most=20, unit="", **asked))
+        rows.append(
+            common.bounded(
+                f"requests of open + filter, {count:,} commits", asked["requests"], most=20, unit="", **asked
+            )
+        )
     return rows
 
 

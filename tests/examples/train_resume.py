@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 train_resume.py s3://bucket/run --steps 1000 --every 100
 
-Each rank has a ring of steps `[envs, LENGTH, ...]`. What the ring has gained since the last checkpoint is all that the
-next one uploads. `kill -USR2` on any rank asks for a checkpoint at once, SIGTERM for one before the job ends.
+What a rank's ring `[envs, LENGTH, ...]` has gained since the last checkpoint is all that the next one uploads.
+`kill -USR2` on any rank asks for a checkpoint at once, SIGTERM for one before the job ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import archive
@@ -28,11 +29,9 @@ class Replay:
 
     def __init__(self, envs: int, share: Any) -> None:
         self.pos = self.size = torch.zeros(envs, dtype=torch.int64)
-        self.steps = {
-            "obs": torch.zeros(envs, LENGTH, OBS), "action": torch.zeros(envs, LENGTH, dtype=torch.int64),
-            "reward": torch.zeros(envs, LENGTH), "done": torch.zeros(envs, LENGTH, dtype=torch.bool),
-            "serial": torch.zeros(envs, LENGTH, dtype=torch.int64), "checksum": torch.zeros(envs, LENGTH, dtype=torch.int64),
-        }  # fmt: skip
+        self.steps = {name: torch.zeros(envs, LENGTH, dtype=torch.int64) for name in ("action", "serial", "checksum")}
+        self.steps |= {"obs": torch.zeros(envs, LENGTH, OBS), "reward": torch.zeros(envs, LENGTH)}
+        self.steps["done"] = torch.zeros(envs, LENGTH, dtype=torch.bool)
         self.priority = torch.zeros(envs, LENGTH)
         if share is not None:
             filled = ring.fill(share, num_envs=envs, max_length=LENGTH)
@@ -53,10 +52,6 @@ class Replay:
         slot = (self.pos[row] - 1 - (torch.rand(count) * self.size[row]).long()) % LENGTH
         return {name: value[row, slot] for name, value in self.steps.items()}
 
-    def archive_to(self, w: archive.Writer) -> dict[str, Any]:
-        done = self.steps["done"]
-        return ring.append(w, self.steps, pos=self.pos, size=self.size, last=done, columns={"priority": self.priority})
-
 
 def checksum(obs: torch.Tensor, action: torch.Tensor, serial: torch.Tensor) -> torch.Tensor:
     return (obs.view(torch.int32).long().sum(-1) * 31 + action) * 31 + serial
@@ -75,31 +70,29 @@ def train(url: str, steps: int, every: int) -> None:
         optimizer.load_state_dict(state["optimizer"])
     torch.manual_seed(rank if share is None else share.seed)
     replay, begin = Replay(envs, share), latest.progress["step"] if latest else 0
-
     with arc.writer(resume=share) as w:
         for step in range(begin, steps):
             obs = torch.randn(envs, OBS)
             action = model(obs).softmax(-1).multinomial(1)[:, 0].detach()
             reward = torch.where(action == 1, obs.sum(-1), -obs.sum(-1))
-            serial = step * ENVS + rank * envs + torch.arange(envs)
+            made = {"obs": obs, "action": action, "serial": step * ENVS + rank * envs + torch.arange(envs)}
             done = torch.full((envs,), step % EPISODE == EPISODE - 1)
-            sums = checksum(obs, action, serial)
-            replay.add(reward.abs(), obs=obs, action=action, reward=reward, done=done, serial=serial, checksum=sums)
+            replay.add(reward.abs(), reward=reward, done=done, checksum=checksum(**made), **made)
 
             batch = replay.sample(32)
-            chosen = model(batch["obs"]).log_softmax(-1).gather(1, batch["action"][:, None])[:, 0]
             optimizer.zero_grad()
-            (-(chosen * batch["reward"]).mean()).backward()
+            (cross_entropy(model(batch["obs"]), batch["action"], reduction="none") * batch["reward"]).mean().backward()
             optimizer.step()
 
             if checkpointing.requested() or (step + 1) % every == 0:  # the first on every rank at every step
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                w.checkpoint(step + 1, columns=replay.archive_to(w), state=state, progress={"step": step + 1})
+                at = {"pos": replay.pos, "size": replay.size, "last": replay.steps["done"]}
+                columns = ring.append(w, replay.steps, **at, columns={"priority": replay.priority})
+                w.checkpoint(step + 1, columns=columns, state=state, progress={"step": step + 1})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("url")
+    (parser := argparse.ArgumentParser()).add_argument("url")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=100)
     dist.init_process_group("gloo")
