@@ -66,6 +66,8 @@ class BufferWriter:
         env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
+        if replace and self._by_id.get(episode_id or "") in self.streams.open_episodes().values():
+            raise UsageError(f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()")
         record = self._new_record(env, episode_id, schema, metadata, replace=replace)
         self._digests.add(schema.digest)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
@@ -163,6 +165,7 @@ class BufferWriter:
     def _register(self, record: EpisodeRecord) -> int:
         if record.replaces and record.id in self._by_id:
             self.live_set.remove(np.array([self._by_id[record.id]]))
+            self._closed = [i for i in self._closed if i != self._by_id[record.id]]
             earlier = self.streams.records[self._by_id[record.id]].fields
             if earlier != record.fields and self._pending.get(earlier):
                 self._submit(earlier)  # the newest revision is the one written last

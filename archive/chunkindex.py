@@ -13,11 +13,12 @@ import numpy as np
 
 from archive.errors import CorruptManifestError, MissingObjectError, UnsafePathError
 from archive.packing import checksum
-from archive.ranges import ByteRange, Ints, coalesce, covered
+from archive.ranges import MAX_GAP_BYTES, ByteRange, Ints, coalesce, covered
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NARROW_GAP_BYTES = 16 * 1024  # the least size of a chunk
 METADATA = ""  # the "array" of the group's own zarr.json
 Wanted = Mapping[str, tuple[Ints, Ints]]  # array -> starts and stops of row runs
 
@@ -64,9 +65,21 @@ class ShardIndex:
     packed: bool
     arrays: Mapping[str, ArrayChunks]
 
-    def plan(self, wanted: Wanted, *, metadata: bool = True, max_gap: int | None = None) -> ShardReads:
-        """Byte ranges for runs of rows of some arrays; whole chunks, neighbours in one request."""
-        found = [(name, c) for name, runs in wanted.items() if len(c := self._chunks(name, *runs)[1])]
+    def plan(
+        self,
+        wanted: Wanted,
+        *,
+        metadata: bool = True,
+        held: Mapping[str, int] | None = None,
+        max_gap: int | None = None,
+    ) -> ShardReads:
+        """Byte ranges for runs of rows of some arrays; whole chunks, neighbours in one request.
+
+        held: array -> number of a chunk that is at hand already.
+        """
+        every = (self._chunks(name, *runs) for name, runs in wanted.items())
+        missing = ((name, chunks[chunks != (held or {}).get(name, -1)]) for name, chunks in every)
+        found = [(name, chunks) for name, chunks in missing if len(chunks)]
         if metadata:
             found.append((METADATA, np.zeros(1, np.int64)))
         names = [name for name, chunks in found for _ in chunks]
@@ -113,6 +126,13 @@ class ShardIndex:
             )
         return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
+    def _affordable_gap(self, starts: Ints, sizes: Ints, names: Iterable[str]) -> int:
+        """The usual gap, unless what lies in the gaps comes to more than 1/20 of what is needed and a chunk a field."""
+        block_starts, block_stops, _ = coalesce(starts, starts + sizes)
+        fetched, needed = int((block_stops - block_starts).sum()), int(sizes.sum())
+        spare_bytes = needed // 20 + sum(int(self.arrays[name].size.max()) for name in names)
+        return MAX_GAP_BYTES if fetched <= needed + spare_bytes else NARROW_GAP_BYTES
+
     def _requests(
         self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int | None
     ) -> tuple[list[ByteRange], Ints, Ints]:
@@ -120,8 +140,9 @@ class ShardIndex:
             keys = [f"{self.shard}/{self.arrays[n].member[c]}" for n, c in which]
             ranges = [ByteRange(k, 0, int(s)) for k, s in zip(keys, sizes, strict=True)]
             return ranges, np.arange(len(keys)), np.zeros(len(keys), np.int64)
-        options = {} if max_gap is None else {"max_gap": max_gap}
-        block_starts, block_stops, owner = coalesce(starts, starts + sizes, **options)
+        if max_gap is None:
+            max_gap = self._affordable_gap(starts, sizes, {name for name, _ in which})
+        block_starts, block_stops, owner = coalesce(starts, starts + sizes, max_gap=max_gap)
         ranges = [ByteRange(self.shard, int(a), int(b)) for a, b in zip(block_starts, block_stops, strict=True)]
         return ranges, owner, block_starts[owner] if len(owner) else owner
 

@@ -47,7 +47,9 @@ class Ids:
                 f"the archive already has an episode {name!r}; give another id, or replace=True for a new revision"
             )
         self._known.add(name)
-        if not known:
+        if replace:
+            self.claimed.discard(name)  # it may replace what another writer commits meanwhile, too
+        elif not known:
             self.claimed.add(name)
             self._new.append(name)
         return known

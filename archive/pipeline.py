@@ -22,8 +22,8 @@ from archive.storage import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them are in memory at once: one is filled, the others are under way
-MAX_UNDER_WAY_BYTES = 3 * SHARD_BYTES
+SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
+MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
 
 Describe = Callable[[Slab, str], "pa.Table"]
 
@@ -85,11 +85,9 @@ class Pipeline:
     def __init__(self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None) -> None:
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
         self._compression = compression
-        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=4 if compression is None else 2)
-        # what is compressed is in memory twice for a while, and one at a time is
-        self._room_bytes = MAX_UNDER_WAY_BYTES * (3 if compression is None else 2) // 3
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 2)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
-        self._uploads = ThreadPoolExecutor(3 if compression is None else 2, "archive-upload")
+        self._uploads = ThreadPoolExecutor(2, "archive-upload")
         self._lock, self._encoding = threading.Condition(), threading.Lock()
         self._under_way_bytes = 0
         self._laid_out: list[Future[_Job | Written]] = []
@@ -103,7 +101,7 @@ class Pipeline:
         with self._lock:
             if wait:
                 self._lock.wait_for(
-                    lambda: not self._under_way_bytes or self._under_way_bytes + nbytes <= self._room_bytes
+                    lambda: not self._under_way_bytes or self._under_way_bytes + nbytes <= MAX_UNDER_WAY_BYTES
                 )
             self._under_way_bytes += nbytes
         self._laid_out.append(self._ordered.submit(self._lay_out, list(blocks), reward, describe, nbytes))

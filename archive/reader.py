@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,17 @@ MAX_VIEWS = 1024  # shards whose metadata is kept
 _SEGMENT = (
     "episode_id", "shard", "start", "length", "extents", "schema", "chunks", "chunks_bytes", "chunks_crc32c",
 )  # fmt: skip
+
+
+class Tail(NamedTuple):
+    """A chunk in which reading stopped."""
+
+    chunk: int
+    member: str
+    data: bytes
+
+
+Tails = dict[str, dict[str, Tail]]  # shard -> array -> chunk
 
 
 @dataclass(frozen=True)
@@ -75,11 +86,17 @@ class Reader:
         chunks = {"path": path, "bytes": size, "crc32c": crc}
         return Segment(episode, shard, start or 0, length, places, self._schemas[text], chunks)
 
-    def read(self, parts: Sequence[Sequence[Part]], selection: fields.Selection) -> list[dict[str, Any]]:
-        """One nested dict for each list of parts, fetched together."""
+    def read(
+        self, parts: Sequence[Sequence[Part]], selection: fields.Selection, tails: Tails | None = None
+    ) -> list[dict[str, Any]]:
+        """One nested dict for each list of parts, fetched together.
+
+        tails: of a caller that reads on from where it stopped, for the chunks in which it stopped, so as not to fetch
+        them again; kept up to date.
+        """
         segments = self.segments([p.row for group in parts for p in group])
         jobs = [fields.episode_job([(segments[p.row], p) for p in group], selection) for group in parts]
-        arrays = self._arrays([s for job in jobs for s in job.slices()])
+        arrays = self._arrays([s for job in jobs for s in job.slices()], tails)
         try:
             return [job.build(arrays) for job in jobs]
         except IntegrityError as e:
@@ -94,11 +111,13 @@ class Reader:
 
     def plan(self, slices: Sequence[Slice]) -> ReadPlan:
         """The byte ranges that these rows take, chunk and metadata bytes included."""
-        return self._plan(_by_shard(slices), self._views)
+        return self._plan(_by_shard(slices), self._views, {})
 
-    def _plan(self, wanted: Mapping[str, chunkindex.Wanted], known: Mapping[str, ShardView]) -> ReadPlan:
+    def _plan(self, wanted: Mapping[str, chunkindex.Wanted], known: Mapping[str, ShardView], tails: Tails) -> ReadPlan:
+        held = {shard: {name: t.chunk for name, t in of.items()} for shard, of in tails.items()}
         return ReadPlan({
-            shard: self._index(shard).plan(arrays, metadata=shard not in known) for shard, arrays in wanted.items()
+            shard: self._index(shard).plan(arrays, metadata=shard not in known, held=held.get(shard))
+            for shard, arrays in wanted.items()
         })  # fmt: skip
 
     def _index(self, shard: str) -> ShardIndex:
@@ -121,18 +140,31 @@ class Reader:
             self._indexes.update(found)
             self._files.add(path)
 
-    def _arrays(self, slices: Sequence[tuple[Segment, Slice]]) -> fields.Arrays:
+    def _arrays(self, slices: Sequence[tuple[Segment, Slice]], tails: Tails | None = None) -> fields.Arrays:
+        held = {} if tails is None else tails
         self.load_indexes([segment for segment, _ in slices])
         wanted = _by_shard([s for _, s in slices])
         owners = {s.shard: segment.episode_id for segment, s in slices}
         known = {shard: view for shard in wanted if (view := self._views.get(shard)) is not None}
         out = fields.Arrays()
-        for shard, reads, blocks in self._fetched(self._plan(wanted, known), owners):
+        for shard, reads, blocks in self._fetched(self._plan(wanted, known, held), owners):
             chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
+            chunks |= {tail.member: tail.data for tail in held.get(shard, {}).values()}
             view = known.get(shard) or self._new_view(shard, chunks)
             for array, (starts, stops) in wanted[shard].items():
                 runs = list(zip(starts.tolist(), stops.tolist(), strict=True))
                 out.put(shard, array, runs, self._decoded(view, shard, array, runs, chunks, owners[shard]))
+            if tails is not None:
+                tails.setdefault(shard, {}).update(self._tails(shard, wanted[shard], chunks))
+        return out
+
+    def _tails(self, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Any]) -> dict[str, Tail]:
+        """The chunk of each array that holds the last of these rows."""
+        out = {}
+        for name, (_, stops) in wanted.items():
+            array = self._index(shard).arrays[name]
+            last = (int(stops.max()) - 1) // array.rows
+            out[name] = Tail(last, array.member[last], bytes(chunks[array.member[last]]))
         return out
 
     def _fetched(self, plan: ReadPlan, owners: Mapping[str, str]) -> Iterator[tuple[str, ShardReads, list[bytes]]]:

@@ -18,6 +18,7 @@ from archive.sessions import Place
 from archive.storage import Storage
 
 COLUMN_CHUNK_BYTES = 1024 * 1024
+CREATE_TRIES = 5  # while the store does not say whether the object is there; each has its own deadline
 
 
 @dataclass(frozen=True)
@@ -171,24 +172,24 @@ def _saved(columns: dict[str, Any], attributes: dict[str, Any]) -> SavedColumns:
 
 def _create(storage: Storage, key: str, buffers: list[Any], nonce: str) -> None:
     """Create-only: a name is staged once by one writer. An unclear answer is settled by reading it back."""
-    while True:
+    unclear: AmbiguousWriteError | None = None
+    for _ in range(CREATE_TRIES):
         try:
             storage.create(key, buffers)
             return
+        except AmbiguousWriteError as e:
+            unclear = e
         except AlreadyExistsError as e:
+            if _is_mine(storage, key, nonce):
+                return
             raise CheckpointError(
                 f"{storage.full_url(key)} is there already: this session has staged a checkpoint of this name before; "
                 "give the checkpoint another name"
             ) from e
-        except AmbiguousWriteError:
-            if storage.exists(key):
-                if nonce.encode() in storage.get_head(key, staging.HEAD_BYTES):
-                    return
-                raise
+        if storage.exists(key) and _is_mine(storage, key, nonce):
+            return
+    raise unclear or CheckpointError(f"{storage.full_url(key)} could not be staged")
 
 
-def progress_text(value: Any) -> str | None:
-    """Progress as JSON text."""
-    from archive import jsontree
-
-    return None if value is None else jsontree.dumps(value, where="progress")
+def _is_mine(storage: Storage, key: str, nonce: str) -> bool:
+    return nonce.encode() in storage.get_head(key, staging.HEAD_BYTES)

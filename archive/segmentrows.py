@@ -27,10 +27,12 @@ class SegmentRows:
 
         What ended after the slab was sent is open in it: a checkpoint may lie between.
         """
-        rows = [
-            self._segment(int(e), int(p), int(n), epoch)
-            for e, p, n in zip(slab.episode, slab.position, slab.length, strict=True)
-        ]
+        episodes, positions, lengths = slab.episode.tolist(), slab.position.tolist(), slab.length.tolist()
+        rows: list[dict[str, Any]] = [{}] * len(episodes)
+        for i in slab.episode.argsort(
+            kind="stable"
+        ).tolist():  # as they were begun: of two revisions the newer is the later
+            rows[i] = self._segment(episodes[i], positions[i], lengths[i], epoch)
         for row, reward in zip(rows, slab.reward, strict=True):
             record = self._records[row.pop("index")]
             record.returned = reward if record.returned is None or reward is None else record.returned + reward

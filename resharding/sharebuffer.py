@@ -16,6 +16,7 @@ from archive.fields import Selection
 from archive.live import Runs
 from archive.liveview import Located
 from archive.ranges import Ints
+from archive.reader import Tails
 from archive.staging import BufferResume
 from resharding.assignment import Parts
 from resharding.cost import read_cost
@@ -65,6 +66,11 @@ class ShareEpisode(Episode):
         if self.renumbered:
             renumber(data, self.roles, self.env, self.place, self.id)
         return data
+
+
+def _renumbered(batch: list[ShareEpisode], data: list[dict[str, Any]]) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+    for ep, steps in zip(batch, data, strict=True):
+        yield ep, ep._renumber(steps)
 
 
 class ShareBuffer:
@@ -153,25 +159,18 @@ class ShareBuffer:
         return out
 
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
-        """(episode, its steps) in order; read ahead by about `max_bytes`, each chunk once but where batches meet."""
-        reader, selection = self._plan.checkpoint.reader, Selection(fields)
+        """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
+        read, selection, tails = self._plan.checkpoint.reader.read, Selection(fields), Tails()
         batch: list[ShareEpisode] = []
         size = 0
         for ep in self:
             nbytes = ep.length * self._step_bytes
             if batch and size + nbytes > max_bytes // 4:
-                yield from self._read(reader, batch, selection)
+                yield from _renumbered(batch, read([e.parts() for e in batch], selection, tails))
                 batch, size = [], 0
             batch.append(ep)
             size += nbytes
-        yield from self._read(reader, batch, selection)
-
-    def _read(
-        self, reader: Any, batch: list[ShareEpisode], selection: Selection
-    ) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
-        data = reader.read([ep.parts() for ep in batch], selection)
-        for ep, steps in zip(batch, data, strict=True):
-            yield ep, ep._renumber(steps)
+        yield from _renumbered(batch, read([e.parts() for e in batch], selection, tails))
 
     @cached_property
     def _step_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import re
 import socket
 import struct
@@ -152,7 +153,12 @@ class FaultProxy:
         headers = self._signed(request) if whole else _end_to_end(request.headers.items())
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._client.request(
-            request.method, url, headers=headers, data=body or None, allow_redirects=False, skip_auto_headers=_NOT_ADDED
+            request.method,
+            url,
+            headers=headers,
+            data=io.BytesIO(body) if body else None,
+            allow_redirects=False,
+            skip_auto_headers=_NOT_ADDED,
         ) as answer:
             data = await answer.read()
             seen.bytes_out = 0 if request.method == "HEAD" else len(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -348,4 +347,3 @@ def test_an_error_of_the_store_keeps_its_class(monkeypatch: pytest.MonkeyPatch) 
             w.checkpoint(1, wait=True)
         w.clear()
         monkeypatch.undo()
-    logging.getLogger("archive").debug("done")

@@ -218,9 +218,14 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, full_disk: Callable[[bool], N
 
 def test_an_exception_in_the_block_commits_nothing(tmp_path: Path) -> None:
     arc = archive.create(str(tmp_path / "root"))
-    with pytest.raises(ZeroDivisionError), arc.writer() as w:
-        w.add_episode(steps(3))
-        raise ZeroDivisionError
+
+    def failing() -> None:
+        with arc.writer() as w:
+            w.add_episode(steps(3))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
     assert len(archive.open(str(tmp_path / "root")).episodes) == 0
 
 

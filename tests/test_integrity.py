@@ -40,8 +40,7 @@ def wrong(root: Path) -> str:
     try:
         found = read_all(root)
     except ArchiveError as error:
-        assert str(error), "an error without a message"
-        return ""
+        return "" if str(error) else "an error without a message"
     return "" if all(same(data, steps(4 + i, i)) for i, data in enumerate(found)) else "wrong values"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model_helpers import contents, fresh, reopened, segment_rows
 
 from archive import bufferwriter
-from archive.errors import DuplicateEpisodeError
+from archive.errors import DuplicateEpisodeError, UsageError
 
 
 def steps(n: int, start: int = 0) -> dict[str, Any]:
@@ -110,9 +110,22 @@ def test_two_writers_at_once_cannot_both_add_an_id() -> None:
     with pytest.raises(DuplicateEpisodeError, match=r"another writer committed an episode 'x'"):
         second.commit()
     assert {k: len(v["t"]) for k, v in contents(arc).items()} == {"x": 2, "own-2": 2}
-    with pytest.raises(DuplicateEpisodeError):
-        second.close()
+    second.add_episode(steps(4), episode_id="x", replace=True)  # the way out
+    second.close()
+    assert {k: len(v["t"]) for k, v in contents(arc).items()} == {"x": 4, "own-2": 2, "own-3": 3}
     first.close()
+
+
+def test_an_open_episode_is_not_replaced() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps(2), env_ids=0, episode_ids="x")
+        with pytest.raises(UsageError, match=r"'x' is open.*close_episodes"):
+            w.add_episode(steps(3), episode_id="x", replace=True)
+        w.close_episodes()
+        w.add_episode(steps(3), episode_id="x", replace=True)
+        w.append(steps(4), env_ids=0)
+    assert sorted(len(v["t"]) for v in contents(arc).values()) == [3, 4]
 
 
 def test_the_past_keeps_its_revision() -> None:
@@ -130,21 +143,39 @@ def test_the_past_keeps_its_revision() -> None:
     assert {e.id: (e.length, e.complete) for e in reopened(arc).episodes} == {"x": (3, True), "open": (4, True)}
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abc"), st.sampled_from(["t", "u"]), st.sampled_from(["", "flush", "commit", "reopen"])
-        ),
-        max_size=12,
-    )
+@pytest.mark.parametrize("commit", [False, True])
+@pytest.mark.parametrize("end", ["closed", "interrupted"])
+def test_an_end_that_is_recorded_late_does_not_bring_back_a_revision(commit: bool, end: str) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps(2), env_ids=5, episode_ids="x")
+        if commit:
+            w.commit()
+        if end == "closed":
+            w.close_episodes()
+        else:
+            w.append(steps(4), env_ids=5, first=True)
+        w.add_episode(steps(3), episode_id="x", replace=True)
+    assert contents(arc)["x"]["t"].tolist() == [0, 1, 2]
+    assert reopened(arc).episodes["x"].reason is None
+
+
+ADDED = st.tuples(
+    st.sampled_from("abc"),
+    st.sampled_from("tu"),
+    st.sampled_from([None, 0, 1]),
+    st.sampled_from(["", "flush", "commit", "reopen"]),
 )
-def test_the_newest_revision_wins_whatever_lies_between(ops: list[tuple[str, str, str]]) -> None:
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ADDED, max_size=12))
+def test_the_newest_revision_wins_whatever_lies_between(added: list[tuple[str, str, int | None, str]]) -> None:
     arc = fresh()
     w = arc.writer()
     want: dict[str, dict[str, list[int]]] = {}
-    for i, (name, field, then) in enumerate(ops):
-        w.add_episode({field: np.array([i])}, episode_id=name, replace=True)
+    for i, (name, field, env, then) in enumerate(added):
+        w.add_episode({field: np.array([i])}, episode_id=name, env_id=env, replace=True)
         want[name] = {field: [i]}
         if then == "reopen":
             w.close()

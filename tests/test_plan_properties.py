@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
@@ -348,6 +349,20 @@ def test_the_same_plan_under_any_hash_seed(seed: str) -> None:
     code = "import test_plan_properties as t; print(t.digest_of_plans())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == digest_of_plans()
+
+
+def test_a_million_episodes_are_dealt_out_in_no_time() -> None:
+    count, rng = 1_000_000, np.random.default_rng(1)
+    rank = np.repeat(np.arange(8), count // 8)
+    env = np.tile(np.repeat(np.arange(100), count // 800), 8)
+    steps, flags = rng.integers(0, 300, count), np.zeros(count, bool)
+    units = Units(rank, env, steps, steps, np.arange(count), flags, flags, flags)
+    begin = time.process_time()
+    parts, dropped = place(
+        units, Rules(5, capacity=20_000_000, max_length=200_000, policy="interleaved"), all_of(units)
+    )
+    assert time.process_time() - begin < 5  # a second, where nobody else works
+    assert int(parts.steps.sum() + (dropped.hi - dropped.lo).sum()) == int(steps.sum())
 
 
 # -- where live steps lie ----------------------------------------------------------------------------------------------

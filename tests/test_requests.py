@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_ten_thousand_commits_fold_into_few_files(kind: str) -> None:
     assert amplification < 12
     assert files[0][0] == 0
     assert files[-1][1] == sum(sizes)
-    assert all(one[1] == other[0] for one, other in zip(files[:-1], files[1:], strict=True))  # each row once
+    assert all(one[1] == other[0] for one, other in pairwise(files))  # each row once
 
 
 def test_large_files_are_not_folded() -> None:

@@ -332,6 +332,20 @@ def test_broken_off_episodes_count_as_incomplete() -> None:
     assert resharding.plan(ck, world_size=2, unfinished="drop").dropped == {}  # nothing of it is under way
 
 
+def test_an_episode_that_lost_its_end_is_incomplete() -> None:
+    arc = fresh()
+    (w,) = writers_of(arc, 1)
+    w.append(fields_of(np.arange(6)), env_ids=0, last=True)
+    w.append(fields_of(np.arange(6, 9)), env_ids=0, last=True)
+    w.evict(0, positions=[4, 5])
+    ck = save([w])
+    assert steps_of(resharding.plan(ck, world_size=1, incomplete="drop")) == [[6, 7, 8]]
+    assert steps_of(resharding.plan(ck, world_size=1, filter={"complete": True})) == [[6, 7, 8]]
+    share = resharding.plan(ck, world_size=2, unfinished="drop").share(0)
+    assert [ep.read(["t"])["t"].tolist() for ep in share] == [[0, 1, 2, 3]]
+    assert share.layout.open.tolist() == [False]  # it has ended, and does not go on
+
+
 def test_episodes_without_steps_go_somewhere_once() -> None:
     arc = fresh()
     writers = writers_of(arc, 2)

@@ -168,3 +168,18 @@ def test_opening_planning_and_resuming_take_few_requests(proxied: Proxied) -> No
     assert set(verbs) == {"GET"}
     assert len(verbs) <= 2 + ck.world_size  # segments, live set, and what each rank staged
     assert not [s for s in proxied.proxy.log if "/shards/" in s.path]
+
+
+def test_streaming_in_small_batches_fetches_no_chunk_twice(proxied: Proxied) -> None:
+    """A chunk in which one batch ends and the next begins is fetched once."""
+    ck = save(proxied, 2, envs=16, length=160, slabs=4)
+    plan = resharding.plan(ck, world_size=3)
+    at_once = plan.share(1).cost()
+    limit = bound(plan.share(1), ROW_BYTES)
+    share = resharding.Plan.from_json(plan.to_json(), opened(proxied)).share(1)
+    proxied.proxy.log.clear()
+    steps_read = sum(len(data["reward"]) for _, data in share.stream(max_bytes=2**19))
+    seen = [s for s in proxied.proxy.log if "/shards/" in s.path]
+    assert steps_read == plan.steps[1]
+    assert len(seen) > at_once["requests"], "there were several batches"
+    assert sum(s.bytes_out for s in seen) <= min(limit.bytes, 1.02 * at_once["bytes"])

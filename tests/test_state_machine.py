@@ -92,7 +92,7 @@ class WriterMachine(RuleBasedStateMachine):
             return
         open_now = set(self.world.open.values())
         known = sorted(name for name in self.world.episodes if name not in open_now)
-        replace = bool(known) and reuse == 0
+        replace = bool(known) and reuse < 4
         self.names += 1
         name = data.draw(st.sampled_from(known)) if replace else f"named-{self.names}"
         values = self.take(n)

@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def child_hundred(folder: str, count: str = "100") -> list[int]:
         files = [f for part in ("manifest", "commits") for f in Path(folder, "archive", part).rglob("*") if f.is_file()]
         sizes.append(sum(f.stat().st_size for f in files))
     writer.close()
-    return [after - before for before, after in zip(sizes[:-1], sizes[1:], strict=True)]
+    return [after - before for before, after in pairwise(sizes)]
 
 
 def in_folder(name: str) -> Any:
@@ -122,17 +123,18 @@ def measure() -> Sequence[common.Row]:
     runs = [in_folder("second") for _ in range(3)]
     found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     shards = -(-found["new_bytes"] // (64 * 2**20))
-    mib = 2**20
+    mib, beyond = 2**20, found["extra_bytes"] - found["first_bytes"]
     return [
         common.bounded("second checkpoint, 5 % new: bytes against the bound", found["bytes_out"] / found["bound"], most=1),
         common.bounded("second checkpoint: PUTs (2 per 64 MB and 5 of the commit)", found["puts"], most=2 * shards + 5, unit=""),
         common.bounded("second checkpoint: time against the first", found["second_s"] / found["first_s"], most=0.15, **found),
         common.bounded(
-            "caller blocked by the first, against a copy of the new bytes to fresh memory", found["blocked_s"] / found["fresh_copy_s"],
+            "caller blocked by the first, against a copy of the new bytes to fresh memory",
+            found["blocked_s"] / found["fresh_copy_s"],
             most=1.5,
         ),
         common.bounded("the same, against a copy to memory in use", found["blocked_s"] / found["memcpy_s"]),
-        common.bounded("peak memory beyond the new bytes", (found["extra_bytes"] - found["first_bytes"]) / mib, most=256, unit="MiB"),
+        common.bounded("peak memory beyond the new bytes", beyond / mib, most=256, unit="MiB"),
         *_flat(in_folder("hundred")),
     ]  # fmt: skip
 

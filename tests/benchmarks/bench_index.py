@@ -122,14 +122,15 @@ def requests_after(commits: int) -> dict[str, int]:
     fill("memory://bench-index", 20 * commits, commits)
     memory = fsspec.filesystem("memory")
     with servers.moto() as endpoint:
-        servers.s3_client(endpoint).create_bucket(Bucket="bench")
+        client = servers.s3_client(endpoint)
+        client.create_bucket(Bucket="bench")
         head = archive.open("memory://bench-index").commits[-1]
         for path in memory.find("/bench-index"):
             number = path.rpartition("/")[2].removesuffix(".json")
             old = "/commits/" in path and int(number) < head.number - 1000 and int(number) % 100
             if not old:  # LISTs show folders, so one commit of an old folder is as good as all
                 key = path.removeprefix("/bench-index/")
-                servers.s3_client(endpoint).put_object(Bucket="bench", Key=f"a/{key}", Body=memory.cat_file(path))
+                client.put_object(Bucket="bench", Key=f"a/{key}", Body=memory.cat_file(path))
         arc = archive.open("s3://bench/a", storage_options=servers.s3fs_options(endpoint))
         found = len(arc.episodes.filter(model_weights_uuid=weights_of(500), update_count=(400, 600)))
         stats = arc.io_stats()
