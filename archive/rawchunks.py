@@ -75,17 +75,24 @@ def described(path: str, node: Mapping[str, Any]) -> Plain | None:
     import numpy as np
 
     try:
-        shape, chunk = tuple(node["shape"]), tuple(node["chunk_grid"]["configuration"]["chunk_shape"])
+        shape, chunk = _sizes(node["shape"]), _sizes(node["chunk_grid"]["configuration"]["chunk_shape"])
         codecs = tuple(codec["name"] for codec in node["codecs"])
         endian = node["codecs"][0].get("configuration", {}).get("endian", "little")
         usual = node["chunk_grid"]["name"] == "regular" and node["chunk_key_encoding"] == _USUAL_KEYS
         if codecs not in _CODECS or endian != "little" or not usual or not _NATIVE or node["data_type"] not in _TYPES:
             return None
-        if chunk[1:] != shape[1:] or 0 in shape + chunk:
+        if chunk[1:] != shape[1:] or node.get("storage_transformers") or isinstance(node["fill_value"], dict):
             return None
         return Plain(path, np.dtype(node["data_type"]), shape, int(chunk[0]), "zstd" in codecs)
     except (LookupError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    """Lengths of one axis or more, none of them 0; ValueError for anything else."""
+    if not isinstance(values, list) or not values or not all(type(v) is int and v > 0 for v in values):
+        raise ValueError("not the shape of an array that has elements")
+    return tuple(values)
 
 
 def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, Buffer]) -> list[Array] | None:

@@ -38,7 +38,7 @@ def same(a: Any, b: Any) -> bool:
     left, right = np.asarray(a), np.asarray(b)
     if left.dtype.kind in "OU":
         return left.tolist() == right.tolist()
-    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
 
 
 def write_some(root: Path, episodes: int = 3, commits: int = 1, **options: Any) -> list[str]:

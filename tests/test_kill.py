@@ -84,7 +84,7 @@ class Fatal:
 
 def arm_local(fatal: Fatal) -> None:
     """Every system call by which the local driver changes something."""
-    counts = {"open": _opens_for_writing, "write": _writes_a_document}
+    counts: dict[str, Callable[..., bool]] = {"open": _opens_for_writing, "write": _writes_a_document}
     for name in CHANGES:
         setattr(os, name, fatal.wrap(getattr(os, name), counts.get(name, lambda *_: True)))
 

@@ -185,7 +185,7 @@ def test_session_names_come_from_the_launcher(tmp_path: Path, monkeypatch: pytes
         arc.writer(rank=4)
 
 
-class PlainFileSystem(MemoryFileSystem):
+class PlainFileSystem(MemoryFileSystem):  # type: ignore[misc]
     """A store whose create is exists-then-write, as base fsspec's is."""
 
     protocol = "plainstore"
