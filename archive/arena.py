@@ -37,10 +37,6 @@ class Memory:
             self._kept.append(fresh)
         return fresh
 
-    def release(self) -> None:
-        """Keep nothing; pieces in use live on until they are done with."""
-        self._kept = []
-
 
 class Arena:
     """One piece of memory for the steps of one shard: a region for each field of fixed size, filled row by row."""

@@ -67,7 +67,9 @@ class BufferWriter:
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
         if replace and self._by_id.get(episode_id or "") in self.streams.open_episodes().values():
-            raise UsageError(f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()")
+            raise UsageError(
+                f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
+            )
         record = self._new_record(env, episode_id, schema, metadata, replace=replace)
         self._digests.add(schema.digest)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated

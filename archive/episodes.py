@@ -170,7 +170,7 @@ class Episodes(Sequence["Episode"]):
                 self._index,
                 int(number),
                 row,
-                None if part._live is None else part._live.of(i),
+                None if part._live is None else part._live_parts(i),
                 self._attributes,
             )
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
@@ -191,10 +191,18 @@ class Episodes(Sequence["Episode"]):
         out: Ints = self._index.column("length").to_numpy()[self._chosen]
         return out
 
+    def _live_parts(self, i: int) -> list[Part]:
+        """The live parts of one, and empty ones for its other segments: what belongs to the whole episode may lie there."""
+        assert self._live is not None
+        live, chain = self._live.of(i), self._index.chains.of(int(self._chosen[i])).tolist()
+        place = {row: k for k, row in enumerate(chain)}
+        others = [Part(row, 0, 0) for row in place.keys() - {p.row for p in live}]
+        return sorted([*live, *others], key=lambda p: (place.get(p.row, 0), p.lo)) if others else live
+
     def parts(self) -> list[list[Part]]:
         """The segments of each, whole; what a Reader reads."""
         if self._live is not None:
-            return [with_extra(self._live.of(i), self._live.of(i)) for i in range(len(self))]
+            return [with_extra(whole, list(whole)) for whole in map(self._live_parts, range(len(self)))]
         lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
         chain = self._index.chains
         whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]

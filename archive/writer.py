@@ -192,7 +192,9 @@ class Writer(Buffer):
     ) -> None:
         if kind is None or error is None:
             self.close()
-        elif failed := self._end():
+            return
+        self._saver.give_up()  # other ranks may be gone for good
+        if failed := self._end():
             error.add_note(f"a checkpoint that was under way failed too: {failed}")
 
     def __getstate__(self) -> Any:

@@ -13,7 +13,7 @@ from archive.blocks import Block, Slab
 from archive.dtypes import to_numpy
 from archive.facade import Archive
 from archive.intake import owned
-from archive.pipeline import Pipeline
+from archive.pipeline import SHARD_BYTES, Pipeline
 from archive.ranges import Ints
 from archive.schema import NODES, ShardSchema, loads
 from archive.segments import Part
@@ -22,7 +22,6 @@ from resharding.engines import spread
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 63 * 1024 * 1024
 READ_BYTES = 64 * 1024 * 1024
 TASK_BYTES = 4 * SHARD_BYTES
 

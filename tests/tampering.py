@@ -37,7 +37,7 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     left, right = np.asarray(a), np.asarray(b)
     if left.dtype.kind in "OU":
-        return left.tolist() == right.tolist()
+        return bool(left.tolist() == right.tolist())
     return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps, value_of
+
+import archive
 
 
 def test_an_open_episode_goes_on_across_checkpoints_and_resumes_as_one() -> None:
@@ -115,3 +119,23 @@ def test_an_episode_without_steps_is_live_until_it_is_removed() -> None:
     assert [(e.id, e.length) for e in second.episodes] == [(empty, 0), (full, 2)]
     assert [(e.id, e.length) for e in third.episodes] == [(full, 2)]
     assert reopened(arc).checkpoints["step-1"].episodes[empty].attributes == {"tag": 1}
+
+
+def test_what_belongs_to_the_whole_episode_outlives_its_first_segment(tmp_path: Path) -> None:
+    """Its steps left the buffer; a field on the free axis lies with them, and is still the episode's."""
+    arc = archive.create(tmp_path / "whole")
+    schema = archive.Schema(axes={"goal": "free", "done": "free"})
+    with arc.writer(schema=schema) as w:
+        fields = {"goal": np.float32(3), "done": np.arange(6)}
+        w.append({"x": np.arange(4), **fields}, env_ids=0, first=True)
+        w.flush()
+        w.append({"x": np.arange(4, 9), "goal": np.float32(3), "done": np.arange(0)}, env_ids=0, last=True)
+        w.evict(0, before=6)
+        checkpoint = w.checkpoint(1, wait=True).result()
+    (episode,) = checkpoint.episodes
+    (data,) = checkpoint.episodes.read()
+    for found in (data, episode.read()):
+        assert found["x"].tolist() == [6, 7, 8]
+        assert found["done"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert found["goal"] == 3
+    assert episode.read(start=1, stop=2)["done"].tolist() == [0, 1, 2, 3, 4, 5]
