@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import Proxied
 from tampering import (
     commit_files,
     same,
@@ -164,13 +165,15 @@ def test_a_missing_chunk_is_not_read_as_zeros(loose: Path) -> None:
         read_all(loose)
 
 
-def test_the_error_names_the_shard_that_is_broken_not_one_that_is_read_beside_it(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    write_some(root, episodes=6, commits=6)
-    arc = archive.open(str(root))
-    shard = arc.shards[4]
-    (root / shard).unlink()
-    with pytest.raises(MissingObjectError, match=rf"^shard {shard} .*episode 'e4'"):
+def test_the_error_names_the_shard_that_is_broken_not_one_that_is_waited_for(proxied: Proxied) -> None:
+    with archive.create(proxied.url, storage_options=proxied.storage_options).writer() as w:
+        for i in range(6):
+            w.add_episode(steps(4 + i, i), episode_id=f"e{i}")
+            w.commit()
+    arc = archive.open(proxied.url, storage_options=proxied.storage_options)
+    proxied.proxy.add("delay", path=arc.shards[0], seconds=1.0)
+    proxied.proxy.add("status", path=arc.shards[4], status=404, code="NoSuchKey")
+    with pytest.raises(MissingObjectError, match=rf"^shard {arc.shards[4]} .*episode 'e4'"):
         arc.episodes.read()
 
 
