@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_backend
 from tampering import steps
@@ -96,6 +97,18 @@ def test_compact(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equal(everything(job.opened()), before)
     assert equal(of_checkpoint(job.opened().checkpoints.latest), latest)
     assert resharding.compact(arc, engine="ray").commit is None
+
+
+def test_export(local: Place) -> None:
+    local.source("a", 0, 6)
+    names = resharding.export(local.url("a"), local.url("out"), engine="ray", episodes_per_file=2, **local.options)
+    here = resharding.export(local.url("a"), local.url("here"), episodes_per_file=2, **local.options)
+    assert names == here == ["part-000000.npz", "part-000001.npz", "part-000002.npz"]
+    folders = [Path(local.url(n).removeprefix("file://")) for n in ("out", "here")]
+    for name in names:
+        with np.load(folders[0] / name) as one, np.load(folders[1] / name) as other:
+            assert one.files == other.files
+            assert all(one[n].tobytes() == other[n].tobytes() for n in one.files)
 
 
 def test_memory_is_out_of_reach() -> None:

@@ -335,13 +335,17 @@ def test_resuming_from_an_older_checkpoint_supersedes_the_tail() -> None:
 # -- real processes ------------------------------------------------------------------------------------------------------
 
 
-def test_processes_save_and_resume(s3_backend: Backend) -> None:
-    """3 processes save; 2 others resume what a plan gives them, add steps and save; 4 look at it."""
+WORLDS = [(3, 2, 4), *(pytest.param(w, marks=pytest.mark.soak) for w in [(1, 8, 3), (8, 5, 1), (2, 7, 6), (6, 4, 8)])]
+
+
+@pytest.mark.parametrize("worlds", WORLDS, ids=str)
+def test_processes_save_and_resume(s3_backend: Backend, worlds: tuple[int, int, int]) -> None:
+    """Processes save; others resume what a plan gives them, add steps and save; others again look at it."""
     archive.create(s3_backend.url, storage_options=s3_backend.storage_options)
-    first = _processes(s3_backend, 3, "save")
-    second = _processes(s3_backend, 2, "resume")
+    first = _processes(s3_backend, worlds[0], "save")
+    second = _processes(s3_backend, worlds[1], "resume")
     assert sorted(t for p in second for t in p["resumed"]) == sorted(t for p in first for t in p["live"])
-    third = _processes(s3_backend, 4, "look")
+    third = _processes(s3_backend, worlds[2], "look")
     assert sorted(t for p in third for t in p["live"]) == sorted(t for p in second for t in p["live"])
     assert len({t for p in third for t in p["live"]}) == sum(len(p["live"]) for p in third)
 

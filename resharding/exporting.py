@@ -1,0 +1,127 @@
+"""Bulk export: episodes as plain files that need nothing of ours, on this machine or spread over a Ray cluster."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from archive.episodes import Episodes
+from archive.errors import FieldError, UsageError
+from archive.facade import Archive
+from archive.facade import open as open_archive
+from archive.names import escape_path
+from archive.storage import Storage
+from archive.tree import Ragged, flatten
+from resharding.engines import check_engine, spread
+
+FORMATS = ("npz", "parquet")
+EPISODES_PER_FILE = 64
+
+
+def export(
+    source: Any,
+    to: Any,
+    *,
+    format: str = "npz",
+    fields: Any = None,
+    missing: Any = "error",
+    episodes_per_file: int = EPISODES_PER_FILE,
+    engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are replaced.
+
+    source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
+    within the file, and `episodes`, a JSON list of what is known of each) or "parquet" (one row a step: episode_id, step,
+    and a column a field; fields of several axes as flat lists).  engine: "local" or "ray".
+    """
+    if format not in FORMATS:
+        raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")
+    if episodes_per_file < 1:
+        raise UsageError(f"episodes_per_file={episodes_per_file}: give 1 or more")
+    episodes = _episodes(source, storage_options)
+    target = Storage.connect(to, dict(storage_options or {}))
+    check_engine(engine, episodes.reader.snapshot.storage.url, target.url)
+    starts = range(0, len(episodes), episodes_per_file)
+    batches = [
+        (f"part-{i:06d}.{format}", start, min(start + episodes_per_file, len(episodes)))
+        for i, start in enumerate(starts)
+    ]
+    spread(engine, _write, [episodes, target, format, fields, missing], batches)
+    return [name for name, _, _ in batches]
+
+
+def _episodes(source: Any, options: Mapping[str, Any] | None) -> Episodes:
+    if isinstance(source, Episodes):
+        return source
+    return (source if isinstance(source, Archive) else open_archive(source, storage_options=options)).episodes
+
+
+def _write(
+    episodes: Episodes, target: Storage, format: str, fields: Any, missing: Any, batch: tuple[str, int, int]
+) -> None:
+    name, start, stop = batch
+    part = episodes[start:stop]
+    data = part.read(fields, missing=missing, ragged="flat")
+    encode = _npz if format == "npz" else _parquet
+    target.put(name, encode(part.table.drop_columns(["created_at"]).to_pylist(), data))
+
+
+def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, array) of each field; ragged ones as two, values of JSON fields as text."""
+    for path, leaf in flatten(steps):
+        name = escape_path(path)
+        if isinstance(leaf, Ragged):
+            yield f"{name}.values", leaf.values
+            yield f"{name}.lengths", leaf.lengths
+        elif isinstance(leaf, list):
+            yield name, np.array([json.dumps(value, default=str) for value in leaf])
+        elif isinstance(leaf, np.ndarray):
+            yield name, leaf.astype(str) if leaf.dtype == object else leaf
+
+
+def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> bytes:
+    """numpy's own format; dtypes that it does not know are stored as their bits."""
+    arrays = {"episodes": np.array(json.dumps(about))}
+    for i, steps in enumerate(data):
+        arrays |= {f"{i}/{name}": _plain(array) for name, array in _leaves(steps)}
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    own = array.dtype.kind != "V" or array.dtype.names is not None
+    return array if own else array.view(f"u{array.dtype.itemsize}")
+
+
+def _parquet(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = [_rows(episode["episode_id"], episode["length"], steps) for episode, steps in zip(about, data, strict=True)]
+    out = io.BytesIO()
+    pq.write_table(pa.concat_tables(parts, promote_options="default"), out, compression="zstd")
+    return out.getvalue()
+
+
+def _rows(name: str, length: int, steps: dict[str, Any]) -> Any:
+    """One episode's steps as rows; what is not one value a step cannot be."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"episode_id": pa.array([name] * length), "step": pa.array(np.arange(length))}
+    for field, value in _leaves(steps):
+        array = _plain(value)
+        if len(array) != length or field.endswith((".values", ".lengths")):
+            raise FieldError(
+                f"field {field!r} of episode {name!r} is not one row a step; leave it out with fields=, or use npz"
+            )
+        flat = array.reshape(length, -1)
+        width = flat.shape[1]
+        plain = pa.array(flat.reshape(-1))
+        columns[field] = plain if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(plain, width)
+    return pa.table(columns)
