@@ -90,7 +90,7 @@ def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> byt
     for i, steps in enumerate(data):
         arrays |= {f"{i}/{name}": _plain(array) for name, array in _leaves(steps)}
     out = io.BytesIO()
-    np.savez_compressed(out, **arrays)
+    np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # a name may not be that of its options, says numpy
     return out.getvalue()
 
 
