@@ -192,14 +192,20 @@ class Archive:
 
 
 def create(
-    url: Any, *, storage_options: Mapping[str, Any] | None = None, layout: str = "packed", single_writer: bool = False
+    url: Any,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    layout: str = "packed",
+    single_writer: bool = False,
+    deadline_s: float = 120.0,
 ) -> Archive:
     """Make a new archive; AlreadyExistsError if there is one.
 
     layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
-    single_writer: promise that there is but one writer, for stores without a create-only put.
+    single_writer: promise that there is but one writer, for stores without a create-only put.  deadline_s: how long a
+    request is retried.
     """
-    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
+    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer, deadline_s=deadline_s)
     about, raw = _new(layout)
     if not _created(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
@@ -215,13 +221,14 @@ def open(
     layout: str = "packed",
     single_writer: bool = False,
     allow_bases: bool | Sequence[str] = (),
+    deadline_s: float = 120.0,
 ) -> Archive:
     """Open an archive; NotFoundError if there is none, unless `create` makes it (any number of processes may).
 
     commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
-    where this one refers to their shards; True for any.
+    where this one refers to their shards; True for any.  deadline_s: how long a request is retried.
     """
-    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer)
+    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer, deadline_s=deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
     found = _find(storage)
     if found is None:

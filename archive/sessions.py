@@ -19,6 +19,9 @@ from archive.storage import Storage
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 
 
+DEFAULT_RUN = "main"
+
+
 @dataclass(frozen=True)
 class Place:
     """One writer's place: which rank of which world, in which session of which run."""
@@ -43,7 +46,7 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
             f"the session {session!r:.80} is too long: {MAX_SESSION_BYTES} bytes at most, three for each byte that is no "
             "letter, digit, '-' or '_'; give a shorter one"
         )
-    return Place(rank, world_size, run, session or _session(world_size))
+    return Place(rank, world_size, run, session or _session(world_size, run))
 
 
 def _process_group() -> object | None:
@@ -68,7 +71,7 @@ def new_session() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def _session(world_size: int) -> str:
+def _session(world_size: int, run: str) -> str:
     """A name that all ranks of one start of the job share, and no other start has."""
     if world_size == 1:
         return new_session()
@@ -86,7 +89,7 @@ def _session(world_size: int) -> str:
             f"a writer of one rank in a world of {world_size} needs session=: a name that all ranks of this start of "
             "the job share and no earlier start had (there is no process group, TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
         )
-    return f"{job}-{restart}"
+    return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 
 def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None) -> None:
