@@ -10,9 +10,10 @@ import numpy as np
 
 from archive import jsontree, liveview, manifest, resuming, tables
 from archive.commits import Commit, read
-from archive.episodes import Episodes, LiveParts
+from archive.episodes import Episodes
 from archive.errors import MissingObjectError, NotFoundError, PartialCheckpointError, UsageError
 from archive.index import EpisodeIndex
+from archive.liveparts import LiveParts
 from archive.liveview import Located
 from archive.manifest import Snapshot
 from archive.ranges import Ints

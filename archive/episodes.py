@@ -12,7 +12,8 @@ from archive import dtypes, jsontree, schema
 from archive.errors import NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
-from archive.ranges import Ints, spans, sums
+from archive.liveparts import LiveParts
+from archive.ranges import Ints
 from archive.reader import Reader
 from archive.segments import Part, cut, with_extra
 from archive.tree import Ragged
@@ -29,26 +30,6 @@ class Attributes(Protocol):
 
     @property
     def values(self) -> dict[str, dict[str, Any]]: ...
-
-
-class LiveParts:
-    """Which steps of each episode are live, where that is not all: CSR rows of (segment row, lo, hi)."""
-
-    def __init__(self, offsets: Ints, rows: Ints, lo: Ints, hi: Ints) -> None:
-        self.offsets, self.rows, self.lo, self.hi = offsets, rows, lo, hi
-
-    def of(self, i: int) -> list[Part]:
-        span = range(int(self.offsets[i]), int(self.offsets[i + 1]))
-        return [Part(int(self.rows[k]), int(self.lo[k]), int(self.hi[k])) for k in span]
-
-    def lengths(self) -> Ints:
-        return sums(self.hi - self.lo, self.offsets)
-
-    def pick(self, chosen: Ints) -> LiveParts:
-        counts = np.diff(self.offsets)[chosen]
-        index = spans(self.offsets[:-1][chosen], counts)
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        return LiveParts(offsets, self.rows[index], self.lo[index], self.hi[index])
 
 
 class Episodes(Sequence["Episode"]):
@@ -147,6 +128,11 @@ class Episodes(Sequence["Episode"]):
             place = range(len(self))[int(key)]
             return self._episodes([place])[0]
         return self._subset(np.arange(len(self))[key])
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an episode (or one of that id) is among these."""
+        name = key.id if isinstance(key, Episode) else key
+        return isinstance(name, str) and len(self.filter(episode_id=name)) > 0
 
     def _by_id(self, name: str) -> Episode:
         found = self.filter(episode_id=name)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import dtypes, resuming
-from archive.episodes import Episode, Episodes, LiveParts
+from archive.episodes import Episode, Episodes
 from archive.fields import Selection
 from archive.live import Runs
+from archive.liveparts import LiveParts
 from archive.liveview import Located
 from archive.ranges import Ints
 from archive.reader import Tails
