@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from archive.byterange import ByteRange as ByteRange
 from archive.errors import ShortReadError, StorageError
-from archive.ranges import ByteRange as ByteRange
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]

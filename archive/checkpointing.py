@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
+    ClosedError,
     MissingObjectError,
     RanksMissingError,
     StorageError,
@@ -135,7 +137,7 @@ class _Watch:
     """Looks for requests in the bucket, in the background, as long as its writer lives."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
-        self.storage, self.place = storage, place
+        self._storage, self.place = weakref.ref(storage), place  # a writer that nobody closed may go, and its storage
         self.known = set(storage.list("requests"))
         self.calls = 0
         self.round = 0
@@ -145,8 +147,15 @@ class _Watch:
         self._thread.start()
 
     def _poll(self) -> None:
-        while not self._stop.wait(POLL_S):
+        while not self._stop.wait(POLL_S) and self._storage() is not None:
             self.look()
+
+    @property
+    def storage(self) -> Storage:
+        storage = self._storage()
+        if storage is None:
+            raise ClosedError("the writer that looked for requests is gone; open another with arc.writer()")
+        return storage
 
     def look(self) -> None:
         """See whether there are new requests, or ranks in the round; the store being out of reach is no request.
@@ -160,7 +169,7 @@ class _Watch:
             alone = group or self.place.world_size == 1
             joined = not alone and self.storage.list(agreement_folder(self.place.session, self.round))
             names = set(self.storage.list("requests"))  # after the round: what its ranks were asked by is then known
-        except StorageError:
+        except (StorageError, ClosedError):
             return
         fresh = names - self.known
         self.known |= names

@@ -178,11 +178,12 @@ class Episodes(Sequence["Episode"]):
         return out
 
     def _live_parts(self, i: int) -> list[Part]:
-        """The live parts of one, and empty ones for its other segments: what belongs to the whole episode may lie there."""
+        """The live parts of one, and empty ones for those of its other segments in which more may lie than their steps."""
         assert self._live is not None
         live, chain = self._live.of(i), self._index.chains.of(int(self._chosen[i])).tolist()
         place = {row: k for k, row in enumerate(chain)}
-        others = [Part(row, 0, 0) for row in place.keys() - {p.row for p in live}]
+        beside = place.keys() - {p.row for p in live}
+        others = [Part(row, 0, 0) for row in beside if self._index.beyond_steps[row]]
         return sorted([*live, *others], key=lambda p: (place.get(p.row, 0), p.lo)) if others else live
 
     def parts(self) -> list[list[Part]]:

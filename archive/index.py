@@ -10,7 +10,7 @@ from uuid import UUID
 
 import numpy as np
 
-from archive import chains, expressions, jsontree
+from archive import chains, expressions, jsontree, schema
 from archive.errors import UsageError
 from archive.manifest import Snapshot
 from archive.ranges import Ints
@@ -76,6 +76,19 @@ class EpisodeIndex:
         """Number of the episode that each row of the segments table belongs to; -1 for superseded ones."""
         out = np.full(self.snapshot.rows, -1, np.int64)
         out[self.chains.rows] = np.repeat(np.arange(len(self)), np.diff(self.chains.offsets))
+        return out
+
+    @cached_property
+    def beyond_steps(self) -> Mask:
+        """Rows of the segments table that may hold what belongs to more than their own steps (axes free and offset)."""
+        import pyarrow as pa
+
+        column = self.snapshot.columns(["schema"])["schema"].cast(pa.string()).combine_chunks().dictionary_encode()
+        held = [
+            any(f.axis in ("free", "offset") for f in schema.loads(text).fields)
+            for text in column.dictionary.to_pylist()
+        ]
+        out: Mask = np.array(held, bool)[column.indices.to_numpy()] if held else np.zeros(len(column), bool)
         return out
 
     def _at_last(self, name: str) -> pa.ChunkedArray:

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from archive.byterange import ByteRange as ByteRange
 
 MAX_GAP_BYTES = 64 * 1024
 MAX_BLOCK_BYTES = 8 * 1024 * 1024
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """Bytes [start, stop) of one object."""
-
-    key: str
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
 
 
 def coalesce(

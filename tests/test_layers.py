@@ -21,7 +21,19 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "pure": (
         0,
         (
-            *("errors", "names", "version", "layout", "ranges", "segments", "retention", "progress", "streams", "live"),
+            *(
+                "errors",
+                "names",
+                "version",
+                "layout",
+                "ranges",
+                "byterange",
+                "segments",
+                "retention",
+                "progress",
+                "streams",
+                "live",
+            ),
             *(
                 "jsontree",
                 "treecodec",

@@ -122,13 +122,19 @@ def test_a_spawned_child_reads(backend: Backend) -> None:
     assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
 
 
+def _pool_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("archive-storage")}
+
+
 def test_retries_stop_with_the_caller(backend: Backend) -> None:
     """No thread is left behind that would keep a process from ending."""
+    before = set(threading.enumerate())
     storage = backend.connect()
     storage.put_many((str(i), b"x") for i in range(8))
+    assert _pool_threads() - before
     del storage
     for _ in range(100):
-        if not [one for one in threading.enumerate() if one.name.startswith("archive-storage")]:
+        if not _pool_threads() - before:
             return
         time.sleep(0.05)
     pytest.fail("a pool thread outlived its storage")
