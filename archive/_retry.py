@@ -17,6 +17,8 @@ T = TypeVar("T")
 BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
 
+_jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -52,6 +54,6 @@ def run(
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
             again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
-            pause = random.uniform(0, longest_delay(number))
+            pause = _jitter.uniform(0, longest_delay(number))
             if not again or elapsed + pause >= deadline_s or stop.wait(pause):
                 raise GaveUpError(error, failure.kind, number, elapsed, landed) from error

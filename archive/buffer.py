@@ -114,19 +114,16 @@ class Buffer:
         """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open, or
         those in a list or array of positions."""
         with self._writer._entered():
-            self._writer._surface()
             self._inner.evict(env_id, before, positions)
 
     def remove(self, episode_ids: str | Iterable[str]) -> int:
         """All live steps of these episodes have left the buffer; how many."""
         with self._writer._entered():
-            self._writer._surface()
             return self._inner.remove(episode_ids)
 
     def clear(self) -> None:
         """All steps have left the buffer. They stay in the archive."""
         with self._writer._entered():
-            self._writer._surface()
             self._inner.live_set.clear()
 
     def close_episodes(
@@ -139,7 +136,6 @@ class Buffer:
     ) -> list[str]:
         """End the open episodes of these env rows (None: all) without another step; their ids."""
         with self._writer._entered():
-            self._writer._surface()
             return self._inner.close_episodes(env_ids, terminated, truncated, reason)
 
     @property
