@@ -142,8 +142,9 @@ def test_delete_and_list_tell_errors(proxied: Proxied) -> None:
 
 @clients
 def test_the_deadline(proxied: Proxied) -> None:
-    storage = with_object(proxied, deadline_s=0.7)
+    storage = with_object(proxied)
     assert storage.exists("x")  # making the client takes a while too
+    storage.deadline_s = 0.7
     proxied.proxy.add("status", status=503, code="SlowDown", times=-1)
     for call in (lambda: storage.get("x"), lambda: storage.put("y", b"1"), lambda: storage.list("")):
         proxied.proxy.log.clear()
@@ -234,8 +235,9 @@ def test_a_refused_create_is_not_ambiguous(proxied: Proxied) -> None:
 
 @everywhere
 def test_create_is_ambiguous_when_the_store_fails_until_the_deadline(proxied: Proxied) -> None:
-    storage = proxied.connect(deadline_s=1.0)
+    storage = proxied.connect()
     assert storage.list("") == []  # making the client takes a while too
+    storage.deadline_s = 1.0
     proxied.proxy.add("status", status=500, code="InternalError", method="PUT", times=-1)
     with pytest.raises(AmbiguousWriteError, match="attempts"):
         storage.create("c", b"1")
