@@ -197,7 +197,7 @@ class PlainFileSystem(MemoryFileSystem):  # type: ignore[misc]
 def plain_url() -> Iterator[str]:
     fsspec.register_implementation("plainstore", PlainFileSystem, clobber=True)
     PlainFileSystem.store.clear()
-    yield "plainstore://root/a"
+    yield "plainstore://place/a"
     PlainFileSystem.store.clear()
 
 
