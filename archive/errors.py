@@ -7,7 +7,8 @@ ArchiveError
 │   ├── ColumnError                       a column does not cover the live steps exactly
 │   ├── StateError                        a state tree holds something that cannot be stored
 │   ├── CapacityError                     more steps or episodes than there is room for
-│   └── ClosedError                       the writer was closed
+│   ├── ClosedError                       the writer was closed
+│   └── MissingPackageError (ImportError) an optional package is not installed; the message says which
 ├── NotFoundError (LookupError)           no archive, commit, checkpoint or episode of that name
 ├── AlreadyExistsError (FileExistsError)  an object or archive is already there
 ├── StorageError (OSError)                the store did not do it; the cause is chained
@@ -69,6 +70,10 @@ class CapacityError(UsageError):
 
 class ClosedError(UsageError):
     """The writer was closed."""
+
+
+class MissingPackageError(UsageError, ImportError):
+    """What was asked for needs a package that is not installed, or does not load."""
 
 
 class NotFoundError(ArchiveError, LookupError):

@@ -1,0 +1,113 @@
+"""What the adapters share: finding the system, naming the buffers, the share that is meant, one checkpoint for all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from archive.checkpoints import MAIN_BUFFER, Checkpoint
+from archive.errors import MissingPackageError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from archive.buffer import Buffer
+    from archive.saver import Pending
+    from archive.writer import Writer
+
+EXISTING = ("error", "replace")
+UNFINISHED = ("close", "continue", "drop")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one buffer adds to a checkpoint."""
+
+    columns: Mapping[str, Any] = field(default_factory=dict)  # name -> one value a live step
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # name -> {episode id: value}
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a restore put into one buffer, and what became of the rest: printed, or looked at."""
+
+    episodes: int
+    steps: int
+    counts: Mapping[str, int] = field(default_factory=dict)  # such as cut, reheaded, headless, dropped steps
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.episodes} episodes, {self.steps} steps"]
+        parts += [f"{count} {name.replace('_', ' ')}" for name, count in self.counts.items() if count]
+        return "; ".join([", ".join(parts), *self.notes])
+
+
+def system(module: str, install: str) -> Any:
+    """A module of the adapted system, or what to install where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise MissingPackageError(f"this adapter needs {module} ({e}): pip install {install}") from e
+
+
+def several(objects: Any) -> dict[str, Any]:
+    """Buffer name -> object; a lone object is the main buffer."""
+    if not isinstance(objects, Mapping):
+        return {MAIN_BUFFER: objects}
+    if not objects or not all(isinstance(name, str) for name in objects):
+        raise UsageError("give one buffer, or a dict of names (str) to buffers")
+    return dict(objects)
+
+
+def part_of(writer: Writer, name: str) -> Buffer:
+    """The writer's buffer of that name; its main one is the writer itself."""
+    return writer if name == MAIN_BUFFER else writer.buffer(name)
+
+
+def share_of(source: Any, rank: int | None = None) -> Any:
+    """A share as it is; of a checkpoint, what `rank` had (the same world size goes on)."""
+    if not isinstance(source, Checkpoint):
+        return source
+    if rank is None:
+        raise UsageError(
+            f"restoring from checkpoint {source.name!r}: give rank=, or a share: resharding.plan(checkpoint).share()"
+        )
+    import resharding  # built on this package, so not imported with it
+
+    return resharding.plan(source, world_size=source.world_size).share(rank)
+
+
+def share_buffer(share: Any, name: str) -> Any:
+    """The share's buffer of that name, or what there is instead."""
+    if name not in share.buffers:
+        raise NotFoundError(
+            f"the checkpoint has no buffer {name!r}; it has: {', '.join(share.buffers) or 'none'}. "
+            "Restore with {name: object} to say which is meant"
+        )
+    return share.buffer(name)
+
+
+def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:
+    """One checkpoint of all buffers; `options` are those of `Writer.checkpoint`."""
+    given = {name: {"columns": s.columns, "attributes": s.attributes, "state": s.state} for name, s in saved.items()}
+    main = given.pop(MAIN_BUFFER, {})
+    clash = {"columns", "attributes", "state", "buffers"} & set(options)
+    if clash:
+        raise UsageError(
+            f"{min(clash)}= is what the adapter fills in; what else it takes: step, name, progress, wait, ..."
+        )
+    return writer.checkpoint(step, **main, buffers=given, **options)
+
+
+def check_option(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a choice that there is not."""
+    if value not in allowed:
+        raise UsageError(f"{name}={value!r}: give {' or '.join(map(repr, allowed))}")
+
+
+def check_room(existing: str, held: int, what: str) -> None:
+    """Refuse to restore over what is there, unless it is to be replaced."""
+    check_option("existing", existing, EXISTING)
+    if held and existing == "error":
+        raise UsageError(f"{what} already holds {held} steps; restore into an empty one, or with existing='replace'")
