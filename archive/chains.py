@@ -45,6 +45,10 @@ class Chains(NamedTuple):
     def of(self, episode: int) -> Ints:
         return self.rows[self.offsets[episode] : self.offsets[episode + 1]]
 
+    def rows_of(self, episodes: Ints) -> Ints:
+        """Rows of these episodes, end to end."""
+        return _gather(self.rows, np.diff(self.offsets), episodes)
+
 
 def address(session: str, rank: int, sequence: int) -> str:
     """The name by which a segment is a predecessor."""

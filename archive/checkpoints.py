@@ -22,6 +22,7 @@ from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
 from archive.staging import Resume
 from archive.storage import Storage
+from archive.views import summaries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,6 +236,25 @@ class Checkpoint:
         if not replay or self.replay_saved:
             return self
         return Checkpoints(self._storage, self.commit).newest(run=self.run, replay=True)
+
+    @property
+    def steps_per_rank(self) -> dict[int, int]:
+        """Rank -> its live steps, in all buffers."""
+        rank, steps = self.live["rank"].to_numpy(), self.live["hi"].to_numpy() - self.live["lo"].to_numpy()
+        return {r: int(steps[rank == r].sum()) for r in self.ranks}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it is, for people."""
+        missing = self.missing_ranks
+        return {
+            "name": self.name, "step": self.step, "run": self.run, "session": self.session, "commit": self.number,
+            "at": self._storage.url, "ranks": self.world_size, "missing ranks": missing or None,
+            "replay saved": self.replay_saved, "created at": self.commit.created_at, "metrics": self.metrics or None,
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return summaries.checkpoint(self.about, self.steps_per_rank, self.buffers, self.discarded, self.progress)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_storage": self._storage, "commit": self.commit, "_about": self._about}

@@ -17,6 +17,7 @@ from archive.ranges import Ints
 from archive.reader import Reader
 from archive.segments import Part, cut, with_extra
 from archive.tree import Ragged
+from archive.views import plots, summaries
 
 if TYPE_CHECKING:
     import pandas
@@ -195,6 +196,20 @@ class Episodes(Sequence["Episode"]):
         whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
         return [with_extra(parts, list(parts)) for parts in whole]
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
+        rows = self._index.chains.rows_of(self._chosen)
+        texts = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
+        return schema.described(texts)
+
+    def plot(self) -> Any:
+        """Draw returns over update count, and lengths; Matplotlib's Axes. Reads no data."""
+        return plots.episodes(self.table)
+
+    def _repr_html_(self) -> str:
+        return summaries.episodes(self.table, self.fields, self._reader.snapshot.storage.url)
+
     def __repr__(self) -> str:
         return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
 
@@ -287,8 +302,7 @@ class Episode:
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis; no data is read."""
         rows = self._index.chains.of(self._number)
-        texts = self._reader.snapshot.take(rows, ["schema"])["schema"].to_pylist()
-        return {k: v for text in dict.fromkeys(texts) for k, v in schema.loads(text).describe().items()}
+        return schema.described(self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist())
 
     def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
@@ -320,6 +334,25 @@ class Episode:
         """As `read`, with tensors; strings and JSON stay as they are."""
         out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing))
         return out
+
+    def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
+        """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
+        return plots.episode(self.read(fields, start, stop), self.id)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is known of it, for people."""
+        row = self._row
+        return {
+            "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
+            "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
+            "weights": self.model_weights_uuids, "updates": summaries.row_of(row)["updates"], "buffer": row["buffer"],
+            "rank": row["rank"], "env row": row["env_id"], "session": row["session"], "commit": row["commit"],
+            "created at": row["created_at"],
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return summaries.episode(self.about, self.fields, self.metadata, self.attributes)
 
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"

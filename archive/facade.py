@@ -29,6 +29,7 @@ from archive.retention import Keep
 from archive.schema import Schema
 from archive.sessions import check_exclusive, place
 from archive.storage import IOStats, Storage
+from archive.views import summaries
 from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -186,6 +187,10 @@ class Archive:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+    def _repr_html_(self) -> str:
+        about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
+        return summaries.archive(about, self.episodes.table, self.checkpoints.table.to_pylist(), self.episodes.fields)
 
     def __repr__(self) -> str:
         return f"<Archive {self.url} at commit {self._head.number}>"

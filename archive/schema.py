@@ -162,6 +162,11 @@ def loads(text: str) -> ShardSchema:
         raise CorruptManifestError(f"a shard's schema cannot be read ({e}); run `archive verify`") from e
 
 
+def described(texts: Iterable[str]) -> dict[str, str]:
+    """Field -> dtype, shape and kind of axis, of several schemas."""
+    return {k: v for text in texts for k, v in loads(text).describe().items()}
+
+
 def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchema:
     """What is kept in the shard of the fields found and the roles declared."""
     names = {spec.path: name for name, spec in specs.items()}

@@ -16,6 +16,7 @@ import numpy as np
 from archive.checkpoints import Checkpoint
 from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
+from archive.views import plots, summaries
 from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place
 from resharding.source import Source, filtered
 
@@ -88,6 +89,35 @@ class Plan:
         ids = Source(self.checkpoint).ids(buffer)
         columns = (gone.unit.tolist(), gone.reason.tolist(), gone.lo.tolist(), gone.hi.tolist())
         return [{"episode_id": ids[u], "reason": r, "start": a, "stop": b} for u, r, a, b in zip(*columns, strict=True)]
+
+    @property
+    def moved(self) -> dict[tuple[int, int], int]:
+        """(source rank, target rank) -> steps that go there."""
+        source, out = (
+            Source(self.checkpoint),
+            np.zeros((max(self.checkpoint.ranks, default=0) + 1, self.world_size), np.int64),
+        )
+        for name, placement in self.placements.items():
+            ranks = source.units(source.buffers[name]).rank[placement.parts.unit]
+            np.add.at(out, (ranks, placement.parts.target), placement.parts.steps)
+        return {(int(s), int(t)): int(out[s, t]) for s, t in np.argwhere(out)}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it is, for people."""
+        return {
+            "checkpoint": self.checkpoint.name, "source ranks": self.checkpoint.world_size,
+            "target ranks": self.world_size, "as it was": self.is_identity, "only": self.conditions,
+        }  # fmt: skip
+
+    def plot(self) -> Any:
+        """Draw which target rank gets how many steps of which source rank; Matplotlib's Axes. Reads no data."""
+        title = f"{self.checkpoint.name}: {self.checkpoint.world_size} ranks to {self.world_size}"
+        return plots.plan(self.moved, self.world_size, title)
+
+    def _repr_html_(self) -> str:
+        ranks = list(zip(self.episodes, self.steps, strict=True))
+        return summaries.plan(self.about, self.moved, ranks, self.dropped)
 
     def seed(self, rank: int) -> int:
         """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""

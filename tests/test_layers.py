@@ -57,6 +57,8 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "_iostats",
                 "_root",
                 "_payload",
+                "views",
+                "views.*",
             ),
         ),
     ),
@@ -121,7 +123,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torchrl": ("frameworks",),
     "ray": ("frameworks", "resharding"),
     "pandas": ("engine", "facade", "resharding", "tools"),
-    "matplotlib": ("tools",),
+    "matplotlib": ("views.plots",),
     "click": ("tools",),
     "rich": ("tools", "progressbar"),
 }

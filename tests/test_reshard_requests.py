@@ -16,7 +16,7 @@ import archive
 import resharding
 from archive import Schema
 from archive.checkpoints import Checkpoint
-from archive.ranges import MAX_GAP_BYTES, merge_runs
+from archive.ranges import merge_runs
 
 FIELDS = 4
 ROW_BYTES = 1000 + 8 * 8 + 2 * 4 + 4
@@ -61,14 +61,13 @@ class Bound:
     """What reading a share may take."""
 
     needed: int = 0
-    edges: int = 0  # bytes of one chunk per field, of each shard; and of a gap read over, of each read in part
-    dead: int = 0  # evicted bytes in shards that are live in part
+    edges: int = 0  # bytes of one chunk per field and of the metadata, of each shard
     shards: int = 0
     partial: int = 0  # contiguous runs of partial reads
 
     @property
     def bytes(self) -> float:
-        return 1.05 * self.needed + self.edges + self.dead
+        return 1.05 * self.needed + self.edges
 
     @property
     def requests(self) -> float:
@@ -82,10 +81,6 @@ def bound(share: Any, row_bytes: int) -> Bound:
     size: dict[str, int] = {}
     for row in table:
         size[row["shard"]] = size.get(row["shard"], 0) + row["length"]
-    live: dict[str, int] = {}
-    for located in zip(ck.located.row.tolist(), (ck.located.hi - ck.located.lo).tolist(), strict=True):
-        shard = table[located[0]]["shard"]
-        live[shard] = live.get(shard, 0) + located[1]
     mine: dict[str, list[tuple[int, int]]] = {}
     for part in (p for group in share.episodes.parts() for p in group):
         start = table[part.row]["start"]
@@ -97,8 +92,6 @@ def bound(share: Any, row_bytes: int) -> Bound:
         out.edges += sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
         partial = len(runs) if runs != [(0, size[shard])] else 0
         out.partial += partial
-        out.edges += MAX_GAP_BYTES if partial else 0  # what a request less may cost; nothing next to a full shard
-        out.dead += (size[shard] - live[shard]) * row_bytes
     return out
 
 

@@ -1,0 +1,163 @@
+"""Pure, no I/O: small SVG charts: a line, a histogram, bars, and who gets what of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from archive.views.markup import Markup, shown, tag
+
+COLORS = ("#3b6ea8", "#c8553d", "#4f9d69", "#8a5a9e", "#d0a030", "#4aa3a2", "#a85c7b", "#6b7280")
+MAX_POINTS = 1000
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def numbers(values: Any) -> Values:
+    """As float64; None is nan."""
+    return np.array([np.nan if v is None else v for v in values], np.float64)
+
+
+def thin(values: Values, most: int = MAX_POINTS) -> tuple[Values, Values]:
+    """(place, value) of at most `most` points: of each stretch, its least and its greatest, so that peaks stay."""
+    places = np.arange(len(values), dtype=np.float64)
+    if len(values) <= most:
+        return places, values
+    edges = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
+    kept: list[int] = []
+    for lo, hi in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        part = values[lo:hi]
+        if np.isfinite(part).any():
+            kept += sorted({lo + int(np.nanargmin(part)), lo + int(np.nanargmax(part))})
+    return places[kept], values[kept]
+
+
+def sparkline(values: Any, *, width: int = 240, height: int = 40, label: str = "") -> Markup:
+    """A line without axes; gaps where a value is missing. Empty if there is none."""
+    return lines({label: values}, width=width, height=height, axis=False)
+
+
+def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axis: bool = True) -> Markup:
+    """Lines over the step, one a name, on one scale."""
+    drawn = {name: numbers(values) for name, values in series.items()}
+    finite = [v[np.isfinite(v)] for v in drawn.values()]
+    every = np.concatenate(finite) if finite else np.zeros(0)
+    if not len(every):
+        return Markup("")
+    low, high = float(every.min()), float(every.max())
+    span, length = (high - low) or 1.0, max(len(v) for v in drawn.values())
+    paths = []
+    for i, values in enumerate(drawn.values()):
+        places, kept = thin(values)
+        x = places / max(length - 1, 1) * width if length > 1 else np.array([width / 2])
+        y = height - 2 - (kept - low) / span * (height - 4)
+        paths.append(tag("path", d=_path(x, y), fill="none", stroke=COLORS[i % len(COLORS)], stroke_width=1.2))
+    text = f"{', '.join(name for name in drawn if name)} from {shown(low)} to {shown(high)}".strip()
+    shape = {"class_": "lines", "data_length": length, "preserveAspectRatio": "none"}
+    plot = _svg(width, height, tag("title", text), *paths, **shape)
+    return tag("figure", plot, tag("figcaption", f"{shown(low)} … {shown(high)}")) if axis else plot
+
+
+def _path(x: Values, y: Values) -> str:
+    """Moves over gaps. A lone point is a short dash."""
+    out, pen_down = [], False
+    for px, py in zip(x.tolist(), y.tolist(), strict=True):
+        if not np.isfinite(py):
+            pen_down = False
+            continue
+        out.append(f"{'L' if pen_down else 'M'}{px:.1f} {py:.1f}")
+        if not pen_down:
+            out.append("h0.8")
+        pen_down = True
+    return "".join(out)
+
+
+def histogram(values: Any, *, bins: int = 24, width: int = 240, height: int = 60, label: str = "") -> Markup:
+    """How many values lie where; empty if there are none."""
+    known = numbers(values)
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return Markup("")
+    low, high = float(known.min()), float(known.max())
+    distinct = len(np.unique(known[:10_000]))
+    counts, edges = np.histogram(known, bins=max(1, min(bins, distinct if high > low else 1)))
+    step = width / len(counts)
+    bars = [
+        tag(
+            "rect", tag("title", f"{shown(float(edges[i]))} to {shown(float(edges[i + 1]))}: {count}"),
+            x=f"{i * step:.1f}", y=f"{height - height * count / counts.max():.1f}", width=f"{max(step - 1, 0.5):.1f}",
+            height=f"{height * count / counts.max():.1f}", fill=COLORS[0],
+        )
+        for i, count in enumerate(counts.tolist())
+    ]  # fmt: skip
+    caption = f"{label}: {shown(low)} … {shown(high)}" if label else f"{shown(low)} … {shown(high)}"
+    return tag("figure", _svg(width, height, *bars, class_="histogram"), tag("figcaption", caption))
+
+
+def bars(counts: Mapping[str, float], *, width: int = 320, unit: str = "") -> Markup:
+    """A bar a name, the longest as wide as there is room."""
+    most = max(counts.values(), default=0) or 1
+    rows = []
+    for name, count in counts.items():
+        bar = _svg(
+            width,
+            12,
+            tag("rect", x=0, y=1, width=f"{width * count / most:.1f}", height=10, fill=COLORS[0]),
+            class_="bar",
+        )
+        rows.append(tag("tr", tag("th", name), tag("td", bar), tag("td", f"{shown(count)}{unit}", class_="number")))
+    return tag("table", tag("tbody", *rows), class_="bars") if rows else Markup("")
+
+
+def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int, *, width: int = 560) -> Markup:
+    """From source ranks (left) to target ranks (right): a band as wide as the steps that move."""
+    total = sum(moved.values())
+    if not total:
+        return Markup("")
+    gap, bar, margin = 6.0, 14.0, 70.0
+    scale = max(120, 22 * max(sources, targets)) / total
+    tall_left, tall_right = np.zeros(sources), np.zeros(targets)
+    for (source, target), steps in moved.items():
+        tall_left[source] += steps * scale
+        tall_right[target] += steps * scale
+    top_left, top_right = _tops(tall_left, gap), _tops(tall_right, gap)
+    at_left, at_right, bands = top_left.copy(), top_right.copy(), []
+    for (source, target), steps in sorted(moved.items()):
+        ends = (margin + bar, width - margin - bar, at_left[source], at_right[target])
+        title = tag("title", f"{steps} steps from rank {source} to rank {target}")
+        shape = _band(*ends, steps * scale)
+        bands.append(tag("path", title, d=shape, fill=COLORS[target % len(COLORS)], fill_opacity="0.45"))
+        at_left[source] += steps * scale
+        at_right[target] += steps * scale
+    boxes = _ends(margin, top_left, tall_left, bar, margin - 6, "end")
+    boxes += _ends(width - margin - bar, top_right, tall_right, bar, width - margin + 6, "start")
+    return _svg(width, total * scale + gap * max(sources, targets), *bands, *boxes, class_="flow")
+
+
+def _tops(tall: Values, gap: float) -> Values:
+    tops: Values = np.cumsum(tall) - tall + gap * np.arange(len(tall))
+    return tops
+
+
+def _band(x0: float, x1: float, y0: float, y1: float, tall: float) -> str:
+    middle = (x0 + x1) / 2
+    return (
+        f"M{x0:.1f} {y0:.1f}C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
+        f"L{x1:.1f} {y1 + tall:.1f}C{middle:.1f} {y1 + tall:.1f} {middle:.1f} {y0 + tall:.1f} {x0:.1f} {y0 + tall:.1f}Z"
+    )
+
+
+def _ends(x: float, tops: Values, tall: Values, wide: float, text_x: float, anchor: str) -> list[Markup]:
+    out = []
+    for rank, (y, height) in enumerate(zip(tops.tolist(), tall.tolist(), strict=True)):
+        sized = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": wide, "height": f"{max(height, 1):.1f}"}
+        out.append(tag("rect", **sized, fill="#6b7280"))
+        place = {"x": f"{text_x:.1f}", "y": f"{y + height / 2 + 4:.1f}", "text_anchor": anchor}
+        out.append(tag("text", f"rank {rank}", **place, font_size=11, fill="currentColor"))
+    return out
+
+
+def _svg(width: float, height: float, *content: Any, **attributes: Any) -> Markup:
+    size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    return tag("svg", *content, **size, xmlns="http://www.w3.org/2000/svg", **attributes)

@@ -1,0 +1,84 @@
+"""Pure, no I/O: HTML and SVG whose every text and attribute is escaped, since names and values come from a bucket."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+VOID = frozenset({"br", "hr", "img", "input", "line", "rect", "circle", "path", "polyline", "meta"})
+MAX_TEXT = 300
+
+
+class Markup(str):
+    """Text that is HTML already. Only `tag` and `join` make it; everything else is escaped."""
+
+    __slots__ = ()
+
+
+def join(parts: Iterable[Any]) -> Markup:
+    """The parts one after the other; what is not markup is escaped."""
+    return Markup("".join(p if isinstance(p, Markup) else html.escape(str(p)) for p in parts))
+
+
+def tag(name: str, *children: Any, **attributes: Any) -> Markup:
+    """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in VOID and not children:
+        return Markup(f"<{name}{given}/>")
+    return Markup(f"<{name}{given}>{join(children)}</{name}>")
+
+
+def shown(value: Any, limit: int = MAX_TEXT) -> str:
+    """A value as people read it: numbers short, None as a dash, long text cut."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}" if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(shown(v, limit) for v in value) or "-"
+    text = str(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, more: int = 0) -> Markup:
+    """A table with a heading; `more` rows were left out."""
+    head = tag("tr", *(tag("th", c) for c in columns))
+    body = [tag("tr", *(_cell(value) for value in row)) for row in rows]
+    if more > 0:
+        body.append(tag("tr", tag("td", f"and {more} more", colspan=len(columns), class_="more")))
+    return tag("table", tag("thead", head), tag("tbody", *body))
+
+
+def _cell(value: Any) -> Markup:
+    if isinstance(value, Markup):
+        return tag("td", value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return tag("td", shown(value), class_="number" if number else None)
+
+
+def facts(pairs: Mapping[str, Any]) -> Markup:
+    """Names and values, one a line."""
+    rows = (tag("tr", tag("th", name), _cell(value)) for name, value in pairs.items())
+    return tag("table", tag("tbody", *rows), class_="facts")
+
+
+def section(title: str, *content: Any) -> Markup:
+    """A part with a heading; empty if all of its content is."""
+    return tag("section", tag("h4", title), *content) if any(content) else Markup("")
+
+
+def size(nbytes: float) -> str:
+    """Bytes as people say it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

@@ -1,0 +1,160 @@
+"""Pure, no I/O: what a notebook shows for an archive, checkpoint, plan, episodes or one episode. No data is read for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.views import charts
+from archive.views.markup import Markup, facts, join, section, shown, table, tag
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_ROWS = 10
+MAX_RANKS = 64
+STYLE = (
+    ".trajectories{font:13px/1.5 system-ui,sans-serif}.trajectories h4{margin:.8em 0 .2em}"
+    ".trajectories table{border-collapse:collapse;font-size:12px}.trajectories th{text-align:left;padding:1px 10px 1px 0;"
+    "font-weight:600}.trajectories td{text-align:left;padding:1px 10px 1px 0}.trajectories td.number{text-align:right}"
+    ".trajectories figure{display:inline-block;margin:0 18px 0 0}.trajectories figcaption{font-size:11px;opacity:.7}"
+    ".trajectories code{font-size:12px}.trajectories .more{opacity:.7}"
+)
+_SHOWN = ("episode_id", "length", "return", "complete", "weights", "updates", "buffer")
+
+
+def framed(title: Any, *content: Any) -> Markup:
+    """A block with its own style, which changes nothing around it."""
+    # The style is ours, and a browser does not read entities inside <style>.
+    style = tag("style", Markup(STYLE))
+    return tag("div", style, tag("strong", title), *content, class_="trajectories")
+
+
+def archive(
+    about: Mapping[str, Any], episodes: pa.Table, checkpoints: Sequence[Mapping[str, Any]], fields: Mapping[str, str]
+) -> str:
+    """An archive: where it is, how much it holds, its newest checkpoints and all its episodes."""
+    columns = ("name", "step", "run", "world_size", "whole", "replay_saved", "commit", "created_at")
+    newest = list(checkpoints)[: -MAX_ROWS - 1 : -1]
+    rows = [[c[name] for name in columns] for c in newest]
+    saved = table(columns, rows, more=len(checkpoints) - len(newest)) if rows else ""
+    return framed(
+        "Archive", facts({**about, **totals(episodes)}), section("Newest checkpoints", saved), overview(episodes, fields)
+    )
+
+
+def checkpoint(
+    about: Mapping[str, Any], per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any
+) -> str:
+    """A checkpoint: what it holds, rank by rank and buffer by buffer."""
+    return framed("Checkpoint", facts(about), checkpoint_parts(per_rank, buffers, discarded, progress))
+
+
+def checkpoint_parts(per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any) -> Markup:
+    """Live steps of each rank, the buffers, what was left out, and the run's counters."""
+    ranks = {f"rank {rank}": steps for rank, steps in list(per_rank.items())[:MAX_RANKS]}
+    left = len(per_rank) - len(ranks)
+    held = [[name, b["steps"], b["episodes"], ", ".join(b["columns"])] for name, b in buffers.items()]
+    gone = [[why, n.get("episodes"), n.get("steps")] for why, n in discarded.items()]
+    return join([
+        section("Live steps", charts.bars(ranks), f"and {left} more ranks" if left else ""),
+        section("Buffers", table(("buffer", "steps", "episodes", "columns"), held) if held else ""),
+        section("Left out", table(("why", "episodes", "steps"), gone) if gone else ""),
+        section("Progress", tag("code", as_json(progress)) if progress is not None else ""),
+    ])  # fmt: skip
+
+
+def episodes(found: pa.Table, fields: Mapping[str, str], where: str) -> str:
+    """Some episodes: how many, their fields, weights and update counts, and the first of them."""
+    return framed("Episodes", facts({"at": where} | totals(found)), overview(found, fields), first_rows(found))
+
+
+def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any) -> str:
+    """One episode: what is known of it without reading its steps."""
+    return framed("Episode", facts(about), episode_parts(fields, metadata, attributes))
+
+
+def episode_parts(fields: Mapping[str, str], metadata: Any, attributes: Any) -> Markup:
+    """The fields, metadata and attributes of an episode."""
+    return join([
+        section("Fields", table(("field", "dtype[shape] axis"), fields.items()) if fields else ""),
+        section("Metadata", tag("code", as_json(metadata)) if metadata else ""),
+        section("Attributes", tag("code", as_json(attributes)) if attributes else ""),
+    ])  # fmt: skip
+
+
+def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any) -> str:
+    """A plan: who gets what, as a picture and in numbers."""
+    return framed("Plan", facts(about), plan_parts(moved, ranks, dropped, about))
+
+
+def plan_parts(moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any, about: Mapping[str, Any]) -> Markup:
+    """The picture of who gets what, the ranks' numbers, and what is dropped."""
+    sources, targets = int(about["source ranks"]), int(about["target ranks"])
+    drawn = charts.flow(moved, sources, targets) if max(sources, targets) <= MAX_RANKS else ""
+    rows = [[rank, *counts] for rank, counts in enumerate(ranks)][:MAX_RANKS]
+    gone = [[why, n["episodes"], n["steps"]] for why, n in dropped.items()]
+    return join([
+        section("Who gets what", drawn),
+        section("Target ranks", table(("rank", "episodes", "steps"), rows, more=len(ranks) - len(rows))),
+        section("Dropped", table(("why", "episodes", "steps"), gone) if gone else ""),
+    ])  # fmt: skip
+
+
+def totals(found: pa.Table) -> dict[str, Any]:
+    """How many episodes and steps."""
+    lengths, complete = found["length"].to_numpy(), found["complete"].to_numpy()
+    return {
+        "episodes": f"{len(lengths)}" + (f", {int((~complete).sum())} incomplete" if not complete.all() else ""),
+        "steps": int(lengths.sum()),
+        "buffers": sorted({str(b) for b in found["buffer"].unique().to_pylist()}),
+    }
+
+
+def overview(found: pa.Table, fields: Mapping[str, str]) -> Markup:
+    """Fields, weights, and how update counts, returns and lengths are spread."""
+    per_weights = list(weights_counts(found).items())
+    kept = per_weights[: -MAX_ROWS - 1 : -1]
+    listed = table(("weights", "episodes"), kept, more=len(per_weights) - len(kept)) if kept else ""
+    returns = charts.sparkline(found["return"].to_pylist()[-2000:], label="return")
+    return join([
+        section("Fields", table(("field", "dtype[shape] axis"), fields.items()) if fields else ""),
+        section("Weights, newest first", listed),
+        section("Update counts and lengths", join([
+            charts.histogram(found["update_count_max"].to_pylist(), label="update count"),
+            charts.histogram(found["length"].to_pylist(), label="length"),
+        ])),
+        section("Returns, in the order of writing", returns),
+    ])  # fmt: skip
+
+
+def weights_counts(found: pa.Table) -> dict[str, int]:
+    """Weights -> episodes that they made, in order of first use."""
+    lists = found["model_weights_uuids"].combine_chunks()
+    known, codes = np.unique(np.asarray(lists.flatten().to_pylist(), object).astype(str), return_inverse=True)
+    first = np.full(len(known), len(codes))
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    counts = np.bincount(codes, minlength=len(known))
+    return {str(known[i]): int(counts[i]) for i in np.argsort(first, kind="stable").tolist()}
+
+
+def first_rows(found: pa.Table) -> Markup:
+    """The first episodes of a table."""
+    rows = [[*row_of(r).values()] for r in found.slice(0, MAX_ROWS).to_pylist()]
+    return section("The first of them", table(_SHOWN, rows, more=found.num_rows - len(rows)) if rows else "")
+
+
+def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table of episodes shows of one."""
+    low, high = row["update_count_min"], row["update_count_max"]
+    updates = None if low is None else shown(low) if low == high else f"{low} to {high}"
+    known = {name: row[name] for name in _SHOWN if name in row}
+    return {name: (known | {"weights": row["model_weights_uuids"], "updates": updates})[name] for name in _SHOWN}
+
+
+def as_json(value: Any) -> str:
+    """A JSON value as text, not too long."""
+    return shown(json.dumps(value, default=str, ensure_ascii=False), 2000)
