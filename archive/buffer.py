@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.bufferwriter import BufferWriter
 from archive.ranges import Ints
+from archive.schema import Schema
 
 if TYPE_CHECKING:
     import threading
@@ -44,18 +45,21 @@ class Buffer:
         replace: bool = False,
         first: bool = True,
         last: bool = True,
+        schema: Schema | None = None,
     ) -> str:
         """Add one whole episode; its id.
 
         steps: a nest of named arrays, axis 0 the step (see Schema for others). Copied: it may be changed afterwards.
         model_weights_uuid, update_count: one value, one a step, or the name of a field that has them.
         replace: a new revision of an episode of this id.  first, last: whether its first and last step are there.
+        schema: what the fields of this episode mean, where that is not what the writer was told.
         """
         with self._writer._entered():
             self._writer._surface()
             return self._inner.add_episode(
                 steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id, episode_id=episode_id,
                 terminated=terminated, truncated=truncated, metadata=metadata, replace=replace, first=first, last=last,
+                schema=schema,
             )  # fmt: skip
 
     def append(

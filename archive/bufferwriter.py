@@ -50,6 +50,7 @@ class BufferWriter:
         self._arenas: dict[str, Arena] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
+        self._steps_at_send = 0  # live ones, when a shard was last sent off
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
 
     # -- adding -------------------------------------------------------------------------------------------------
@@ -57,9 +58,9 @@ class BufferWriter:
     def add_episode(
         self, steps: Any, *, model_weights_uuid: Any, update_count: Any, env_id: int | None, episode_id: str | None,
         terminated: bool | None, truncated: bool | None, metadata: dict[str, Any] | None, replace: bool,
-        first: bool, last: bool,
+        first: bool, last: bool, schema: Schema | None = None,
     ) -> str:  # fmt: skip
-        fields, schema = intake.steps(steps, self.schema)
+        fields, shard = intake.steps(steps, schema or self.schema)
         intake.check_rows(fields, last=last)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = _own_metadata(metadata)
@@ -70,8 +71,8 @@ class BufferWriter:
             raise UsageError(
                 f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
             )
-        record = self._new_record(env, episode_id, schema, metadata, replace=replace)
-        self._digests.add(schema.digest)
+        record = self._new_record(env, episode_id, shard, metadata, replace=replace)
+        self._digests.add(shard.digest)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
         record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
@@ -81,7 +82,7 @@ class BufferWriter:
         count = fields.length
         self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
         block = Block(
-            schema, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
+            shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
             weights.uuid, weights.update_count, index, env, start,
         )  # fmt: skip
         self._keep(block)
@@ -186,13 +187,20 @@ class BufferWriter:
         for piece in blocks.split(block, SHARD_BYTES):
             digest = piece.schema.digest
             pending = self._pending.setdefault(digest, [])
-            if pending and self._pending_bytes[digest] + piece.nbytes > SHARD_BYTES:
+            if pending and self._pending_bytes[digest] + piece.nbytes > self._shard_bytes(piece):
                 self._submit(digest)
                 pending = self._pending.setdefault(digest, [])
             pending.append(piece if owned else self._owned(piece, new=not pending))
             self._pending_bytes[digest] = self._pending_bytes.get(digest, 0) + piece.nbytes
             if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
                 pending[-_MERGE_BLOCKS:] = [blocks.merge(pending[-_MERGE_BLOCKS:])]
+
+    def _shard_bytes(self, piece: Block) -> int:
+        """Of env rows that advance together, and so are evicted together, a shard holds a slab of time."""
+        if self.streams.env_rows < 2 or not piece.length:
+            return SHARD_BYTES
+        step_bytes = max(1, piece.nbytes // piece.length)
+        return blocks.slab_bytes(self._steps_at_send * step_bytes, self.streams.env_rows, step_bytes, SHARD_BYTES)
 
     def _owned(self, block: Block, *, new: bool) -> Block:
         """The block copied; large ones into memory where those of one shard lie end to end."""
@@ -208,6 +216,7 @@ class BufferWriter:
         pending = self._pending.pop(digest)
         self._pending_bytes[digest] = 0
         self._arenas.pop(digest, None)
+        self._steps_at_send = self.live_set.steps_at_most
         reward = intake.reward_field(self.schema, pending[0].schema)
         describe = partial(self._rows_of.describe, self.streams.epoch)
         self.streams.epoch += 1

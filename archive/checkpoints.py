@@ -22,7 +22,7 @@ from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
 from archive.staging import Resume
 from archive.storage import Storage
-from archive.views import summaries
+from archive.views import page, summaries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -252,6 +252,11 @@ class Checkpoint:
             "at": self._storage.url, "ranks": self.world_size, "missing ranks": missing or None,
             "replay saved": self.replay_saved, "created at": self.commit.created_at, "metrics": self.metrics or None,
         }  # fmt: skip
+
+    def to_html(self) -> str:
+        """A page of its own: ranks, buffers, and how its episodes are spread. Reads no data."""
+        found, told = self.episodes, (self.steps_per_rank, self.buffers, self.discarded, self.progress)
+        return page.checkpoint(self.about, found.table, found.fields, *told)
 
     def _repr_html_(self) -> str:
         return summaries.checkpoint(self.about, self.steps_per_rank, self.buffers, self.discarded, self.progress)

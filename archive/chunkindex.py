@@ -13,12 +13,12 @@ import numpy as np
 
 from archive.errors import CorruptManifestError, MissingObjectError, UnsafePathError
 from archive.packing import checksum
-from archive.ranges import MAX_GAP_BYTES, ByteRange, Ints, coalesce, covered
+from archive.ranges import ByteRange, Ints, coalesce, covered, widest_gap
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NARROW_GAP_BYTES = 16 * 1024  # the least size of a chunk
+SPARE_PART = 20  # of what is needed, 1/20 more may be read to save requests
 METADATA = ""  # the "array" of the group's own zarr.json
 Wanted = Mapping[str, tuple[Ints, Ints]]  # array -> starts and stops of row runs
 
@@ -87,8 +87,11 @@ class ShardIndex:
         starts = np.concatenate([self.arrays[n].offset[c] for n, c in found]) if found else chunks
         sizes = np.concatenate([self.arrays[n].size[c] for n, c in found]) if found else chunks
         order = np.argsort(starts, kind="stable") if self.packed else np.arange(len(starts))
+        if max_gap is None and self.packed:
+            spare_bytes = self._spare_bytes(wanted, {name for name, _ in found}, int(sizes.sum()))
+            max_gap = widest_gap(starts[order], (starts + sizes)[order], spare_bytes)
         requests, owner, base = self._requests(
-            starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap
+            starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap or 0
         )
         pieces = []
         for place, i in enumerate(order.tolist()):
@@ -126,22 +129,23 @@ class ShardIndex:
             )
         return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
-    def _affordable_gap(self, starts: Ints, sizes: Ints, names: Iterable[str]) -> int:
-        """The usual gap, unless what lies in the gaps comes to more than 1/20 of what is needed and a chunk a field."""
-        block_starts, block_stops, _ = coalesce(starts, starts + sizes)
-        fetched, needed = int((block_stops - block_starts).sum()), int(sizes.sum())
-        spare_bytes = needed // 20 + sum(int(self.arrays[name].size.max()) for name in names)
-        return MAX_GAP_BYTES if fetched <= needed + spare_bytes else NARROW_GAP_BYTES
+    def _spare_bytes(self, wanted: Wanted, names: Iterable[str], chunk_bytes: int) -> int:
+        """What may lie in gaps that are read over: the rows' own bytes, 1/20 more and a chunk a field are not exceeded."""
+        needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
+        a_chunk_each = sum(int(self.arrays[name].size.max()) for name in names)
+        return int(needed * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
+
+    def _row_bytes(self, name: str) -> float:
+        array = self.arrays.get(name)
+        return float(array.size.sum()) / (array.rows * len(array.size)) if array else 0.0
 
     def _requests(
-        self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int | None
+        self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int
     ) -> tuple[list[ByteRange], Ints, Ints]:
         if not self.packed:
             keys = [f"{self.shard}/{self.arrays[n].member[c]}" for n, c in which]
             ranges = [ByteRange(k, 0, int(s)) for k, s in zip(keys, sizes, strict=True)]
             return ranges, np.arange(len(keys)), np.zeros(len(keys), np.int64)
-        if max_gap is None:
-            max_gap = self._affordable_gap(starts, sizes, {name for name, _ in which})
         block_starts, block_stops, owner = coalesce(starts, starts + sizes, max_gap=max_gap)
         ranges = [ByteRange(self.shard, int(a), int(b)) for a, b in zip(block_starts, block_stops, strict=True)]
         return ranges, owner, block_starts[owner] if len(owner) else owner

@@ -17,7 +17,7 @@ from archive.ranges import Ints
 from archive.reader import Reader
 from archive.segments import Part, cut, with_extra
 from archive.tree import Ragged
-from archive.views import plots, summaries
+from archive.views import page, plots, summaries
 
 if TYPE_CHECKING:
     import pandas
@@ -199,16 +199,30 @@ class Episodes(Sequence["Episode"]):
     @property
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
+        return schema.described(self._schemas.dictionary.to_pylist())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their steps, uncompressed, without fields of varying length; no data is read."""
+        sizes = np.array(
+            [schema.loads(text).row_bytes for text in self._schemas.dictionary.to_pylist()] or [0], np.int64
+        )
+        rows = np.diff(self._index.chains.offsets)[self._chosen]
+        per_step = sizes[self._schemas.indices.to_numpy()[np.cumsum(rows) - 1]] if len(self) else np.zeros(0, np.int64)
+        return int((per_step * self.lengths()).sum())
+
+    @cached_property
+    def _schemas(self) -> Any:
+        """The schema of each of their segments, as a dictionary of distinct ones."""
         rows = self._index.chains.rows_of(self._chosen)
-        texts = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
-        return schema.described(texts)
+        return self._reader.snapshot.take(rows, ["schema"])["schema"].combine_chunks().dictionary_encode()
 
     def plot(self) -> Any:
         """Draw returns over update count, and lengths; Matplotlib's Axes. Reads no data."""
         return plots.episodes(self.table)
 
     def _repr_html_(self) -> str:
-        return summaries.episodes(self.table, self.fields, self._reader.snapshot.storage.url)
+        return summaries.episodes(self.table, self.fields, self.nbytes, self._reader.snapshot.storage.url)
 
     def __repr__(self) -> str:
         return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
@@ -338,6 +352,11 @@ class Episode:
     def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
         """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
         return plots.episode(self.read(fields, start, stop), self.id)
+
+    def to_html(self, fields: Any = None) -> str:
+        """A page of its own that plays it: curves, pictures, text. Loads nothing when opened."""
+        data = self.read(fields)
+        return page.episode(self.about, self.fields, self.metadata, self.attributes, data)
 
     @property
     def about(self) -> dict[str, Any]:

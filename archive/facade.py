@@ -29,7 +29,7 @@ from archive.retention import Keep
 from archive.schema import Schema
 from archive.sessions import check_exclusive, place
 from archive.storage import IOStats, Storage
-from archive.views import summaries
+from archive.views import markup, summaries
 from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -189,8 +189,10 @@ class Archive:
         self.__init__(**state)  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
+        found = self.episodes
         about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
-        return summaries.archive(about, self.episodes.table, self.checkpoints.table.to_pylist(), self.episodes.fields)
+        about["uncompressed"] = markup.size(found.nbytes)
+        return summaries.archive(about, found.table, self.checkpoints.table.to_pylist(), found.fields)
 
     def __repr__(self) -> str:
         return f"<Archive {self.url} at commit {self._head.number}>"

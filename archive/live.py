@@ -83,6 +83,11 @@ class LiveSet:
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
 
+    @property
+    def steps_at_most(self) -> int:
+        """Live steps; what left since somebody last looked may be counted still."""
+        return self._runs.steps + sum(added.steps for added in self._added)
+
     def copy(self) -> LiveSet:
         return LiveSet(self.runs())
 

@@ -9,6 +9,7 @@ import numpy as np
 from archive.byterange import ByteRange as ByteRange
 
 MAX_GAP_BYTES = 64 * 1024
+MIN_GAP_BYTES = 1024  # headers between chunks
 MAX_BLOCK_BYTES = 8 * 1024 * 1024
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -34,6 +35,18 @@ def coalesce(
         owner[i] = block
     heads = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
     return starts[heads], np.maximum.reduceat(stops, heads), owner
+
+
+def widest_gap(starts: Ints, stops: Ints, spare_bytes: int) -> int:
+    """The widest gap between sorted ranges, 64 KB at most, such that all gaps up to it come to no more than `spare_bytes`.
+
+    Headers between neighbours are read over in any case.
+    """
+    gaps = np.sort(np.maximum(0, starts[1:] - np.maximum.accumulate(stops)[:-1]))
+    gaps = gaps[gaps <= MAX_GAP_BYTES]
+    fitting = int(np.searchsorted(np.cumsum(gaps), spare_bytes, side="right"))
+    widest = MAX_GAP_BYTES if fitting == len(gaps) else int(gaps[fitting]) - 1
+    return max(MIN_GAP_BYTES, widest)
 
 
 def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Ints, Ints]:

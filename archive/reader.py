@@ -94,8 +94,17 @@ class Reader:
         tails: of a caller that reads on from where it stopped, for the chunks in which it stopped, so as not to fetch
         them again; kept up to date.
         """
+        return self.read_each(parts, [selection] * len(parts), tails)
+
+    def read_each(
+        self, parts: Sequence[Sequence[Part]], selections: Sequence[fields.Selection], tails: Tails | None = None
+    ) -> list[dict[str, Any]]:
+        """As `read`, with a selection of fields for each list of parts."""
         segments = self.segments([p.row for group in parts for p in group])
-        jobs = [fields.episode_job([(segments[p.row], p) for p in group], selection) for group in parts]
+        jobs = [
+            fields.episode_job([(segments[p.row], p) for p in group], selection)
+            for group, selection in zip(parts, selections, strict=True)
+        ]
         arrays = self._arrays([s for job in jobs for s in job.slices()], tails)
         try:
             return [job.build(arrays) for job in jobs]

@@ -92,6 +92,11 @@ class Streams:
                 self._open = np.concatenate([self._open, np.full(size - len(self._open), NONE, np.int64)])
         return slot
 
+    @property
+    def env_rows(self) -> int:
+        """How many env rows were ever used."""
+        return len(self._slots)
+
     def next_position(self, env_id: int) -> int:
         return int(self._next[self._slots[env_id]]) if env_id in self._slots else 0
 

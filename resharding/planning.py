@@ -16,7 +16,7 @@ import numpy as np
 from archive.checkpoints import Checkpoint
 from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
-from archive.views import plots, summaries
+from archive.views import page, plots, summaries
 from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place
 from resharding.source import Source, filtered
 
@@ -115,9 +115,15 @@ class Plan:
         title = f"{self.checkpoint.name}: {self.checkpoint.world_size} ranks to {self.world_size}"
         return plots.plan(self.moved, self.world_size, title)
 
+    def to_html(self) -> str:
+        """A page of its own: who gets what, as a picture and in numbers. Reads no data."""
+        return page.plan(*self._told())
+
     def _repr_html_(self) -> str:
-        ranks = list(zip(self.episodes, self.steps, strict=True))
-        return summaries.plan(self.about, self.moved, ranks, self.dropped)
+        return summaries.plan(*self._told())
+
+    def _told(self) -> tuple[Any, ...]:
+        return self.about, self.moved, list(zip(self.episodes, self.steps, strict=True)), self.dropped
 
     def seed(self, rank: int) -> int:
         """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""

@@ -171,7 +171,7 @@ class Source:
         """Bytes of one step of each unit's fields, by its schema (fields of any length count as nothing)."""
         rows = buffer.pieces.row[buffer.heads]
         texts, codes = schemas_of(self.checkpoint.snapshot, rows)
-        return np.array([_row_bytes(t) for t in texts] or [0], np.int64)[codes]
+        return np.array([loads(t).row_bytes for t in texts] or [0], np.int64)[codes]
 
 
 def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:
@@ -180,13 +180,6 @@ def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:
     if not len(rows):
         return [], np.zeros(0, np.int64)
     return column.dictionary.to_pylist(), column.indices.to_numpy().astype(np.int64)
-
-
-def _row_bytes(text: str) -> int:
-    from archive.dtypes import to_numpy
-
-    fields = [f for f in loads(text).fields if f.per_step]
-    return max(1, sum(to_numpy(f.dtype).itemsize * int(np.prod(f.shape, dtype=np.int64)) for f in fields))
 
 
 def _ages(commit: Ints, position: Ints) -> Ints:

@@ -38,7 +38,9 @@ class Order:
         if self.shuffle not in SHUFFLES:
             raise UsageError(f"shuffle={self.shuffle!r}: give 'full', 'blocks' or None")
         if self.block_items < 1 or self.pool_blocks < 1:
-            raise UsageError(f"blocks of {self.block_items} items, {self.pool_blocks} to a pool: both must be at least 1")
+            raise UsageError(
+                f"blocks of {self.block_items} items, {self.pool_blocks} to a pool: both must be at least 1"
+            )
         if self.seed < 0:
             raise UsageError(f"seed={self.seed}: a seed is not negative")
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive import dtypes, tree
+from archive import blocks, dtypes, tree
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
 from archive.errors import FieldError, UsageError
 from archive.names import show
+from archive.pipeline import SHARD_BYTES
 from archive.ranges import Ints
 from archive.schema import Path
 from archive.torch.ringfill import Filled, Leaves, Share, fill, rebuild
@@ -22,8 +23,7 @@ from archive.tree import Array, is_tensor
 
 __all__ = ["Filled", "Leaves", "Share", "append", "fill", "rebuild"]
 
-MAX_CALL_BYTES = 60 * 1024 * 1024  # of one slab of time: it becomes a shard of its own
-MIN_RUN = 16  # steps of an env row that stay together, so that there are few segments however many env rows
+MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
 _BOOKKEEPING_BYTES = 24  # a step, beside its fields
 _OBJECT_BYTES = 64  # a guess at a string
 _PER_STEP = ("first", "last", "terminated", "truncated", "episode_ids", "model_weights_uuid", "update_count")
@@ -228,8 +228,9 @@ def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[Slab]:
         return
     start, stop = start[rows], ring.pos[rows]
     longest = int((stop - start).max())
-    most = max(1, MAX_CALL_BYTES // step_bytes)
-    depth = min(longest, max(min(MIN_RUN, most), most // len(rows)))
+    slab_bytes = blocks.slab_bytes(int(ring.size.sum()) * step_bytes, len(rows), step_bytes, MAX_CALL_BYTES)
+    most = max(1, slab_bytes // step_bytes)
+    depth = min(longest, max(1, most // len(rows)))
     depth = -(-longest // -(-longest // depth))  # even slabs
     for far in range(longest, 0, -depth):
         lo, hi = np.maximum(start, stop - far), np.maximum(start, stop - max(0, far - depth))

@@ -22,7 +22,7 @@ def join(parts: Iterable[Any]) -> Markup:
     return Markup("".join(p if isinstance(p, Markup) else html.escape(str(p)) for p in parts))
 
 
-def tag(name: str, *children: Any, **attributes: Any) -> Markup:
+def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
@@ -66,7 +66,7 @@ def _cell(value: Any) -> Markup:
 
 def facts(pairs: Mapping[str, Any]) -> Markup:
     """Names and values, one a line."""
-    rows = (tag("tr", tag("th", name), _cell(value)) for name, value in pairs.items())
+    rows = (tag("tr", tag("th", name), tag("td", shown(value))) for name, value in pairs.items())
     return tag("table", tag("tbody", *rows), class_="facts")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.views import charts
-from archive.views.markup import Markup, facts, join, section, shown, table, tag
+from archive.views.markup import Markup, facts, join, section, shown, size, table, tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,10 @@ def archive(
     rows = [[c[name] for name in columns] for c in newest]
     saved = table(columns, rows, more=len(checkpoints) - len(newest)) if rows else ""
     return framed(
-        "Archive", facts({**about, **totals(episodes)}), section("Newest checkpoints", saved), overview(episodes, fields)
+        "Archive",
+        facts({**about, **totals(episodes)}),
+        section("Newest checkpoints", saved),
+        overview(episodes, fields),
     )
 
 
@@ -67,9 +70,14 @@ def checkpoint_parts(per_rank: Mapping[int, int], buffers: Any, discarded: Any, 
     ])  # fmt: skip
 
 
-def episodes(found: pa.Table, fields: Mapping[str, str], where: str) -> str:
+def episodes(found: pa.Table, fields: Mapping[str, str], nbytes: int, where: str) -> str:
     """Some episodes: how many, their fields, weights and update counts, and the first of them."""
-    return framed("Episodes", facts({"at": where} | totals(found)), overview(found, fields), first_rows(found))
+    return framed(
+        "Episodes",
+        facts({"at": where, **totals(found), "uncompressed": size(nbytes)}),
+        overview(found, fields),
+        first_rows(found),
+    )
 
 
 def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any) -> str:

@@ -1,0 +1,71 @@
+"""Engine: commits in the background what was added, now and then; what goes wrong is raised by the buffer's next call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class AutoSave:
+    """Calls `commit` in a thread of its own, `interval_s` after `added()`, or soon after `hurry()`.
+
+    An error is kept for `surface()`; the commit is tried again an interval later.
+    """
+
+    def __init__(self, commit: Callable[[], None], interval_s: float) -> None:
+        self._commit, self._interval_s = commit, interval_s
+        self._wake = threading.Condition()
+        self._due: float | None = None
+        self._ended = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="archive-autosave", daemon=True)
+        self._thread.start()
+
+    def added(self) -> None:
+        """There is something to commit, in a while."""
+        self._at(time.monotonic() + self._interval_s)
+
+    def hurry(self) -> None:
+        """There is something to commit, now."""
+        self._at(time.monotonic())
+
+    def _at(self, due: float) -> None:
+        with self._wake:
+            if self._due is None or due < self._due:
+                self._due = due
+                self._wake.notify()
+
+    def surface(self) -> None:
+        """Raise what went wrong, once."""
+        with self._wake:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the thread; a commit under way is finished, none is begun."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._waited():
+            try:
+                self._commit()
+            except BaseException as error:
+                with self._wake:
+                    self._error = error
+                self.added()
+
+    def _waited(self) -> bool:
+        """Wait until a commit is due; whether there is one to make."""
+        with self._wake:
+            while not self._ended:
+                now = time.monotonic()
+                if self._due is not None and self._due <= now:
+                    self._due = None
+                    return True
+                self._wake.wait(None if self._due is None else self._due - now)
+            return False

@@ -1,0 +1,190 @@
+"""Pure, no I/O: which trajectories a buffer has, in order; which of them are in memory; and drawing transitions of the newest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from archive.buffers import flatten
+from archive.buffers.flatten import Flat, Rows, Signature
+from archive.buffers.slab import Slab
+
+
+class Home(Protocol):
+    """An archive that trajectories can be read from."""
+
+    def take(self, names: Sequence[str], which: torch.Tensor, step: torch.Tensor, env: torch.Tensor) -> Rows:
+        """Transition (step[i], env[i]) of the episode names[which[i]], for each i."""
+        ...
+
+
+@dataclass(eq=False)
+class Entry:
+    """One trajectory of the buffer."""
+
+    trajectory_id: int
+    steps: int  # T
+    envs: int  # B
+    info: dict[str, Any] = field(default_factory=dict)  # max_episode_length, model_weights_id
+    home: Home | None = None  # where it can be read, once that is committed
+    name: str = ""  # its episode's id there
+    signature: Signature | None = None  # of its rows in memory
+    rest: dict[str, Any] | None = None  # what the rows in memory do not have
+
+    @property
+    def samples(self) -> int:
+        return self.steps * self.envs
+
+    @property
+    def in_memory(self) -> bool:
+        return self.signature is not None
+
+
+class Window(NamedTuple):
+    """The trajectories that are sampled, and where the rows of those in memory lie."""
+
+    entries: list[Entry]
+    ends: torch.Tensor  # running number of transitions
+    starts: torch.Tensor
+    slab: torch.Tensor  # which slab; -1 for those that are not in memory
+    base: torch.Tensor  # first row there
+    total: int
+
+
+class Miss(NamedTuple):
+    """Drawn transitions that have to be read."""
+
+    places: torch.Tensor  # in the batch
+    home: Home
+    names: list[str]
+    which: torch.Tensor
+    step: torch.Tensor
+    env: torch.Tensor
+
+    def read(self) -> Rows:
+        return self.home.take(self.names, self.which, self.step, self.env)
+
+
+class Contents:
+    """The trajectories of a buffer. Not safe for several threads.
+
+    expected: how many are in memory at once, if known.  missing: see `flatten.joined`.
+    """
+
+    def __init__(self, missing: Any, expected: int = 0) -> None:
+        self.entries: OrderedDict[int, Entry] = OrderedDict()
+        self.total_samples = 0
+        self._missing, self._expected = missing, expected
+        self._slabs: dict[Signature, Slab] = {}
+        self._in_memory: OrderedDict[int, Entry] = OrderedDict()
+        self._window: tuple[int, Window] | None = None
+
+    @property
+    def cached(self) -> list[Entry]:
+        """Those in memory, in the order in which they came there."""
+        return list(self._in_memory.values())
+
+    def check(self, flats: Iterable[Flat]) -> None:
+        """Refuse trajectories whose fields don't go with those there are."""
+        have = next(iter(self._slabs), None)
+        for flat in flats:
+            have = have or flat.signature
+            flatten.check_signature(have, flat.signature, self._missing)
+
+    def add(self, entry: Entry, flat: Flat | None = None) -> None:
+        """A trajectory more, the newest; in memory, if its rows are given."""
+        self.entries[entry.trajectory_id] = entry
+        self.total_samples += entry.samples
+        self._window = None
+        if flat is not None:
+            self.remember(entry, flat)
+
+    def remember(self, entry: Entry, flat: Flat) -> None:
+        """Copy a trajectory's rows into memory."""
+        made = flat.signature
+        slab = self._slabs.setdefault(made, Slab(self._expected))
+        slab.put(entry.trajectory_id, flat.rows, flat.count)
+        entry.signature, entry.rest = made, flat.rest
+        self._in_memory[entry.trajectory_id] = entry
+        self._window = None
+
+    def forget(self, entry: Entry) -> None:
+        """A trajectory's rows need not be in memory any more."""
+        if entry.signature is None:
+            return
+        slab = self._slabs[entry.signature]
+        slab.drop(entry.trajectory_id)
+        if not len(slab) and len(self._slabs) > 1:
+            del self._slabs[entry.signature]
+        entry.signature = entry.rest = None
+        del self._in_memory[entry.trajectory_id]
+        self._window = None
+
+    def drop(self, entry: Entry) -> None:
+        """A trajectory leaves the buffer."""
+        self.forget(entry)
+        del self.entries[entry.trajectory_id]
+        self.total_samples -= entry.samples
+        self._window = None
+
+    def tree(self, entry: Entry) -> dict[str, Any]:
+        """A trajectory in memory, as it was given; its tensors are not copied."""
+        assert entry.signature is not None
+        assert entry.rest is not None
+        rows = self._slabs[entry.signature].view(entry.trajectory_id)
+        out: dict[str, Any] = flatten.rebuilt(entry.rest, rows, entry.steps, entry.envs)
+        return out
+
+    def window(self, size: int) -> Window:
+        """The newest `size` trajectories; 0 for all."""
+        if self._window is None or self._window[0] != size:
+            every = list(self.entries.values())
+            self._window = size, self._made(every[-size:] if size else every)
+        return self._window[1]
+
+    def _made(self, entries: list[Entry]) -> Window:
+        samples = torch.tensor([e.samples for e in entries], dtype=torch.int64)
+        ends = torch.cumsum(samples, 0)
+        number = {signature: i for i, signature in enumerate(self._slabs)}
+        slab = [-1 if e.signature is None else number[e.signature] for e in entries]
+        base = [0 if e.signature is None else self._slabs[e.signature].start(e.trajectory_id) for e in entries]
+        total = int(ends[-1]) if entries else 0
+        return Window(entries, ends, ends - samples, torch.tensor(slab), torch.tensor(base), total)
+
+    def gather(self, window: Window, drawn: torch.Tensor) -> tuple[list[tuple[torch.Tensor | None, Rows]], list[Miss]]:
+        """Rows of the transitions drawn (numbers within the window): those in memory, and what has to be read."""
+        which = torch.bucketize(drawn, window.ends, right=True)
+        local = drawn - window.starts[which]
+        slabs = list(self._slabs.values())
+        of = window.slab[which]
+        used = torch.unique(of).tolist()
+        if len(used) == 1 and used[0] >= 0:
+            return [(None, slabs[used[0]].take(window.base[which] + local))], []
+        parts: list[tuple[torch.Tensor | None, Rows]] = []
+        for number in used:
+            if number >= 0:
+                places = torch.nonzero(of == number).reshape(-1)
+                parts.append((places, slabs[number].take(window.base[which[places]] + local[places])))
+        return parts, _misses(window, torch.nonzero(of < 0).reshape(-1), which, local)
+
+
+def _misses(window: Window, places: torch.Tensor, which: torch.Tensor, local: torch.Tensor) -> list[Miss]:
+    if not len(places):
+        return []
+    distinct, place = torch.unique(which[places], return_inverse=True)
+    entries = [window.entries[i] for i in distinct.tolist()]
+    homes = list(dict.fromkeys(e.home for e in entries if e.home is not None))
+    envs = torch.tensor([e.envs for e in entries])[place]
+    rows = local[places]
+    of = torch.tensor([homes.index(e.home) for e in entries if e.home is not None])[place]
+    names = [e.name for e in entries]
+    out = []
+    for number, home in enumerate(homes):
+        mine = torch.nonzero(of == number).reshape(-1)
+        step, env = rows[mine] // envs[mine], rows[mine] % envs[mine]
+        out.append(Miss(places[mine], home, names, place[mine], step, env))
+    return out

@@ -1,0 +1,134 @@
+"""Engine: what a buffer goes on from: the share of a checkpoint that a path, a rank and a world size mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import archive
+from archive import jsontree
+from archive.buffers.contents import Entry
+from archive.buffers.ranks import Where, job_rank, job_world_size
+from archive.checkpoints import Checkpoint
+from archive.episodes import Episodes
+from archive.errors import NotFoundError, UsageError
+from archive.facade import Archive
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was found: the share, and which rank of which world that is."""
+
+    arc: Archive
+    checkpoint: Checkpoint
+    share: Any  # resharding.Share
+    buffer: str
+
+    @property
+    def rank(self) -> int:
+        return int(self.share.rank)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.share.world_size)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Of the same rank, where nothing moves; else {}."""
+        return _as_state(self.share.buffer(self.buffer).state)
+
+    @property
+    def source_states(self) -> list[dict[str, Any]]:
+        return [_as_state(s) for s in self.share.buffer(self.buffer).source_states.values()]
+
+    def episodes(self) -> Episodes:
+        found: Episodes = self.share.buffer(self.buffer).episodes
+        return found
+
+
+def _as_state(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def find(where: Where, run: str, buffer: str, storage_options: Mapping[str, Any] | None) -> tuple[Archive, Checkpoint]:
+    """The newest whole checkpoint of the archive that a path means."""
+    try:
+        arc = archive.open(where.root, storage_options=storage_options)
+    except NotFoundError as e:
+        raise NotFoundError(
+            f"{e}. A folder with metadata.json and trajectory files is brought into an archive by "
+            "archive.adapters.rlinf.import_checkpoint"
+        ) from e
+    found = arc.checkpoints.of(run).newest(replay=True)
+    if found is None:
+        raise NotFoundError(
+            f"the archive at {arc.url} has no whole checkpoint of run {run!r}; save_checkpoint() makes one once all ranks "
+            f"have called it (it has {len(arc.episodes)} episodes, which arc.episodes reads)"
+        )
+    if buffer not in found.buffers:
+        raise NotFoundError(f"checkpoint {found.name!r} at {arc.url} has no buffer {buffer!r}: {list(found.buffers)}")
+    return arc, found
+
+
+def share_of(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
+    """What the rank of a path goes on from: all as it was in a world of the same size, else a part by trajectories."""
+    import resharding  # built on this package, so not imported with it
+
+    world_size = job_world_size() if world_size is None else world_size
+    if world_size is None:
+        world_size = 1 if where.rank is None else ck.world_size
+    rank = where.rank if where.rank is not None else job_rank()
+    _check_rank(rank, world_size, f"{where.root} was saved by {ck.world_size} ranks")
+    policy = "balanced" if world_size == ck.world_size else "by_trajectory"
+    return resharding.plan(ck, world_size=world_size, policy=policy).share(rank)
+
+
+def part_of_list(ck: Checkpoint, where: Where, buffer: str, rank: int, world_size: int | None) -> Any:
+    """One of `world_size` contiguous parts, by number, of all trajectories, or of those of the rank that a path names."""
+    import resharding
+
+    world_size = (job_world_size() or 1) if world_size is None else world_size
+    _check_rank(rank, world_size, "is_distributed=True")
+    chosen = None if where.rank is None else {"episode_id": _held_by(ck, buffer, where.rank)}
+    return resharding.plan(ck, world_size=world_size, policy="by_trajectory", filter=chosen).share(rank)
+
+
+def _held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
+    """Ids of the episodes that one rank of the checkpoint has."""
+    import resharding
+
+    ck.staged(rank)  # an error if it has no such rank
+    share = resharding.plan(ck, world_size=ck.world_size).share(rank)
+    ids: list[str] = share.buffer(buffer).episodes.table["episode_id"].to_pylist()
+    return ids
+
+
+def _check_rank(rank: int, world_size: int, why: str) -> None:
+    if world_size <= 0:
+        raise UsageError(f"world_size={world_size} must be at least 1")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of a world of {world_size} ({why}); ranks count from 0")
+
+
+def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int]) -> int:
+    """An id that nothing has, nor anything behind it."""
+    return max((*(int(s.get("trajectory_counter", 0)) for s in states), *(i + 1 for i in taken)), default=0)
+
+
+def ids_of(episodes: Episodes) -> list[int]:
+    """The trajectory ids that episodes were given."""
+    texts = episodes.table["metadata"].to_pylist()
+    given = (jsontree.loads(text).get("trajectory_id") for text in texts if text)
+    return [int(i) for i in given if isinstance(i, int)]
+
+
+def in_order(entries: list[Entry], fresh: int) -> list[Entry]:
+    """By trajectory id; of several of the same id (each source rank may have counted from 0) the first keeps it."""
+    out = sorted(entries, key=lambda e: e.trajectory_id)
+    seen: set[int] = set()
+    for entry in out:
+        if entry.trajectory_id in seen:
+            entry.trajectory_id, fresh = fresh, fresh + 1
+        seen.add(entry.trajectory_id)
+    return out

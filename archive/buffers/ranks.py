@@ -1,0 +1,61 @@
+"""Engine, no I/O of its own: whose data a path means. A path that ends in `rank_3` is rank 3 of the archive above it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from archive.errors import UsageError
+from archive.sessions import place
+
+_RANK = re.compile(r"(?P<root>.*?)/*(?:^|/)rank_(?P<rank>\d+)/*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Where:
+    """An archive's URL, and the rank that a path names, if it names one."""
+
+    root: str
+    rank: int | None
+
+
+def where(path: Any) -> Where:
+    """What a path means; any fsspec URL, with or without a last folder `rank_N`."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
+    if not text:
+        raise UsageError("the path is empty; give a folder or any fsspec URL, such as s3://bucket/replay/rank_0")
+    found = _RANK.fullmatch(text)
+    if found is None:
+        return Where(text, None)
+    root = found["root"] or ("/" if text.startswith("/") else ".")
+    return Where(root, int(found["rank"]))
+
+
+def job_world_size() -> int | None:
+    """Ranks of this job, from torch.distributed or WORLD_SIZE; None if neither says."""
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_world_size())
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+
+
+def job_rank() -> int:
+    """This process's rank, from torch.distributed or RANK, else 0."""
+    return place(None, None, "main", "-").rank
+
+
+def writer_world_size(rank: int, given: int | None) -> int:
+    """Ranks of the world that writes; a lone rank 0 needs none to be told."""
+    world_size = job_world_size() if given is None else given
+    if world_size is None and rank:
+        raise UsageError(
+            f"rank {rank} needs to know how many ranks there are: give world_size=, or set WORLD_SIZE, or start "
+            "torch.distributed first"
+        )
+    world_size = 1 if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
+    return world_size

@@ -1,0 +1,131 @@
+"""Engine: one rank's writer in one archive, for a buffer's trajectories: appended, committed in the background, checkpointed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from archive.adapters.common import part_of
+from archive.buffers.autosave import AutoSave
+from archive.buffers.contents import Entry
+from archive.buffers.home import ArchiveHome
+from archive.checkpoints import MAIN_BUFFER
+from archive.facade import Archive
+from archive.joining import Joint, all_staged
+from archive.progressbar import on_terminal
+from archive.saver import Pending
+from archive.sessions import Place
+from archive.writer import Writer
+
+MAX_UNCOMMITTED_BYTES = 256 * 1024 * 1024  # added but not visible yet, and so in memory
+
+Visible = Callable[[list[Entry], ArchiveHome], None]
+
+
+class Sink:
+    """Writes a buffer's trajectories to one archive; `visible` is told which of them can be read there."""
+
+    def __init__(self, arc: Archive, writer: Writer, buffer: str, visible: Visible, interval_s: float | None) -> None:
+        self.arc, self.writer, self.buffer = arc, writer, buffer
+        self.home = ArchiveHome(lambda: arc.episodes)
+        self.owned: dict[int, str] = {}  # trajectory id -> its episode, live in this writer
+        self.pending: Pending | None = None
+        self.step = self._first_step()
+        self._visible = visible
+        self._committing = threading.RLock()
+        self._uncommitted: list[tuple[Entry, int]] = []
+        self._autosave = None if interval_s is None else AutoSave(self.commit, interval_s)
+
+    def _first_step(self) -> int:
+        """Goes on from the run's newest checkpoint: all ranks see the same one, as none can be made without them."""
+        newest = self.arc.checkpoints.of(self.writer.run).latest
+        return 0 if newest is None else newest.step + 1
+
+    def add(self, entry: Entry, steps: Any, nbytes: int, **about: Any) -> None:
+        """Append a trajectory, copied; it can be read once it is committed."""
+        name = part_of(self.writer, self.buffer).add_episode(steps, **about)
+        self.owned[entry.trajectory_id] = entry.name = name
+        with self._committing:
+            self._uncommitted.append((entry, nbytes))
+            waiting = sum(size for _, size in self._uncommitted)
+        if self._autosave is not None:
+            self._autosave.hurry() if waiting > MAX_UNCOMMITTED_BYTES else self._autosave.added()
+
+    def keep_only(self, ids: Iterable[int]) -> None:
+        """All other trajectories have left the buffer."""
+        gone = self.owned.keys() - set(ids)
+        if gone:
+            part_of(self.writer, self.buffer).remove([self.owned.pop(i) for i in sorted(gone)])
+
+    def commit(self) -> None:
+        """Make visible what was added; while a checkpoint is under way, that will."""
+        with self._committing:
+            if self.pending is not None and not self.pending.done():
+                self.pending.future.add_done_callback(lambda _: self._autosave and self._autosave.added())
+                return
+            made = list(self._uncommitted)
+            if made:
+                self.writer.commit()
+                self._committed(made)
+
+    def _committed(self, made: list[tuple[Entry, int]]) -> None:
+        done = {id(entry) for entry, _ in made}
+        with self._committing:
+            self._uncommitted = [item for item in self._uncommitted if id(item[0]) not in done]
+        self._visible([entry for entry, _ in made], self.home)
+
+    def checkpoint(self, state: Any, step: int | None, on_progress: Any, options: Mapping[str, Any]) -> Pending:
+        """Checkpoint this rank. Returns once it has staged; with the last rank to stage, once it is committed."""
+        staged = threading.Event()
+        shown = on_progress or on_terminal(self.writer.rank)
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["phase"] not in ("uploading", "staging"):
+                staged.set()
+            if shown is not None:
+                shown(event)
+
+        with self._committing:
+            made = list(self._uncommitted)
+            given = {"state": state} if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: {"state": state}}}
+            step = self.step if step is None else step
+            pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)  # type: ignore[arg-type]
+            self.pending, self.step = pending, step + 1
+        future = pending.future
+        future.add_done_callback(lambda done: None if done.exception() else self._committed(made))
+        future.add_done_callback(lambda _: staged.set())
+        staged.wait()
+        if pending.done() or self._all_staged(pending):
+            pending.result()
+        return pending
+
+    def _all_staged(self, pending: Pending) -> bool:
+        w = self.writer
+        joint = Joint(Place(w.rank, w.world_size, w.run, w.session), pending.name, pending.request.ordinal)
+        return all_staged(self.arc.storage, joint, {}, look_at_all=True)
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is under way; raise its error if nobody has seen it."""
+        if self.pending is not None:
+            with suppress(BaseException):
+                self.pending.future.exception()
+            self.surface()
+
+    def surface(self) -> None:
+        """Raise what went wrong in the background, if nobody has seen it."""
+        if self._autosave is not None:
+            self._autosave.surface()
+        if self.pending is not None and (error := self.pending.unseen_error()):
+            raise error
+
+    def close(self) -> None:
+        """Commit what is pending, and end the writer."""
+        try:
+            if self._autosave is not None:
+                self._autosave.close()
+            self.settle()
+            self.commit()
+        finally:
+            self.writer.close()

@@ -1,0 +1,192 @@
+"""What notebooks and figures show: from the tables alone, everything escaped, pictures and curves told apart."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+from xml.etree import ElementTree
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import archive
+import resharding
+from archive.errors import FieldError, MissingPackageError
+from archive.tree import Ragged
+from archive.views import charts, frames, markup, plots, summaries
+
+HOSTILE = "<script>alert(1)</script> & \"'"
+
+
+@pytest.fixture
+def arc() -> archive.Archive:
+    out = archive.create(f"memory://views-{uuid.uuid4().hex}")
+    writers = [out.writer(rank, 2, session="s") for rank in range(2)]
+    for rank, w in enumerate(writers):
+        for i in range(6):
+            steps = {
+                "image": np.full((5, 16, 16), i, np.uint8), "reward": np.full(5, i + rank), "action": np.zeros((5, 2))
+            }  # fmt: skip
+            w.add_episode(steps, model_weights_uuid=f"{HOSTILE}{i // 3}", update_count=i, metadata={"k": HOSTILE})
+    for pending in [w.checkpoint(3, progress={"note": HOSTILE}) for w in writers]:
+        pending.result(60)
+    return out.refresh()
+
+
+def elements(html: str) -> ElementTree.Element:
+    """Parsed as XML, which also says that every element is closed."""
+    return ElementTree.fromstring(html)
+
+
+def views(arc: archive.Archive) -> dict[str, Any]:
+    checkpoint = arc.checkpoints.latest
+    assert checkpoint is not None
+    plan = resharding.plan(checkpoint, world_size=3)
+    return {
+        "archive": arc,
+        "checkpoint": checkpoint,
+        "plan": plan,
+        "episodes": arc.episodes,
+        "episode": arc.episodes[0],
+    }
+
+
+@pytest.mark.parametrize("name", ["archive", "checkpoint", "plan", "episodes", "episode"])
+def test_a_notebook_shows_it_without_reading_a_shard(arc: archive.Archive, name: str) -> None:
+    shown = views(arc)[name]
+    fsspec.filesystem("memory").rm(f"{arc.url}/shards", recursive=True)
+    html = shown._repr_html_()
+    root = elements(html)
+    assert root.get("class") == "trajectories"
+    assert not list(root.iter("script"))
+    assert "<script>" not in html
+
+
+def test_an_archive_shows_how_much_and_of_what(arc: archive.Archive) -> None:
+    text = "".join(elements(arc._repr_html_()).itertext())
+    for wanted in ("step-3", "uncompressed", "image|u1[16, 16] step", f"{HOSTILE}0", "update count: 0 … 5"):
+        assert wanted in text
+    assert arc.episodes.nbytes == 12 * 5 * (16 * 16 + 8 + 16)
+    assert arc.episodes[:2].nbytes == 2 * 5 * (16 * 16 + 8 + 16)
+    assert arc.episodes.filter(episode_id="none").nbytes == 0
+
+
+def test_a_checkpoint_shows_its_ranks(arc: archive.Archive) -> None:
+    checkpoint = arc.checkpoints.latest
+    assert checkpoint is not None
+    assert checkpoint.steps_per_rank == {0: 30, 1: 30}
+    bars = [row for row in elements(checkpoint._repr_html_()).iter("tr") if "rank 1" in "".join(row.itertext())]
+    assert len(bars) == 1
+
+
+def test_a_plan_counts_what_moves(arc: archive.Archive) -> None:
+    plan = views(arc)["plan"]
+    assert sum(plan.moved.values()) == 60
+    assert [sum(n for (_, t), n in plan.moved.items() if t == rank) for rank in range(3)] == plan.steps
+    assert set(plan.moved) == {(0, 0), (0, 1), (1, 1), (1, 2)}
+    assert len(list(elements(plan._repr_html_()).iter("{http://www.w3.org/2000/svg}path"))) == 4
+
+
+def test_an_empty_archive_shows_itself() -> None:
+    arc = archive.create(f"memory://views-{uuid.uuid4().hex}")
+    assert "episodes" in arc._repr_html_()
+    assert "steps" in arc.episodes._repr_html_()
+    assert len(arc.episodes.plot()) == 2
+
+
+@given(st.text(), st.text())
+def test_markup_is_escaped(text: str, value: str) -> None:
+    made = markup.tag("p", text, markup.tag("b", text), data_x=value)
+    inner = made.removeprefix("<p ").removesuffix("</p>")
+    assert "<" not in inner.replace("<b>", "").replace("</b>", "")
+    assert made.count('"') == 2
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=3000))
+def test_lines_keep_the_extremes_and_leave_gaps(values: list[float | None]) -> None:
+    drawn = charts.sparkline(values, label="x")
+    known = [v for v in values if v is not None and np.isfinite(v)]
+    assert bool(drawn) == bool(known)
+    if known:
+        assert "nan" not in drawn
+        assert "inf" not in drawn
+        _, kept = charts.thin(charts.numbers(values))
+        finite = kept[np.isfinite(kept)]
+        assert (finite.min(), finite.max()) == (min(known), max(known))
+
+
+def test_a_line_is_broken_where_a_value_is_missing() -> None:
+    assert charts.sparkline([1, None, 2, 3]).count("M") == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "want"),
+    [
+        ((5, 16, 16), np.uint8, (5, 16, 16, 3)),
+        ((5, 16, 24, 3), np.uint8, (5, 16, 24, 3)),
+        ((5, 3, 16, 24), np.uint8, (5, 16, 24, 3)),
+        ((5, 4, 16, 24), np.uint8, (5, 16, 24, 3)),
+        ((5, 16, 24, 4), np.uint8, (5, 16, 24, 3)),
+        ((5, 16, 24, 1), np.uint8, (5, 16, 24, 3)),
+        ((5, 16, 24, 7), np.uint8, None),
+        ((5, 4, 4), np.uint8, None),
+        ((5, 16, 16), np.float32, None),
+        ((5, 16), np.uint8, None),
+        ((0, 16, 16), np.uint8, None),
+    ],
+)
+def test_pictures_are_recognised(shape: tuple[int, ...], dtype: Any, want: tuple[int, ...] | None) -> None:
+    made = frames.as_frames(np.zeros(shape, dtype))
+    assert (None if made is None else made.shape) == want
+
+
+def test_of_stacked_frames_the_newest_is_shown() -> None:
+    stack = np.stack([np.full((2, 16, 16), i, np.uint8) for i in range(4)], 1)
+    made = frames.as_frames(stack)
+    assert made is not None
+    assert (made == 3).all()
+
+
+def test_curves_and_texts() -> None:
+    assert list(frames.as_curves(np.zeros((4, 2, 2))) or {}) == ["0", "1", "2", "3"]
+    assert list(frames.as_curves(np.zeros(4, bool)) or {}) == [""]
+    assert frames.as_curves(np.zeros((4, 1000))) is None
+    assert frames.as_curves(np.array(["a"], object)) is None
+    assert frames.as_texts(np.array(["a", "b"], object)) == ["a", "b"]
+    assert frames.as_texts([np.arange(3), np.array([0.5])]) == ["0 1 2", "0.5"]
+    assert frames.as_texts(Ragged(np.arange(3), np.array([1, 2]))) == ["0", "1 2"]
+    assert frames.as_texts(np.zeros(3)) is None
+
+
+def test_plots(arc: archive.Archive) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    returns, lengths = arc.episodes.plot()
+    assert len(returns.lines[0].get_xdata()) == 12
+    np.testing.assert_array_equal(returns.lines[1].get_ydata(), [5 * (i + 0.5) for i in range(6)])
+    assert sum(p.get_height() for p in lengths.patches) == 12
+    drawn = arc.episodes[3].plot()
+    assert [ax.get_ylabel() for ax in drawn] == ["action", "reward", "image"]
+    assert arc.episodes[3].plot(["reward"], 1, 3)[0].lines[0].get_ydata().tolist() == [3.0, 3.0]
+    bars = views(arc)["plan"].plot()
+    assert sum(p.get_width() for p in bars.patches) == 60
+    pyplot.close("all")
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(FieldError, match="fields="):
+        plots.episode({"text": ["a"]}, "x")
+
+
+def test_plots_say_what_to_install(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.pyplot", None)
+    with pytest.raises(MissingPackageError, match="plots"):
+        arc.episodes.plot()
+
+
+def test_weights_are_counted_in_order_of_use(arc: archive.Archive) -> None:
+    assert summaries.weights_counts(arc.episodes.table) == {f"{HOSTILE}0": 6, f"{HOSTILE}1": 6}
