@@ -51,7 +51,8 @@ $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
 	@$(PIP_INSTALL) torch </dev/null
 	@touch $@
 
-# the larger installation contains the smaller one, hence both stamps
+# the larger installation contains the smaller one, hence both stamps; of RLinf only the buffer is used, without what trains on GPUs
 $(STAMPS)/test: pyproject.toml constraints.txt $(STAMPS)/torch | $(STAMPS)/venv
 	@$(PIP_INSTALL) --editable '.[test]' </dev/null
+	@$(PIP_INSTALL) --no-deps rlinf==0.3.0 </dev/null
 	@touch $(STAMPS)/core $@

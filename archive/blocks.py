@@ -21,7 +21,7 @@ from archive.tree import Array, Ragged
 
 SLABS = 32  # at least, of what several env rows have in a buffer: eviction cuts one, which is then read in part
 LEAST_SLAB_BYTES = 2 * 1024 * 1024
-LEAST_RUN, LEAST_RUN_BYTES = 8, 1024  # steps of an env row in a slab, or bytes: there is a segment for each run
+LEAST_RUN, LEAST_RUN_BYTES = 8, 2048  # steps of an env row in a slab, or bytes: there is a segment for each run
 
 
 def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> int:
@@ -59,7 +59,10 @@ class Block:
 
 
 class Slab(NamedTuple):
-    """One shard's worth: arrays by zarr path, and its segments as columns (one entry a segment)."""
+    """One shard's worth: arrays by zarr path, and its segments as columns (one entry a segment).
+
+    `runs`: how many env rows follow each other in its arrays.
+    """
 
     schema: ShardSchema
     arrays: dict[str, Array]
@@ -73,6 +76,7 @@ class Slab(NamedTuple):
     update_min: list[int | None]
     update_max: list[int | None]
     reward: list[float | None]
+    runs: int
 
 
 def _nbytes(value: Array | Ragged) -> int:
@@ -163,7 +167,7 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     uuids, low, high = _weights(blocks, order, start, length)
     return Slab(
         schema, arrays, episode, env_id, position, start, length, [e or None for e in extents], uuids, low, high,
-        _returns(schema, arrays, reward, start, length),
+        _returns(schema, arrays, reward, start, length), _runs(blocks, envs),
     )  # fmt: skip
 
 
@@ -185,6 +189,13 @@ def _heads(envs: Ints, positions: Ints, episodes: Ints) -> Ints:
         return np.zeros(0, np.int64)
     seam = (envs[1:] != envs[:-1]) | (episodes[1:] != episodes[:-1]) | (positions[1:] != positions[:-1] + 1)
     return np.flatnonzero(np.r_[True, seam])
+
+
+def _runs(blocks: Sequence[Block], envs: Ints) -> int:
+    """Env rows of a slab of time. Episodes that were added whole are no such rows: they leave whole."""
+    if not len(envs) or blocks[0].single is not None:
+        return 1
+    return 1 + int(np.count_nonzero(envs[1:] != envs[:-1]))
 
 
 Extents = list[list[dict[str, Any]]]

@@ -126,7 +126,8 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.name in ML_NAMES:
         plain = np.uint8 if array.dtype.itemsize == 1 else np.int16
         target = getattr(torch, array.dtype.name, None)
-        return array if target is None else torch.from_numpy(np.ascontiguousarray(array).view(plain)).view(target)
+        plain_array = np.ascontiguousarray(array).view(plain).reshape(array.shape)  # 0-d became 1-d
+        return array if target is None else torch.from_numpy(plain_array).view(target)
     if array.dtype.kind not in "biufc" or not is_native(array.dtype):
         return array
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -178,6 +178,16 @@ class Episodes(Sequence["Episode"]):
         out: Ints = self._index.column("length").to_numpy()[self._chosen]
         return out
 
+    def step_parts(self) -> LiveParts:
+        """The rows of the segments table that hold the steps of each, and which steps of them, as arrays."""
+        if self._live is not None:
+            return self._live
+        length = self._reader.snapshot.columns(["length"])["length"].to_numpy()
+        chain = self._index.chains
+        rows = chain.rows_of(self._chosen)
+        offsets = np.concatenate([[0], np.cumsum(np.diff(chain.offsets)[self._chosen])])
+        return LiveParts(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
+
     def _live_parts(self, i: int) -> list[Part]:
         """The live parts of one, and empty ones for those of its other segments in which more may lie than their steps."""
         assert self._live is not None

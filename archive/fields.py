@@ -205,7 +205,7 @@ def _value(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays, ragged: st
 
 def _stored(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays) -> Array:
     parts = [p for p in (_rows(piece.segment.schema.by_name[spec.name], piece, arrays) for piece in pieces) if len(p)]
-    return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _empty(spec)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else empty_rows(spec)
 
 
 def _agreed(spec: FieldSpec, pieces: Sequence[_Piece]) -> FieldSpec:
@@ -226,7 +226,8 @@ def _agreed(spec: FieldSpec, pieces: Sequence[_Piece]) -> FieldSpec:
     return found[0]
 
 
-def _empty(spec: FieldSpec) -> Array:
+def empty_rows(spec: FieldSpec) -> Array:
+    """No rows of a field, in their stored form: its dtype and shape."""
     dtype = dtypes.to_numpy(spec.dtype)
     shape = (0, *dtypes.stored_trailing(spec.dtype, spec.shape))
     return dtypes.to_stored(np.zeros((0, *spec.shape), dtype))[0].reshape(shape)
@@ -241,7 +242,7 @@ def _taken(spec: FieldSpec, s: Slice, arrays: Arrays) -> Array:
     """The rows of a slice of the field's own array."""
     if not _without_bytes(spec):
         return arrays.get(s)
-    empty = _empty(spec)
+    empty = empty_rows(spec)
     return np.zeros((s.stop - s.start, *empty.shape[1:]), empty.dtype)
 
 
@@ -249,13 +250,13 @@ def _rows(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
     if spec.next_of:
         return _followed(spec, piece, arrays)
     s = piece.slices.get("")
-    return _empty(spec) if s is None or s.stop <= s.start else _taken(spec, s, arrays)
+    return empty_rows(spec) if s is None or s.stop <= s.start else _taken(spec, s, arrays)
 
 
 def _followed(spec: FieldSpec, piece: _Piece, arrays: Arrays) -> Array:
     """A field declared in next_of: the next rows of the field it follows, and the rows that were kept."""
     if not piece.slices:
-        return _empty(spec)
+        return empty_rows(spec)
     part = piece.part
     kept, places = _taken(spec, piece.slices[""], arrays), arrays.get(piece.slices[PLACES])
     out = np.empty((part.hi - part.lo, *kept.shape[1:]), kept.dtype)
@@ -275,7 +276,7 @@ def _unlike(spec: FieldSpec) -> Any:
 
 
 def _ragged(spec: FieldSpec, pieces: Sequence[_Piece], arrays: Arrays) -> Ragged:
-    values, lengths = [_empty(spec)], [np.zeros(0, np.int64)]
+    values, lengths = [empty_rows(spec)], [np.zeros(0, np.int64)]
     for piece in pieces:
         if not piece.slices:
             continue

@@ -38,6 +38,7 @@ _MAX_METADATA_BYTES = 1 << 28
 _MIN_CHUNK_BYTES = 16 << 10
 _MAX_CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_FIELD = 128
+_CHUNKS_PER_RUN = 4
 
 
 def member_name(array_path: str, ndim: int, chunk: int) -> str:
@@ -45,16 +46,22 @@ def member_name(array_path: str, ndim: int, chunk: int) -> str:
     return f"{array_path}/c/{chunk}" + "/0" * (ndim - 1)
 
 
-def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None) -> int:
+def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
     """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
 
-    The target is `chunk_bytes`, or 1/128 of the field within 16 KB and 1 MB. Only a single row may exceed it.
+    The target is `chunk_bytes`, or 1/128 of the field within 16 KB and 1 MB; less if the rows are `runs` equal runs, of
+    each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
     """
     if rows == 0:
         return 1
-    target = chunk_bytes or min(max(field_bytes // _CHUNKS_PER_FIELD, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+    target = chunk_bytes or min(max(_share(field_bytes, runs), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
     fitting = max(1, target * rows // max(1, field_bytes))
     return math.ceil(rows / math.ceil(rows / fitting))
+
+
+def _share(field_bytes: int, runs: int) -> int:
+    usual, part = field_bytes // _CHUNKS_PER_FIELD, field_bytes // (_CHUNKS_PER_RUN * max(1, runs))
+    return min(usual, part) if part * _CHUNKS_PER_RUN >= 2 * _MIN_CHUNK_BYTES else usual
 
 
 def hulls(ranges: Sequence[tuple[int, int]], chunk_rows: int) -> list[tuple[int, int]]:

@@ -107,7 +107,7 @@ def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, B
             return None
         for number in range(start // array.rows, -(-stop // array.rows)):
             if number not in checked:
-                checked[number] = _values(array, number, chunks)
+                checked[number] = one_chunk(array, number, chunks)
             if (values := checked[number]) is None:
                 return None
             first = number * array.rows
@@ -116,7 +116,7 @@ def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, B
     return outs
 
 
-def _values(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
+def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
     """One chunk, in the memory that it was fetched into if it is not compressed; None if its checksum is another."""
     import numpy as np
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Tail(NamedTuple):
     data: bytes
 
 
+T = TypeVar("T")
 Tails = dict[str, dict[str, Tail]]  # shard -> array -> chunk
 
 
@@ -167,6 +168,31 @@ class Reader:
                 tails.setdefault(shard, {}).update(self._tails(shard, wanted[shard], chunks))
         return out
 
+    def stored_chunks(
+        self, wanted: Mapping[str, chunkindex.Wanted], owners: Mapping[str, str], *, max_bytes: int = MAX_AHEAD_BYTES
+    ) -> Iterator[tuple[ShardReads, ShardView, dict[str, bytes | memoryview]]]:
+        """The chunks that rows of shards lie in, as they are stored, shard by shard; each was compared with the table.
+
+        The shards' indexes must be loaded. At most `max_bytes` (and always one request) are fetched ahead.
+        """
+        known = {shard: view for shard in wanted if (view := self._views.get(shard)) is not None}
+        for shard, reads, blocks in self._fetched(self._plan(wanted, known, {}), owners, max_bytes):
+            chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
+            yield reads, known.get(shard) or self._new_view(shard, chunks), chunks
+
+    def index(self, shard: str) -> ShardIndex:
+        """Where the chunks of a shard lie, once `load_indexes` has fetched it."""
+        return self._index(shard)
+
+    def full_url(self, shard: str) -> str:
+        return self._roots.full_url(shard)
+
+    def decoded_chunk(
+        self, view: ShardView, shard: str, array: str, chunk: int, chunks: Mapping[str, Any], episode: str
+    ) -> np.ndarray[Any, Any]:
+        """The rows of one chunk that was fetched; they may share its memory."""
+        return self._told(lambda: view.chunk(array, chunk, chunks), shard, array, episode)
+
     def _tails(self, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Any]) -> dict[str, Tail]:
         """The chunk of each array that holds the last of these rows."""
         out = {}
@@ -176,10 +202,12 @@ class Reader:
             out[name] = Tail(last, array.member[last], bytes(chunks[array.member[last]]))
         return out
 
-    def _fetched(self, plan: ReadPlan, owners: Mapping[str, str]) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
+    def _fetched(
+        self, plan: ReadPlan, owners: Mapping[str, str], max_bytes: int = MAX_AHEAD_BYTES
+    ) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
         """The blocks of each shard, in order; bounded bytes are fetched ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
-        blocks = self._roots.iter_ranges(requests, max_bytes=MAX_AHEAD_BYTES)
+        blocks = self._roots.iter_ranges(requests, max_bytes=max_bytes)
         for shard, reads in plan.shards.items():
             try:
                 yield shard, reads, [next(blocks) for _ in reads.requests]
@@ -199,8 +227,12 @@ class Reader:
     def _decoded(
         self, view: ShardView, shard: str, array: str, runs: list[tuple[int, int]], chunks: dict[str, Any], episode: str
     ) -> list[np.ndarray[Any, Any]]:
+        return self._told(lambda: view.read_many(array, runs, chunks), shard, array, episode)
+
+    def _told(self, decode: Callable[[], T], shard: str, array: str, episode: str) -> T:
+        """What decoding gives; what fails says which array of which shard, and whose."""
         try:
-            return view.read_many(array, runs, chunks)
+            return decode()
         except ArchiveError as e:
             raise CorruptChunkError(
                 f"array {array!r} of shard {self.snapshot.storage.full_url(shard)}, where episode {episode!r} lies, "

@@ -38,13 +38,15 @@ def encode(
     attributes: Mapping[str, Any],
     compression: str | None = "zstd:1",
     chunk_bytes: int | None = None,
+    runs: int = 1,
     copy: bool = True,
 ) -> list[Member]:
     """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
 
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
-    "zstd:LEVEL", "gzip:LEVEL" or None. The input is copied, so it may be changed once this returns, unless `copy` is
-    False: then what is not compressed shares its memory.
+    "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: into how many equal runs the rows fall, of each of which a part may be
+    read. The input is copied, so it may be changed once this returns, unless `copy` is False: then what is not
+    compressed shares its memory.
     """
     import zarr
 
@@ -57,7 +59,7 @@ def encode(
     plain = not copy and not (compression or "").startswith("gzip")
     shared = {p for p, a in prepared.items() if plain and rawchunks.storable(a)}
     for path, array in prepared.items():
-        chunk_rows[path] = rows_per_chunk(len(array), _field_bytes(array), chunk_bytes)
+        chunk_rows[path] = rows_per_chunk(len(array), _field_bytes(array), chunk_bytes, runs)
         created = _create(group, path, array, chunk_rows[path], compression, names[path])
         if path not in shared:
             created[...] = array
@@ -129,6 +131,14 @@ class ShardView:
         return [
             blocks[hull][start - hull[0] : stop - hull[0]] for hull, (start, stop) in zip(around, ranges, strict=True)
         ]
+
+    def chunk(self, path: str, number: int, chunks: Chunks) -> Array:
+        """The rows of one chunk, maybe with the rows that fill up the last one; it may share memory with `chunks`."""
+        plain = rawchunks.described(path, self._trusted_node(path))
+        if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks)) is not None:
+            return found
+        array = self._open(path, chunks)
+        return _rows(array, path, number * array.chunks[0], (number + 1) * array.chunks[0])
 
     def _open(self, path: str, chunks: Chunks) -> zarr.Array[Any]:
         import zarr

@@ -26,6 +26,16 @@ class Classes:
     by_name: Mapping[str, type]
     status: type | None
 
+    def named(self, status: Any) -> Any:
+        """The status of that value, or name, in the enum that rollouts have here."""
+        if self.status is None or not issubclass(self.status, enum.Enum):
+            return status
+        for member in self.status:
+            if status in (member.value, member.name):
+                return member
+        listed = ", ".join(m.name for m in self.status)
+        raise FieldError(f"{self.status.__name__} has no {status!r}; it has: {listed}")
+
 
 def classes_of(rollout: type) -> Classes:
     """The class of rollouts, and the models, dataclasses and enums that its fields are declared with."""
@@ -79,7 +89,7 @@ def decode(
     for row, own in enumerate(about["rollouts"]):
         values = decoder.rollout(row, {**common, **own, **long[row]["own"]})
         status, staleness = volatile[row]
-        values["status"] = decoder.status(status)
+        values["status"] = classes.named(status)
         values |= {} if staleness is None else {"seq_staleness": staleness}
         out.append(construct(classes.rollout, values, about["unset"][row], losses))
     return out
@@ -95,16 +105,6 @@ class _Decoder:
     def rollout(self, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
         self._row, self._taken = row, {}
         return {name: self._value(value) for name, value in values.items()}
-
-    def status(self, value: Any) -> Any:
-        """The status of that value, or name, in the class that rollouts have here."""
-        kind = self._classes.status
-        if kind is None or not issubclass(kind, enum.Enum):
-            return value
-        for member in kind:
-            if value in (member.value, member.name):
-                return member
-        raise FieldError(f"{kind.__name__} has no {value!r}; it has: {', '.join(m.name for m in kind)}")
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, list):

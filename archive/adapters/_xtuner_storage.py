@@ -107,6 +107,13 @@ class Seen(NamedTuple):
 
     episode_id: str
     digest: str
+    identity: tuple[Any, ...]  # tells another group apart that was given the same uid
+
+
+def identity_of(item: Any) -> tuple[Any, ...]:
+    """Which prompt the group answers."""
+    first = item.item[0] if item.item else None
+    return (item.task_name, getattr(first, "group_id", None), getattr(first, "rollout_id", None))
 
 
 @dataclass
@@ -161,7 +168,8 @@ def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> Writt
 
 def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> tuple[Seen, str]:
     digest = groups.fingerprint(item.item)
-    known = before if before is not None and before.episode_id in live else None
+    identity = identity_of(item)
+    known = before if before is not None and before.episode_id in live and before.identity == identity else None
     if known is not None and known.digest == digest:
         return known, "unchanged"
     encoded = groups.encode(item.item, item.task_name, resolve)
@@ -169,7 +177,7 @@ def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -
         encoded.fields, update_count=encoded.updates, metadata=encoded.metadata,
         episode_id=known.episode_id if known else None, replace=known is not None,
     )  # fmt: skip
-    return Seen(episode_id, digest), "revised" if known else "added"
+    return Seen(episode_id, digest, identity), "revised" if known else "added"
 
 
 def _attributes(item: Any) -> dict[str, Any]:

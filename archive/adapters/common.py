@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.errors import MissingPackageError, NotFoundError, UsageError
+from archive.schema import Path, Schema
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
@@ -86,6 +87,16 @@ def share_buffer(share: Any, name: str) -> Any:
             "Restore with {name: object} to say which is meant"
         )
     return share.buffer(name)
+
+
+def declare(buffer: Buffer, *, env_id: Sequence[Path] = (), episode_id: Sequence[Path] = (), reward: Any = None) -> None:
+    """Say what the system's fields mean, beside what the user's schema says."""
+    with buffer.exclusive(bounded=False) as inner:
+        known = inner.schema
+        inner.schema = Schema(
+            dict.fromkeys((*known.env_id, *env_id)), dict.fromkeys((*known.episode_id, *episode_id)), known.next_of,
+            known.axes, known.json, known.unit, known.reward or reward,
+        )  # fmt: skip
 
 
 def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:

@@ -28,17 +28,22 @@ def where(path: Any) -> Where:
     if not text:
         raise UsageError("the path is empty; give a folder or any fsspec URL, such as s3://bucket/replay/rank_0")
     found = _RANK.fullmatch(text)
-    if found is None:
-        return Where(text, None)
+    if found is None or found["root"].endswith(":"):
+        return Where(text.rstrip("/") or "/", None)
     root = found["root"] or ("/" if text.startswith("/") else ".")
     return Where(root, int(found["rank"]))
 
 
+def has_process_group() -> bool:
+    """Whether torch.distributed has been started."""
+    group = sys.modules.get("torch.distributed")
+    return group is not None and bool(group.is_available()) and bool(group.is_initialized())
+
+
 def job_world_size() -> int | None:
     """Ranks of this job, from torch.distributed or WORLD_SIZE; None if neither says."""
-    group = sys.modules.get("torch.distributed")
-    if group is not None and group.is_available() and group.is_initialized():
-        return int(group.get_world_size())
+    if has_process_group():
+        return int(sys.modules["torch.distributed"].get_world_size())
     return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from archive.adapters.common import part_of
 from archive.buffers.autosave import AutoSave
@@ -21,7 +21,16 @@ from archive.writer import Writer
 
 MAX_UNCOMMITTED_BYTES = 256 * 1024 * 1024  # added but not visible yet, and so in memory
 
-Visible = Callable[[list[Entry], ArchiveHome], None]
+
+class Added(NamedTuple):
+    """A trajectory that was appended as an episode."""
+
+    entry: Entry
+    name: str
+    nbytes: int
+
+
+Visible = Callable[[list[Added], ArchiveHome], None]
 
 
 class Sink:
@@ -31,11 +40,12 @@ class Sink:
         self.arc, self.writer, self.buffer = arc, writer, buffer
         self.home = ArchiveHome(lambda: arc.episodes)
         self.owned: dict[int, str] = {}  # trajectory id -> its episode, live in this writer
+        self.checkpointed: dict[int, str] = {}  # those of the newest checkpoint
         self.pending: Pending | None = None
         self.step = self._first_step()
         self._visible = visible
         self._committing = threading.RLock()
-        self._uncommitted: list[tuple[Entry, int]] = []
+        self._uncommitted: list[Added] = []
         self._autosave = None if interval_s is None else AutoSave(self.commit, interval_s)
 
     def _first_step(self) -> int:
@@ -46,10 +56,10 @@ class Sink:
     def add(self, entry: Entry, steps: Any, nbytes: int, **about: Any) -> None:
         """Append a trajectory, copied; it can be read once it is committed."""
         name = part_of(self.writer, self.buffer).add_episode(steps, **about)
-        self.owned[entry.trajectory_id] = entry.name = name
+        self.owned[entry.trajectory_id] = name
         with self._committing:
-            self._uncommitted.append((entry, nbytes))
-            waiting = sum(size for _, size in self._uncommitted)
+            self._uncommitted.append(Added(entry, name, nbytes))
+            waiting = sum(added.nbytes for added in self._uncommitted)
         if self._autosave is not None:
             self._autosave.hurry() if waiting > MAX_UNCOMMITTED_BYTES else self._autosave.added()
 
@@ -70,11 +80,12 @@ class Sink:
                 self.writer.commit()
                 self._committed(made)
 
-    def _committed(self, made: list[tuple[Entry, int]]) -> None:
-        done = {id(entry) for entry, _ in made}
+    def _committed(self, made: list[Added]) -> None:
+        done = {id(added) for added in made}
         with self._committing:
-            self._uncommitted = [item for item in self._uncommitted if id(item[0]) not in done]
-        self._visible([entry for entry, _ in made], self.home)
+            self._uncommitted = [added for added in self._uncommitted if id(added) not in done]
+        self.home.expect(added.name for added in made)
+        self._visible(made, self.home)
 
     def checkpoint(self, state: Any, step: int | None, on_progress: Any, options: Mapping[str, Any]) -> Pending:
         """Checkpoint this rank. Returns once it has staged; with the last rank to stage, once it is committed."""
@@ -92,7 +103,7 @@ class Sink:
             given = {"state": state} if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: {"state": state}}}
             step = self.step if step is None else step
             pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)  # type: ignore[arg-type]
-            self.pending, self.step = pending, step + 1
+            self.pending, self.step, self.checkpointed = pending, step + 1, dict(self.owned)
         future = pending.future
         future.add_done_callback(lambda done: None if done.exception() else self._committed(made))
         future.add_done_callback(lambda _: staged.set())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,13 +12,412 @@ import torch
 
 from archive.buffers import flatten, loading, mapping, ranks
 from archive.buffers.contents import Contents, Entry
-from archive.buffers.flatten import Flat
 from archive.buffers.home import ArchiveHome
-from archive.buffers.sink import Sink
-from archive.buffers.sinks import Sinks
+from archive.buffers.sink import Added, Sink
+from archive.buffers.sinks import Earlier, Job, Sinks
 from archive.checkpoints import MAIN_BUFFER
 from archive.errors import CapacityError, ClosedError, UsageError
 from archive.saver import Pending, finish_at_exit
 
 FORMATS = ("pt", "pkl")
-```
+
+
+class TrajectoryReplayBuffer:
+    """Trajectories [T, B, ...], of which single transitions are drawn. Safe for several threads, of one process.
+
+    A path may be any fsspec URL; one that ends in `rank_3` means rank 3 of the archive above it.
+
+    seed: of the draws; each rank draws differently. None: from the system.  enable_cache, cache_size: how many of the
+    newest trajectories stay in memory; transitions of others are read from the archive, and no more than the chunks
+    they lie in.  sample_window_size: draw from that many of the newest trajectories; 0 for all.
+    auto_save: append what is added to the archive at `auto_save_path`, in the background; it is committed every
+    `auto_save_interval_s`. Without it all is in memory, older trajectories than the window leave the buffer, and
+    nothing is written before save_checkpoint().  trajectory_format: accepted; an archive has one format.
+
+    rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
+    `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
+    trajectories lack: "error" (such a trajectory is refused), "skip" or a number to fill in.  max_trajectories: the
+    oldest beyond leave the buffer (they stay in the archive).
+    """
+
+    def __init__(
+        self,
+        seed: int | None = 1234,
+        enable_cache: bool = True,
+        cache_size: int = 5,
+        sample_window_size: int = 100,
+        auto_save: bool = False,
+        auto_save_path: Any = "",
+        trajectory_format: str = "pt",
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        run: str = "main",
+        session: str | None = None,
+        buffer: str = MAIN_BUFFER,
+        missing: Any = "error",
+        max_trajectories: int | None = None,
+        auto_save_interval_s: float = 60.0,
+    ) -> None:
+        _check_sizes(cache_size, sample_window_size, max_trajectories, trajectory_format)
+        if auto_save and not auto_save_path:
+            raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+        flatten.check_missing(missing)
+        self.seed, self.sample_window_size, self.auto_save = seed, int(sample_window_size), bool(auto_save)
+        self.trajectory_format, self.auto_save_path = trajectory_format, auto_save_path if auto_save else None
+        self.enable_cache, self.cache_size = enable_cache or not auto_save, int(cache_size)
+        self._missing, self._max_trajectories = missing, max_trajectories
+        path_rank = ranks.where(auto_save_path).rank if auto_save_path else None
+        self._where = ranks.where(auto_save_path) if auto_save else None
+        self._job = Job(path_rank if rank is None else rank, world_size, run, session, buffer, storage_options)
+        self._writing, self._lock = threading.RLock(), threading.RLock()
+        self._closed = False
+        self._loaded_count = 0
+        self._contents = self._no_contents()
+        self._next_id: int | None = None
+        self._added = 0
+        self.random_generator = self._seeded(seed)
+        auto_root = self._where.root if self._where else None
+        self._sinks = Sinks(self._job, auto_root, auto_save_interval_s, self._visible)
+        if auto_save:
+            self._sinks.agree(self._rank)
+        finish_at_exit(self)
+
+    def _no_contents(self) -> Contents:
+        return Contents(self._missing, self._in_memory_limit or 0)
+
+    @property
+    def _rank(self) -> int:
+        return ranks.job_rank() if self._job.rank is None else self._job.rank
+
+    @property
+    def _in_memory_limit(self) -> int | None:
+        """How many trajectories stay in memory; None for all."""
+        if not self.auto_save:
+            return self.sample_window_size or None
+        return self.cache_size if self.enable_cache else 0
+
+    def _seeded(self, seed: int | None) -> torch.Generator:
+        generator = torch.Generator()
+        if seed is None:
+            generator.seed()
+            return generator
+        folded = seed
+        if self._rank:
+            digest = hashlib.sha256(f"{seed}/{self._rank}".encode()).digest()
+            folded = int.from_bytes(digest[:8], "little") >> 1
+        return generator.manual_seed(folded)
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def add_trajectories(
+        self, trajectories: Iterable[Any], *, model_weights_uuid: str | None = None, model_update_count: int | None = None
+    ) -> list[int]:  # fmt: skip
+        """Add trajectories, copied; their ids. Each is RLinf's Trajectory, or any object or dict with the same fields.
+
+        Those without any steps are passed over. All are looked at before the first is added.
+        model_weights_uuid, model_update_count: of the weights that made them; default: what their model_weights_id says.
+        """
+        with self._writing:
+            self._enter()
+            taken = [t for t in map(mapping.take, trajectories) if t is not None]
+            taken = [t.made_by(model_weights_uuid, model_update_count) for t in taken]
+            with self._lock:
+                self._contents.check(t.flat for t in taken)
+            return [self._add(t) for t in taken]
+
+    def _add(self, taken: mapping.Taken) -> int:
+        entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.info)
+        if self._where is not None:
+            _append(self._sinks.at(self._where), entry, taken)
+        with self._lock:
+            self._contents.add(entry, taken.flat)
+            self._added += 1
+            self._trim()
+        return entry.trajectory_id
+
+    def _claim_id(self) -> int:
+        """The next id; ranks take turns, so that no two have the same."""
+        if self._next_id is None:
+            self._next_id = self._first_free_id()
+        world_size = self._job.world_size or ranks.job_world_size() or 1
+        rank = self._rank % world_size
+        claimed = self._next_id + (rank - self._next_id) % world_size
+        self._next_id = claimed + 1
+        return claimed
+
+    def _first_free_id(self) -> int:
+        """Past those of trajectories that earlier starts of the job left in the archive."""
+        if self._where is None:
+            return 0
+        arc = self._sinks.at(self._where).arc
+        return loading.next_id((), loading.ids_of(arc.episodes))
+
+    def _trim(self) -> None:
+        """What there is no room for leaves: the oldest from memory if they can be read, or else from the buffer."""
+        contents, limit = self._contents, self._max_trajectories
+        if not self.auto_save and self.sample_window_size:
+            window = max(self.sample_window_size, self._loaded_count)
+            limit = window if limit is None else min(window, limit)
+        while limit is not None and len(contents.entries) > limit:
+            contents.drop(next(iter(contents.entries.values())))
+        if self._in_memory_limit is not None:
+            cached = contents.cached
+            for entry in cached[: max(0, len(cached) - self._in_memory_limit)]:
+                if entry.home is not None:
+                    contents.forget(entry)
+
+    def _visible(self, made: list[Added], home: ArchiveHome) -> None:
+        """These can be read from the archive now."""
+        with self._lock:
+            for added in made:
+                if added.entry.home is None:
+                    added.entry.home, added.entry.name = home, added.name
+            self._trim()
+
+    # -- sampling -----------------------------------------------------------------------------------------------
+
+    def sample(self, num_chunks: int = 0, *, replace: bool = False) -> dict[str, Any]:
+        """A batch of `num_chunks` transitions, nested dicts of tensors [num_chunks, ...].
+
+        Drawn uniformly, with replacement, from all transitions of the window. More than it has are drawn only with
+        replace=True; otherwise that is an error, and nothing is drawn.
+        """
+        self._surface()
+        if num_chunks < 1:
+            raise UsageError(f"num_chunks={num_chunks}: ask for at least 1")
+        with self._lock:
+            window = self._contents.window(self.sample_window_size)
+            if not window.total:
+                raise CapacityError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
+            if num_chunks > window.total and not replace:
+                raise CapacityError(
+                    f"{num_chunks} transitions were asked for, the window of {len(window.entries)} trajectories has "
+                    f"{window.total}; ask for fewer, or pass replace=True"
+                )
+            drawn = torch.randint(window.total, (num_chunks,), generator=self.random_generator)
+            parts, misses = self._contents.gather(window, drawn)
+        parts += [(miss.places, miss.read()) for miss in misses]
+        return flatten.nested(flatten.joined(parts, num_chunks, self._missing))
+
+    def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
+        """As `sample`."""
+        return self.sample(num_chunks)
+
+    def is_ready(self, min_size: int) -> bool:
+        """Whether so many trajectories have been added (of those that left since, too) that training may begin."""
+        return bool(self._contents.entries) and self._added >= min_size
+
+    async def is_ready_async(self, min_size: int) -> bool:
+        return self.is_ready(min_size)
+
+    def __len__(self) -> int:
+        """Trajectories in the buffer."""
+        return len(self._contents.entries)
+
+    @property
+    def size(self) -> int:
+        return len(self)
+
+    @property
+    def total_samples(self) -> int:
+        """Transitions of all trajectories in the buffer."""
+        return self._contents.total_samples
+
+    @property
+    def trajectory_ids(self) -> list[int]:
+        """Ids of the trajectories in the buffer, in order."""
+        with self._lock:
+            return list(self._contents.entries)
+
+    def get_stats(self) -> dict[str, float]:
+        """num_trajectories and total_samples of the buffer; cache_size: trajectories in memory."""
+        with self._lock:
+            cached = len(self._contents.cached)
+            return {"num_trajectories": len(self), "total_samples": self.total_samples, "cache_size": cached}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, save_path: Any, *, step: int | None = None, on_progress: Any = None, **options: Any
+    ) -> Pending:
+        """Save all trajectories, the random generator and the counters. Each rank calls it; the checkpoint is visible
+        when all have. Uploads only what the archive at `save_path` does not have.
+
+        Returns once this rank's part is there; errors after that surface at the next call, or at `result()` of what it
+        returns.  step: default: one more than the last.  options: those of `Writer.checkpoint`, such as progress=.
+        """
+        with self._writing:
+            self._enter()
+            sink = self._sinks.at(ranks.where(save_path))
+            self._bring(sink)
+            return sink.checkpoint(self._state(), step, on_progress, options)
+
+    def _bring(self, sink: Sink) -> None:
+        """Append to an archive what it lacks of the buffer, and let go there of what left the buffer."""
+        with self._lock:
+            entries = list(self._contents.entries.values())
+        sink.keep_only(e.trajectory_id for e in entries)
+        lacking = [e for e in entries if e.trajectory_id not in sink.owned]
+        for entry, tree in self._trees(lacking):
+            taken = mapping.take(tree)
+            assert taken is not None
+            _append(sink, entry, taken)
+
+    def _trees(self, entries: list[Entry]) -> Iterable[tuple[Entry, dict[str, Any]]]:
+        """The trajectories of these entries, whole, in order; those not in memory are read, a few at a time."""
+        for some in mapping.batches(entries):
+            with self._lock:
+                held = {e: self._contents.tree(e) for e in some if e.in_memory}
+            rest = [e for e in some if e not in held]
+            for home in dict.fromkeys(e.home for e in rest):
+                assert isinstance(home, ArchiveHome)
+                mine = [e for e in rest if e.home is home]
+                held |= zip(mine, home.trees([e.name for e in mine]), strict=True)
+            yield from ((e, held[e]) for e in some)
+
+    def _state(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "trajectory_counter": self._next_id or 0, "trajectories_added": self._added, "seed": self.seed,
+                "generator": self.random_generator.get_state(), "sample_window_size": self.sample_window_size,
+            }  # fmt: skip
+
+    def load_checkpoint(
+        self, load_path: Any, is_distributed: bool = False, local_rank: int = 0, world_size: int | None = None
+    ) -> None:
+        """Go on from the newest checkpoint of the archive at `load_path`, in place of what the buffer holds.
+
+        A world of the same size goes on exactly: trajectories, counters, the random generator. In a world of another
+        size each rank takes a contiguous part of all trajectories. What is saved there next refers to what is there.
+        world_size: default: this job's, else the checkpoint's.
+        is_distributed: take part `local_rank` of `world_size` of what the path means, though all ranks give the same.
+        """
+        with self._writing:
+            self._check_open()
+            where = ranks.where(load_path)
+            self._sinks.settle()
+            arc, ck = loading.find(where, self._job.run, self._job.buffer, self._job.storage_options)
+            world_size = self._job.world_size if world_size is None else world_size
+            if is_distributed:
+                share = loading.part_of_list(ck, where, self._job.buffer, int(local_rank), world_size)
+            else:
+                share = loading.share_of(ck, where, world_size)
+            self._take_over(loading.Loaded(arc, ck, share, self._job.buffer), where.root)
+
+    def _take_over(self, loaded: loading.Loaded, root: str) -> None:
+        home = ArchiveHome(loaded.episodes)
+        entries, next_id = loading.entries(loaded, home)
+        contents = self._no_contents()
+        for entry in entries:
+            contents.add(entry)
+        limit = self._in_memory_limit
+        newest = entries if limit is None else entries[len(entries) - min(limit, len(entries)) :]
+        for entry, tree in self._read(newest, home):
+            contents.remember(entry, flatten.flatten(tree, entry.steps, entry.envs))
+        self._sinks.close_all()
+        self._sinks.forget()
+        owned = {e.trajectory_id: e.name for e in entries}
+        self._sinks.go_on_from(root, Earlier(loaded.share, loaded.rank, loaded.world_size, owned))
+        self._job.rank, self._job.world_size = loaded.rank, loaded.world_size
+        with self._lock:
+            self._contents, self._next_id, self._loaded_count = contents, next_id, len(entries)
+            self._restore(loaded)
+
+    def _read(self, entries: list[Entry], home: ArchiveHome) -> Iterable[tuple[Entry, dict[str, Any]]]:
+        for some in mapping.batches(entries):
+            yield from zip(some, home.trees([e.name for e in some]), strict=True)
+
+    def _restore(self, loaded: loading.Loaded) -> None:
+        """Counters and the random generator: as they were, or for a new world from its plan."""
+        state, sources = loaded.state, loaded.source_states
+        seeds = [s["seed"] for s in (state, *sources) if "seed" in s]
+        self.seed = seeds[0] if seeds else self.seed
+        self._added = int(state.get("trajectories_added", len(self._contents.entries)))
+        generator = state.get("generator")
+        if isinstance(generator, torch.Tensor):
+            self.random_generator.set_state(generator)
+        else:
+            self.random_generator = torch.Generator().manual_seed(int(loaded.share.seed))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Commit what was added so far (with auto_save)."""
+        with self._writing:
+            self._enter()
+            self._sinks.commit()
+
+    def clear(self) -> None:
+        """All trajectories leave the buffer. What was saved stays in the archive, and ids are not used again."""
+        with self._writing, self._lock:
+            self._contents, self._loaded_count = self._no_contents(), 0
+            self._added = 0
+
+    def clear_cache(self) -> None:
+        """Free the memory of trajectories that can be read from an archive."""
+        with self._lock:
+            for entry in self._contents.cached:
+                if entry.home is not None:
+                    self._contents.forget(entry)
+
+    def close(self, wait: bool = True) -> None:
+        """Finish what is under way and commit what was added. What the buffer has may still be sampled.
+
+        wait=False: do so in the background; an error is logged.
+        """
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            if wait:
+                self._sinks.close_all()
+            else:
+                threading.Thread(target=_logged, args=(self._sinks.close_all,), name="archive-close").start()
+
+    def settle_at_exit(self) -> None:
+        """What was added with auto_save and not committed yet is, before the interpreter ends."""
+        if not self._closed and self._pid == os.getpid():
+            _logged(self._sinks.commit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> Any:
+        raise UsageError("a TrajectoryReplayBuffer does not pickle: make one in each process, and load what was saved")
+
+    def __repr__(self) -> str:
+        where = f" at {self._where.root}" if self._where else ""
+        return f"<TrajectoryReplayBuffer of {len(self)} trajectories, {self.total_samples} transitions{where}>"
+
+    def _enter(self) -> None:
+        self._check_open()
+        self._sinks.surface()
+
+    def _surface(self) -> None:
+        self._sinks.surface()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this buffer is closed; make another, and load what was saved")
+
+
+def _append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:
+    steps, about = taken.episode(entry.trajectory_id)
+    sink.add(entry, steps, sum(t.nbytes for t in taken.flat.rows.values()), **about)
+
+
+def _check_sizes(cache_size: int, window: int, most: int | None, trajectory_format: str) -> None:
+    for name, value, least in (("cache_size", cache_size, 0), ("sample_window_size", window, 0)):
+        if int(value) < least:
+            raise UsageError(f"{name}={value} must be at least {least}")
+    if most is not None and most < 1:
+        raise UsageError(f"max_trajectories={most} must be at least 1, or None")
+    if trajectory_format not in FORMATS:
+        raise UsageError(f"trajectory_format={trajectory_format!r}: give {' or '.join(map(repr, FORMATS))}")

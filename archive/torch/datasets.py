@@ -1,35 +1,57 @@
 """Torch datasets over episodes: whole ones, windows that never cross an episode's end, single steps.
 
 They pickle, survive fork, and open their own connections in each DataLoader worker. A DataLoader's batch is one read:
-chunks that several of its items share are fetched once, and only the fields asked for.
+chunks that several of its items share are fetched once, and only the fields asked for. `archive.torch.loader` shares
+them out over workers and ranks and resumes in the middle of an epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from archive import dtypes
+from archive import derived, deriving, dtypes
+from archive.deriving import Bounds
 from archive.episodes import Episodes
 from archive.errors import UsageError
 from archive.fields import Selection
-from archive.segments import cut
+from archive.ranges import Ints
+from archive.torch.batches import Batches, varying_fields
+from archive.torch.collate import Items
 from archive.tree import Ragged
 
 Transform = Callable[[dict[str, Any]], Any]
+CACHE_BYTES = 2**29
 
 
 class EpisodeDataset(Dataset[Any]):
-    """Item i is episode i: a nested dict of tensors, axis 0 the step."""
+    """Item i is episode i: a nested dict of tensors, axis 0 the step.
+
+    episodes: of an archive or a checkpoint (`arc.episodes`, `ck.episodes`, some of them), or what has `.episodes`.
+    fields, missing: as in `Episodes.read`.  derive: fields computed on reading, see `archive.derived`.
+    transform: what makes an item of a nest of tensors.
+    cache_bytes: how much of the chunks last read is kept, in each process.
+    """
+
+    _varying = True  # items differ in their number of steps
 
     def __init__(
-        self, episodes: Episodes, fields: Any = None, *, missing: Any = "error", transform: Transform | None = None
+        self,
+        episodes: Any,
+        fields: Any = None,
+        *,
+        derive: Any = (),
+        missing: Any = "error",
+        transform: Transform | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.episodes, self.transform = episodes, transform
+        self.episodes: Episodes = getattr(episodes, "episodes", episodes)
+        self.derive, self.transform, self.cache_bytes = derived.parse(derive), transform, cache_bytes
         self._selection = Selection(fields, missing)
 
     def __len__(self) -> int:
@@ -38,14 +60,56 @@ class EpisodeDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        places = [_checked(i, len(self)) for i in indices]
-        parts = self.episodes[np.array(places, np.int64)].parts()
-        return [self._finished(data) for data in self.episodes.reader.read(parts, self._selection)]
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The items of a batch, read together; `archive.torch.collate` makes one nest of them."""
+        numbers, starts, stops = self.places(_checked(indices, len(self)))
+        whole = self._batches.read(numbers, starts, stops) if self._batches is not None else None
+        if whole is None:
+            found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
+            nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, stops - starts, strict=True)]
+            return Items(len(nests), lambda i: self._finished(nests[i]), ragged=self._ragged, varying=self._varying)
+        return self._items(self._whole(to_tensors(whole), stops - starts), len(numbers))
 
-    def _finished(self, data: dict[str, Any]) -> Any:
-        out = to_tensors(data)
-        return out if self.transform is None else self.transform(out)
+    def _items(self, whole: dict[str, Any], count: int) -> Items:
+        plain = whole if self.transform is None else None
+        return Items(count, lambda i: self._finished(_row(whole, i)), whole=plain)
+
+    def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
+        """Of some items: the number of the episode, the first step, and the step after the last."""
+        return items, np.zeros_like(items), self._lengths[items]
+
+    @property
+    def steps_per_item(self) -> float:
+        """How many steps further the next item begins, on the average."""
+        return float(self._lengths.sum()) / max(1, len(self))
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        return self.episodes.lengths()
+
+    @cached_property
+    def _bounds(self) -> Bounds | None:
+        return Bounds(self.episodes) if self.derive else None
+
+    @cached_property
+    def _ragged(self) -> Any:
+        return varying_fields(self.episodes, self._selection, self.derive, whole=self._varying)
+
+    @cached_property
+    def _batches(self) -> Batches | None:
+        """What reads a batch into arrays at once, where items are alike and all fields are arrays of one row a step."""
+        return None
+
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
+        """An item's nest of tensors, from that of the steps read."""
+        return nest
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        """A batch's nest of tensors, from that of the steps read."""
+        return nest
+
+    def _finished(self, nest: dict[str, Any]) -> Any:
+        return nest if self.transform is None else self.transform(nest)
 
 
 class WindowDataset(EpisodeDataset):
@@ -55,62 +119,88 @@ class WindowDataset(EpisodeDataset):
     (strings with ""); the tensor "mask" says which steps are real.
     """
 
+    _varying = False
+
     def __init__(
         self,
-        episodes: Episodes,
+        episodes: Any,
         length: int,
         stride: int = 1,
         pad: bool = False,
         fields: Any = None,
         *,
+        derive: Any = (),
         missing: Any = "error",
         transform: Transform | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         if length < 1 or stride < 1:
             raise UsageError(f"length={length} and stride={stride} must both be at least 1")
-        super().__init__(episodes, fields, missing=missing, transform=transform)
+        super().__init__(
+            episodes, fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes
+        )
         self.length, self.stride, self.pad = length, stride, pad
-        steps = episodes.lengths()
-        full = steps if pad else steps - length + 1
+        full = self._lengths if pad else self._lengths - length + 1
         self._ends = np.cumsum(np.maximum(-(-full // stride), 0))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def steps_per_item(self) -> float:
+        return self.stride
+
     def place(self, index: int) -> tuple[int, int]:
         """(number of the episode, first step) of a window."""
-        index = _checked(index, len(self))
-        episode = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[episode - 1]) if episode else 0
-        return episode, (index - before) * self.stride
+        numbers, starts, _ = self.places(_checked([index], len(self)))
+        return int(numbers[0]), int(starts[0])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        places = [self.place(i) for i in indices]
-        episodes = self.episodes[np.array([e for e, _ in places], np.int64)]
-        parts = [
-            cut(whole, start, start + self.length) for whole, (_, start) in zip(episodes.parts(), places, strict=True)
-        ]
-        items = self.episodes.reader.read(parts, self._selection)
-        counts = [sum(p.hi - p.lo for p in group) for group in parts]
-        return [self._finished(self._padded(d, n)) for d, n in zip(items, counts, strict=True)]
+    def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
+        numbers = np.searchsorted(self._ends, items, side="right")
+        starts = (items - np.where(numbers > 0, self._ends[numbers - 1], 0)) * self.stride
+        return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
 
-    def _padded(self, data: dict[str, Any], steps: int) -> dict[str, Any]:
+    @cached_property
+    def _batches(self) -> Batches | None:
+        return Batches.make(
+            self.episodes, self._selection, self.derive, self._bounds, length=self.length, cache_bytes=self.cache_bytes
+        )
+
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         if not self.pad:
-            return data
-        return {**_fill(data, steps, self.length), "mask": np.arange(self.length) < steps}
+            return nest
+        return {**_fill(nest, steps, self.length), "mask": torch.arange(self.length) < steps}
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        if not self.pad:
+            return nest
+        return {**nest, "mask": torch.arange(self.length) < torch.from_numpy(counts)[:, None]}
 
 
 class StepDataset(WindowDataset):
     """Item i is one step: a nested dict of tensors without a step axis."""
 
     def __init__(
-        self, episodes: Episodes, fields: Any = None, *, missing: Any = "error", transform: Transform | None = None
+        self,
+        episodes: Any,
+        fields: Any = None,
+        *,
+        derive: Any = (),
+        missing: Any = "error",
+        transform: Transform | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        super().__init__(episodes, 1, fields=fields, missing=missing, transform=transform)
+        super().__init__(
+            episodes, 1, fields=fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes
+        )
 
-    def _finished(self, data: dict[str, Any]) -> Any:
-        out = _first(to_tensors(data))
-        return out if self.transform is None else self.transform(out)
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
+        out: dict[str, Any] = _first(nest)
+        return out
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        out: dict[str, Any] = _without_steps(nest)
+        return out
 
 
 def to_tensors(value: Any) -> Any:
@@ -124,25 +214,40 @@ def to_tensors(value: Any) -> Any:
     return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value
 
 
-def _checked(index: int, count: int) -> int:
-    if not -count <= index < count:
-        raise IndexError(f"item {index} of a dataset of {count}")
-    return int(index) % count
+def _checked(indices: Sequence[int], count: int) -> Ints:
+    items = np.asarray(indices, np.int64)
+    wrong = items[(items < -count) | (items >= count)]
+    if len(wrong):
+        raise IndexError(f"item {wrong[0]} of a dataset of {count}")
+    return np.where(items < 0, items + count, items)
+
+
+def _row(value: Any, i: int) -> Any:
+    return {k: _row(v, i) for k, v in value.items()} if isinstance(value, dict) else value[i]
+
+
+def _without_steps(value: Any) -> Any:
+    return {k: _without_steps(v) for k, v in value.items()} if isinstance(value, dict) else value[:, 0]
 
 
 def _first(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _first(v) for k, v in value.items()}
-    if isinstance(value, (torch.Tensor, np.ndarray, list)):
-        return value[0] if len(value) else value
-    return value
+    rows = isinstance(value, list) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim)
+    return value[0] if rows and len(value) else value
 
 
 def _fill(value: Any, steps: int, length: int) -> Any:
-    """Arrays of `steps` rows made `length` long; what has another number of rows belongs to the whole episode."""
+    """Fields of `steps` rows made `length` long; what has another number of rows belongs to the whole episode."""
     if isinstance(value, dict):
         return {k: _fill(v, steps, length) for k, v in value.items()}
-    if isinstance(value, np.ndarray) and value.ndim and len(value) == steps and steps < length:
-        tail = np.full((length - steps, *value.shape[1:]), "" if value.dtype == object else 0, value.dtype)
-        return np.concatenate([value, tail])
-    return value
+    scalar = isinstance(value, (torch.Tensor, np.ndarray)) and not value.ndim
+    if scalar or not isinstance(value, (torch.Tensor, np.ndarray, list)) or len(value) != steps or steps == length:
+        return value
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value, value.new_zeros((length - steps, *value.shape[1:]))])
+    if isinstance(value, list):
+        empty = value[0][:0] if value and isinstance(value[0], torch.Tensor) else None
+        return value + [empty] * (length - steps)
+    tail = np.full((length - steps, *value.shape[1:]), "" if value.dtype == object else 0, value.dtype)
+    return np.concatenate([value, tail])

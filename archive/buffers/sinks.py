@@ -1,0 +1,130 @@
+"""Engine: the archives that one buffer writes to: opened when there is something to write, going on from what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import archive
+from archive.buffers import mapping, ranks
+from archive.buffers.ranks import Where
+from archive.buffers.sink import Sink, Visible
+from archive.checkpoints import Checkpoint
+from archive.sessions import place
+
+
+@dataclass
+class Job:
+    """Who writes. What is None is asked for when it is needed."""
+
+    rank: int | None
+    world_size: int | None
+    run: str
+    session: str | None
+    buffer: str
+    storage_options: Mapping[str, Any] | None
+
+    def rank_of(self, where: Where) -> int:
+        if where.rank is not None:
+            return where.rank
+        return ranks.job_rank() if self.rank is None else self.rank
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a writer goes on from: a share or a checkpoint, and the trajectories that are live in it."""
+
+    source: Any
+    rank: int
+    world_size: int
+    owned: dict[int, str]
+
+
+class Sinks:
+    """Sinks by root. Besides the one that all is appended to, the last one written to stays open."""
+
+    def __init__(self, job: Job, auto_root: str | None, interval_s: float, visible: Visible) -> None:
+        self.job, self._auto_root, self._interval_s, self._visible = job, auto_root, interval_s, visible
+        self._open: dict[str, Sink] = {}
+        self._earlier: dict[str, Earlier] = {}
+        self._opened: dict[str, int] = {}  # root -> how many writers it had
+        self._session: str | None = job.session
+
+    def agree(self, rank: int) -> None:
+        """Agree with the other ranks on a session, where a process group lets them; all of them must call this."""
+        if self._session is None and ranks.has_process_group() and (ranks.job_world_size() or 1) > 1:
+            self._session = place(rank, None, self.job.run, None).session
+
+    def at(self, where: Where) -> Sink:
+        """The sink of that path, opened if need be."""
+        if where.root not in self._open:
+            for root in [r for r in self._open if r != self._auto_root]:
+                self.close(root)
+            self._open[where.root] = self._opened_at(where)
+        return self._open[where.root]
+
+    def _opened_at(self, where: Where) -> Sink:
+        rank = self.job.rank_of(where)
+        world_size = ranks.writer_world_size(rank, self.job.world_size)
+        arc = archive.open(where.root, create=True, storage_options=self.job.storage_options)
+        earlier = self._earlier.get(where.root)
+        if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
+            earlier = None
+        writer = arc.writer(
+            rank, world_size, self.job.run, self._new_session(where.root, rank, world_size), mapping.SCHEMA,
+            resume=None if earlier is None else earlier.source,
+        )  # fmt: skip
+        interval_s = self._interval_s if where.root == self._auto_root else None
+        sink = Sink(arc, writer, self.job.buffer, self._visible, interval_s)
+        sink.owned = {} if earlier is None else dict(earlier.owned)
+        return sink
+
+    def _new_session(self, root: str, rank: int, world_size: int) -> str:
+        """A session of its own for each writer, which the ranks agree on as long as they open writers in step."""
+        session = self._session
+        if session is None:
+            session = place(rank, world_size, self.job.run, None).session
+        count = self._opened[root] = self._opened.get(root, 0) + 1
+        return session if count == 1 else f"{session}-{count}"
+
+    def go_on_from(self, root: str, earlier: Earlier) -> None:
+        """The next writer at that root has these trajectories already."""
+        self._earlier[root] = earlier
+
+    def close(self, root: str) -> None:
+        """Close one; a writer opened there later goes on from the last checkpoint."""
+        sink = self._open.pop(root)
+        owned = dict(sink.checkpointed)
+        sink.close()
+        self._earlier.pop(root, None)
+        if sink.pending is not None:
+            made: Checkpoint = sink.pending.result()
+            self._earlier[root] = Earlier(made, sink.writer.rank, sink.writer.world_size, owned)
+
+    def close_all(self) -> None:
+        """Close all; the first error is raised when all are closed."""
+        errors = []
+        for root in list(self._open):
+            try:
+                self.close(root)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def forget(self) -> None:
+        """What was written so far is not what comes."""
+        self._earlier.clear()
+
+    def settle(self) -> None:
+        for sink in self._open.values():
+            sink.settle()
+
+    def surface(self) -> None:
+        for sink in self._open.values():
+            sink.surface()
+
+    def commit(self) -> None:
+        for sink in self._open.values():
+            sink.commit()
