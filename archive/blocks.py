@@ -19,17 +19,6 @@ from archive.schema import LENGTHS, PLACES, FieldSpec, ShardSchema
 from archive.tree import Array, Ragged
 
 
-SLABS = 32  # at least, of what several env rows have in a buffer: eviction cuts one, which is then read in part
-LEAST_SLAB_BYTES = 2 * 1024 * 1024
-LEAST_RUN, LEAST_RUN_BYTES = 8, 2048  # steps of an env row in a slab, or bytes: there is a segment for each run
-
-
-def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> int:
-    """How many bytes of a buffer of several env rows go to one shard, at most `most`."""
-    run = step_bytes * min(LEAST_RUN, -(-LEAST_RUN_BYTES // step_bytes))
-    return min(most, max(buffer_bytes // SLABS, LEAST_SLAB_BYTES, env_rows * run))
-
-
 @dataclass(frozen=True)
 class Block:
     """Steps appended by one call, in stored form, owned (nobody else can change them).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import blocks, cut, intake, jsontree
+from archive import blocks, cut, intake
 from archive.arena import Arena
 from archive.blocks import Block
 from archive.cut import Cut
@@ -23,6 +23,7 @@ from archive.ranges import Ints
 from archive.schema import Schema, ShardSchema
 from archive.segmentrows import SegmentRows
 from archive.sessions import Place
+from archive.slabs import slab_bytes
 from archive.staging import BufferResume, KnownEpisode, Stream
 from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
 
@@ -63,7 +64,7 @@ class BufferWriter:
         fields, shard = intake.steps(steps, schema or self.schema)
         intake.check_rows(fields, last=last)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
-        metadata = _own_metadata(metadata)
+        metadata = intake.own_metadata(metadata)
         env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
@@ -94,7 +95,7 @@ class BufferWriter:
     ) -> Ints:  # fmt: skip
         fields, schema = intake.steps(steps, self.schema)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
-        metadata = _own_metadata(metadata)
+        metadata = intake.own_metadata(metadata)
         rows = self._rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
         single = intake.has_whole_fields(fields)
         if single:
@@ -197,10 +198,8 @@ class BufferWriter:
 
     def _shard_bytes(self, piece: Block) -> int:
         """Of env rows that advance together, and so are evicted together, a shard holds a slab of time."""
-        if self.streams.env_rows < 2 or not piece.length:
-            return SHARD_BYTES
-        step_bytes = max(1, piece.nbytes // piece.length)
-        return blocks.slab_bytes(self._steps_at_send * step_bytes, self.streams.env_rows, step_bytes, SHARD_BYTES)
+        rows, step_bytes = self.streams.env_rows, max(1, piece.nbytes // max(1, piece.length))
+        return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES) if rows > 1 else SHARD_BYTES
 
     def _owned(self, block: Block, *, new: bool) -> Block:
         """The block copied; large ones into memory where those of one shard lie end to end."""
@@ -248,7 +247,7 @@ class BufferWriter:
             self.live_set.evict_before(env, min(int(before), limit))
             return
         if isinstance(positions, (tuple, range, slice)):
-            start, stop = _range(positions, limit)
+            start, stop = intake.position_range(positions, limit)
             self.live_set.evict_range(env, start, stop)
             return
         array = np.asarray(positions, np.int64).reshape(-1)
@@ -349,24 +348,3 @@ class BufferWriter:
             None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
             None if update_count is None else intake.update_count(update_count),
         )
-
-
-def _own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of the metadata, as it will be read back."""
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict):
-        raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
-    copied: dict[str, Any] = jsontree.loads(jsontree.dumps(metadata, where="metadata"))
-    return copied
-
-
-def _range(given: Any, limit: int) -> tuple[int, int]:
-    """(start, stop) of a range of positions, within what there is."""
-    if isinstance(given, (range, slice)) and given.step in (None, 1):
-        given = (given.start or 0, limit if given.stop is None else given.stop)
-    if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:
-        raise UsageError(
-            f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions"
-        )
-    return int(given[0]), int(given[1])

@@ -104,6 +104,12 @@ class ShardIndex:
             )
         return ShardReads(requests, pieces, int(sizes.sum()))
 
+    def array(self, name: str) -> ArrayChunks:
+        """The chunks of one array; CorruptManifestError if the table has none of it."""
+        if name not in self.arrays:
+            raise CorruptManifestError(f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`")
+        return self.arrays[name]
+
     def everything(self) -> Wanted:
         """All rows of all arrays."""
         return {

@@ -10,7 +10,7 @@ By name: "next_FIELD", "has_next", "terminated", "truncated", "done". With argum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 

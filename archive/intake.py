@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive import tree
+from archive import jsontree, tree
 from archive.blocks import Block
 from archive.errors import FieldError, UsageError
 from archive.names import check_text, show
@@ -173,3 +173,24 @@ def reward_field(schema: Schema, shard: ShardSchema) -> str | None:
     wanted = REWARDS if schema.reward is None else (schema.reward,)
     names = {f.path: f.name for f in shard.fields if f.per_step and f.dtype not in ("str", "json")}
     return next((names[p] for p in wanted if p in names), None)
+
+
+def own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of the metadata, as it will be read back."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
+    copied: dict[str, Any] = jsontree.loads(jsontree.dumps(metadata, where="metadata"))
+    return copied
+
+
+def position_range(given: Any, limit: int) -> tuple[int, int]:
+    """(start, stop) of a range of positions, within what there is."""
+    if isinstance(given, (range, slice)) and given.step in (None, 1):
+        given = (given.start or 0, limit if given.stop is None else given.stop)
+    if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:
+        raise UsageError(
+            f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions"
+        )
+    return int(given[0]), int(given[1])

@@ -56,12 +56,21 @@ def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, 
         return 1
     target = chunk_bytes or min(max(_share(field_bytes, runs), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
     fitting = max(1, target * rows // max(1, field_bytes))
-    return math.ceil(rows / math.ceil(rows / fitting))
+    return _even_part(rows, runs, fitting) or math.ceil(rows / math.ceil(rows / fitting))
 
 
 def _share(field_bytes: int, runs: int) -> int:
     usual, part = field_bytes // _CHUNKS_PER_FIELD, field_bytes // (_CHUNKS_PER_RUN * max(1, runs))
     return min(usual, part) if part * _CHUNKS_PER_RUN >= 2 * _MIN_CHUNK_BYTES else usual
+
+
+def _even_part(rows: int, runs: int, fitting: int) -> int | None:
+    """Rows of a chunk of which several make up a run, so that no chunk has rows of two runs; None without such."""
+    if runs < 2 or rows % runs or rows < runs * fitting:
+        return None
+    run = rows // runs
+    least = math.ceil(run / fitting)
+    return next((run // parts for parts in range(least, 2 * least) if run % parts == 0), None)
 
 
 def hulls(ranges: Sequence[tuple[int, int]], chunk_rows: int) -> list[tuple[int, int]]:

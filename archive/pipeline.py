@@ -160,7 +160,9 @@ class Pipeline:
             "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
         }
         with self._encoding if self._compression else nullcontext():
-            return shards.encode(slab.arrays, attributes=attributes, compression=self._compression, runs=slab.runs, copy=False)
+            return shards.encode(
+                slab.arrays, attributes=attributes, compression=self._compression, runs=slab.runs, copy=False
+            )
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
         """Write one encoded shard; its rows of the chunk table."""

@@ -170,7 +170,7 @@ class Reader:
 
     def stored_chunks(
         self, wanted: Mapping[str, chunkindex.Wanted], owners: Mapping[str, str], *, max_bytes: int = MAX_AHEAD_BYTES
-    ) -> Iterator[tuple[ShardReads, ShardView, dict[str, bytes | memoryview]]]:
+    ) -> Iterator[tuple[str, ShardReads, ShardView, dict[str, bytes | memoryview]]]:
         """The chunks that rows of shards lie in, as they are stored, shard by shard; each was compared with the table.
 
         The shards' indexes must be loaded. At most `max_bytes` (and always one request) are fetched ahead.
@@ -178,20 +178,21 @@ class Reader:
         known = {shard: view for shard in wanted if (view := self._views.get(shard)) is not None}
         for shard, reads, blocks in self._fetched(self._plan(wanted, known, {}), owners, max_bytes):
             chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
-            yield reads, known.get(shard) or self._new_view(shard, chunks), chunks
+            yield shard, reads, known.get(shard) or self._new_view(shard, chunks), chunks
 
     def index(self, shard: str) -> ShardIndex:
         """Where the chunks of a shard lie, once `load_indexes` has fetched it."""
         return self._index(shard)
 
-    def full_url(self, shard: str) -> str:
-        return self._roots.full_url(shard)
+    def view(self, shard: str) -> ShardView | None:
+        """The metadata of a shard, if it is at hand."""
+        return self._views.get(shard)
 
     def decoded_chunk(
-        self, view: ShardView, shard: str, array: str, chunk: int, chunks: Mapping[str, Any], episode: str
+        self, view: ShardView, shard: str, array: str, chunk: int, chunks: Mapping[str, Any], owners: Mapping[str, str]
     ) -> np.ndarray[Any, Any]:
         """The rows of one chunk that was fetched; they may share its memory."""
-        return self._told(lambda: view.chunk(array, chunk, chunks), shard, array, episode)
+        return self._told(lambda: view.chunk(array, chunk, chunks), shard, array, owners)
 
     def _tails(self, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Any]) -> dict[str, Tail]:
         """The chunk of each array that holds the last of these rows."""
@@ -227,16 +228,16 @@ class Reader:
     def _decoded(
         self, view: ShardView, shard: str, array: str, runs: list[tuple[int, int]], chunks: dict[str, Any], episode: str
     ) -> list[np.ndarray[Any, Any]]:
-        return self._told(lambda: view.read_many(array, runs, chunks), shard, array, episode)
+        return self._told(lambda: view.read_many(array, runs, chunks), shard, array, {shard: episode})
 
-    def _told(self, decode: Callable[[], T], shard: str, array: str, episode: str) -> T:
+    def _told(self, decode: Callable[[], T], shard: str, array: str, owners: Mapping[str, str]) -> T:
         """What decoding gives; what fails says which array of which shard, and whose."""
         try:
             return decode()
         except ArchiveError as e:
             raise CorruptChunkError(
-                f"array {array!r} of shard {self.snapshot.storage.full_url(shard)}, where episode {episode!r} lies, "
-                f"cannot be decoded: {e}; the bytes are damaged, run `archive verify`"
+                f"array {array!r} of shard {self.snapshot.storage.full_url(shard)}, where episode {owners[shard]!r} "
+                f"lies, cannot be decoded: {e}; the bytes are damaged, run `archive verify`"
             ) from e
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from archive.errors import CorruptManifestError
 from archive.ranges import Ints
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +29,7 @@ class RowPool:
         self._mask = (1 << self._shift) - 1
         self.page_bytes = self.row_bytes << self._shift
         self.rows_per_chunk = np.zeros(shards, np.int64)
-        self.first_chunk = np.full(shards, -1, np.int64)
+        self.first_chunk, self._stop_chunk = np.full(shards, -1, np.int64), np.zeros(shards, np.int64)
         self.chunks = self._mapped = 0
         self._first_page, self._page = np.zeros(0, np.int64), np.zeros(0, np.int32)
         self.shard_of, self._used = np.zeros(0, np.int32), np.zeros(0, np.int64)
@@ -56,6 +57,12 @@ class RowPool:
         return (self._fresh - len(self._free)) * self.page_bytes
 
     @property
+    def full(self) -> bool:
+        """Whether there is no room for as much as the largest chunk, but that of others."""
+        most = self._chunk_pages(int(self.rows_per_chunk.max(initial=1)))
+        return self._pages - self._fresh + len(self._free) < most
+
+    @property
     def touched_bytes(self) -> int:
         """Bytes of the pages that ever were filled: what the process has of memory for them."""
         return self._fresh * self.page_bytes
@@ -78,11 +85,17 @@ class RowPool:
         self.present = _longer(self.present, self.chunks, False)
         self.on_disk = _longer(self.on_disk, self.chunks, False)
         self.rows_per_chunk[shard], self.first_chunk[shard] = rows_per_chunk, first
+        self._stop_chunk[shard] = self.chunks
 
     def locate(self, shards: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Number of the chunk that each row of a shard lies in, and its row in it."""
-        chunk, row = np.divmod(rows, self.rows_per_chunk[shards])
-        return chunk + self.first_chunk[shards], row
+        number, row = np.divmod(rows, self.rows_per_chunk[shards])
+        chunk = number + self.first_chunk[shards]
+        if len(chunk) and (int(rows.min()) < 0 or (chunk >= self._stop_chunk[shards]).any()):
+            raise CorruptManifestError(
+                f"the segments table names rows of {self.array!r} that no chunk of its shard holds; run `archive verify`"
+            )
+        return chunk, row
 
     def use(self) -> None:
         """Begin a batch: what it finds and puts is not evicted during it."""

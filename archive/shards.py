@@ -44,9 +44,8 @@ def encode(
     """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
 
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
-    "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: into how many equal runs the rows fall, of each of which a part may be
-    read. The input is copied, so it may be changed once this returns, unless `copy` is False: then what is not
-    compressed shares its memory.
+    "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: of how many runs of rows parts may be read. The input is copied, so it
+    may be changed once this returns, unless `copy` is False: then what is not compressed shares its memory.
     """
     import zarr
 
@@ -55,11 +54,10 @@ def encode(
     encoded: dict[str, Any] = {}  # zarr key -> zarr buffer
     group = zarr.create_group(zarr.storage.MemoryStore(encoded), attributes=_json_safe(attributes), zarr_format=3)
     names = dimension_names(prepared)
-    chunk_rows: dict[str, int] = {}
+    chunk_rows = {p: rows_per_chunk(len(a), _field_bytes(a), chunk_bytes, runs) for p, a in prepared.items()}
     plain = not copy and not (compression or "").startswith("gzip")
     shared = {p for p, a in prepared.items() if plain and rawchunks.storable(a)}
     for path, array in prepared.items():
-        chunk_rows[path] = rows_per_chunk(len(array), _field_bytes(array), chunk_bytes, runs)
         created = _create(group, path, array, chunk_rows[path], compression, names[path])
         if path not in shared:
             created[...] = array

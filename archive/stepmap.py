@@ -47,6 +47,7 @@ class StepMap:
         total = np.concatenate([[0], ends])
         self.first = total[parts.offsets[:-1]]
         self.lengths = total[parts.offsets[1:]] - self.first
+        self._stops = total[parts.offsets[1:]]
         self.steps = int(total[-1])
         self._ends, self._rows = ends, parts.rows
         self._shift = parts.lo - (ends - counts)
@@ -71,6 +72,11 @@ class StepMap:
             raise UsageError(
                 f"episode number {number} has {int(self.lengths[number])} steps, so none from {start} to {start + length}"
             )
+
+    def place(self, index: Ints) -> tuple[Ints, Ints]:
+        """(number of the episode, step of it) of steps numbered end to end."""
+        number = np.searchsorted(self._stops, index, side="right")
+        return number, index - self.first[number]
 
     def locate(self, numbers: Ints, steps: Ints) -> Places:
         """Where step `steps[i]` of episode `numbers[i]` lies; they were checked."""

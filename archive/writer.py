@@ -96,6 +96,11 @@ class Writer(Buffer):
     def session(self) -> str:
         return self._place.session
 
+    @property
+    def archive_id(self) -> str:
+        """Which archive it writes to."""
+        return self._log.archive_id
+
     def flush(self) -> None:
         """Upload everything added so far, and wait for it. It becomes visible with the next commit."""
         with self._entered():

@@ -182,7 +182,9 @@ def _cut(order: Ints, steps: Ints, n: int) -> tuple[Ints, Ints, Ints, Ints]:
     edges = np.concatenate([[0], cuts, [total]])
     lo = np.maximum(edges[target], begins[owner]) - begins[owner]
     hi = np.minimum(edges[target + 1], ends[owner]) - begins[owner]
-    return order[owner], np.minimum(lo, hi), hi, np.minimum(target, n - 1)
+    lo, target = np.minimum(lo, hi), np.minimum(target, n - 1)
+    some = (lo < hi) | (steps[owner] == 0)  # with fewer steps than targets, cuts coincide
+    return order[owner][some], lo[some], hi[some], target[some]
 
 
 def _within_capacity(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints, drops: list[Any]) -> Ints:

@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
             *("packing", "rawchunks", "tables", "folding", "chains", "chunkindex", "fields", "expressions", "intake"),
             *(
                 "blocks",
+                "slabs",
                 "arena",
                 "cut",
                 "staging",
@@ -55,6 +56,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "liveparts",
                 "rowpool",
                 "stepmap",
+                "fieldrows",
                 "_failures",
                 "_iostats",
                 "_root",
@@ -98,11 +100,11 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "checkpoints",
                 "checkpointing",
             ),
-            *("progressbar",),
+            *("progressbar", "deriving"),
         ),
     ),
     "facade": (3, ("archive", "facade")),
-    "frameworks": (4, ("torch", "torch.*", "adapters", "adapters.*", "buffers", "maintenance")),
+    "frameworks": (4, ("torch", "torch.*", "adapters", "adapters.*", "buffers", "buffers.*", "maintenance")),
     "resharding": (4, ("resharding", "resharding.*")),
     "tools": (5, ("cli*", "notebook*", "__main__")),
 }
@@ -143,7 +145,7 @@ EAGER: dict[str, tuple[str, ...]] = {
 }
 LIKE_TOOLS = (
     "archive.adapters.common",
-    "archive.buffers",
+    "archive.buffers.loading",
 )  # a checkpoint's rank is a share of a plan: asked for when needed
 NEVER_AT_START = ("torch", "s3fs", "zarr", "pyarrow", "fsspec", "click", "rich")
 MAX_IMPORT_S = 0.25

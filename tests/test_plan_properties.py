@@ -241,6 +241,15 @@ def test_the_oldest_leave_and_no_more_than_must(
     assert max_episodes is None or max(counts) <= max_episodes
 
 
+def test_fewer_steps_than_targets_leave_no_empty_parts() -> None:
+    one, no = np.array([2]), np.array([False])
+    units = Units(one * 0, one * 0 - 1, one, one * 0, one * 0, no, no, no)
+    got = place(units, Rules(4, divisible=True), all_of(units)).parts
+    assert (got.lo.tolist(), got.hi.tolist(), got.target.tolist()) == ([0, 1], [1, 2], [1, 3])
+    gone = place(units, Rules(4, divisible=True, max_episodes=0), all_of(units)).dropped
+    assert (gone.lo.tolist(), gone.hi.tolist()) == ([0, 1], [1, 2])
+
+
 @plans
 @given(some_units(env_rows=True), st.integers(1, 4), st.none() | st.integers(1, 3), st.integers(0, 20))
 def test_each_row_keeps_its_newest_steps(units: Units, world_size: int, rows: int | None, max_length: int) -> None:

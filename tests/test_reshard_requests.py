@@ -58,11 +58,11 @@ def opened(proxied: Proxied) -> Checkpoint:
 
 @dataclass
 class Bound:
-    """What reading a share may take: 1.05 x its steps, and a chunk of each field for each shard and each of its ends;
+    """What reading a share may take: 1.05 x its steps, and a chunk of each field for each cut and shard that it crosses;
     requests as many as 8 MB fit in, two a shard, and one a field and contiguous run of a shard that is read in part."""
 
     needed: int = 0
-    edges: int = 0  # bytes of one chunk per field and of the metadata, of each shard
+    edges: int = 0  # bytes of one chunk per field for each cut, and of the metadata, of each shard
     shards: int = 0
     partial: int = 0  # contiguous runs of partial reads
 
@@ -87,10 +87,11 @@ def bound(share: Any, row_bytes: int) -> Bound:
         start = table[part.row]["start"]
         mine.setdefault(table[part.row]["shard"], []).append((start + part.lo, start + part.hi))
     out = Bound(needed=share.steps * row_bytes, shards=len(mine))
+    ends = max(1, (share.rank > 0) + (share.rank < share.plan.world_size - 1))  # cuts that may cross each shard
     for shard, pairs in mine.items():
         runs = list(zip(*merge_runs(*np.array(pairs, np.int64).T), strict=True))
         chunks = ck.reader._indexes[shard].arrays
-        out.edges += sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
+        out.edges += ends * sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
         partial = len(runs) if runs != [(0, size[shard])] else 0
         out.partial += partial
     return out
@@ -138,13 +139,17 @@ def test_any_ranks_read_each_byte_once(proxied: Proxied, m: int) -> None:
 
 @pytest.mark.parametrize("proxied", ["seaweedfs"], indirect=True)
 @pytest.mark.parametrize("evicted", [0.2, 0.5, 0.8])
-def test_rings_read_what_is_left_of_them(proxied: Proxied, evicted: float) -> None:
-    ck = save(proxied, 2, envs=16, length=100, slabs=8, evicted=evicted)
+def test_rings_read_what_is_left_of_them(proxied: Proxied, evicted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of the env rows appended as it comes; the writer cuts slabs of time."""
+    monkeypatch.setattr("archive.slabs.LEAST_SLAB_BYTES", 2**18)  # 32 of them, as larger rings have
+    ck = save(proxied, 2, envs=16, length=500, slabs=1, evicted=evicted)
+    assert len(archive.open(proxied.url, storage_options=proxied.storage_options).shards) > 40
     check(proxied, ck, (1, 2, 3))
 
 
 def test_thousands_of_env_rows(proxied: Proxied) -> None:
-    ck = save(proxied, 2, envs=4096, length=6, slabs=3, evicted=0.5, width=100)
+    """A few steps of each, in shards of a few steps of each; see test_reshard_rings.py for cuts within them."""
+    ck = save(proxied, 2, envs=4096, length=12, slabs=3, evicted=2 / 3, width=100)
     row_bytes = ROW_BYTES - 900
     check(proxied, ck, (3,), row_bytes)
 

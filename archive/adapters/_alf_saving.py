@@ -11,7 +11,15 @@ import numpy as np
 import torch
 
 from archive.adapters._alf_tensors import (
-    DISC_0, FIRST, HEADLESS, INDEX, LAST, RETURNS, SUMS, Tensors, path_by_key,
+    DISC_0,
+    FIRST,
+    HEADLESS,
+    INDEX,
+    LAST,
+    RETURNS,
+    SUMS,
+    Tensors,
+    path_by_key,
 )  # fmt: skip
 from archive.adapters.common import Saved, declare
 from archive.buffer import Buffer
@@ -32,7 +40,9 @@ class Track:
     at: Ints  # position in the archive of each row's next step
     marks: Table  # (E, MARKED) checksums of the newest steps, the newest first; -1 where there is none
     rewritten: Table  # (n, 3) env row, position in the archive, step type: in the buffer other than in the archive
-    closed: list[int] = field(default_factory=list)  # rows whose open episode was closed in the buffer, not yet in the archive
+    closed: list[int] = field(
+        default_factory=list
+    )  # rows whose open episode was closed in the buffer, not yet in the archive
 
 
 _tracks: weakref.WeakKeyDictionary[Any, Track] = weakref.WeakKeyDictionary()
@@ -110,18 +120,20 @@ def _checksums(tensors: Tensors, position: torch.Tensor, there: np.ndarray[Any, 
     slots = position[rows, which] % max(1, tensors.max_length)
     at = torch.from_numpy(rows)
     sums = np.zeros(len(rows), np.int64)
-    for path, leaf in tensors.fields.items():
+    for path, leaf in sorted(tensors.fields.items()):
         if path[-1] == "step_type":  # ALF's own loading rewrites it
             continue
-        steps = leaf[at.to(leaf.device), slots.to(leaf.device)].cpu().contiguous().reshape(len(rows), -1)
-        raw = steps.view(torch.uint8).numpy() if steps.numel() else np.zeros((len(rows), 0), np.uint8)
+        steps = leaf[at.to(leaf.device), slots.to(leaf.device)].cpu().contiguous()
+        if not steps.numel():
+            continue
+        raw = steps.reshape(len(rows), -1).view(torch.uint8).numpy()
         sums = np.array([zlib.crc32(step, s) for step, s in zip(raw, sums.tolist(), strict=True)], np.int64)
     out = np.full(there.shape, -1, np.int64)
     out[rows, which] = sums
     return out
 
 
-def _ends(tensors: Tensors) -> dict[str, torch.Tensor]:
+def _ends(tensors: Tensors) -> dict[str, Any]:
     step_type, discount = tensors.by_key("step_type"), tensors.by_key("discount")
     assert step_type is not None  # Tensors has looked
     ends = {"first": step_type == FIRST, "last": step_type == LAST}
@@ -141,7 +153,8 @@ def _still_live(track: Track | None, tensors: Tensors, offset: Ints) -> Table:
     env, position, _ = track.rewritten.T
     stop = (tensors.pos.cpu().numpy() + offset)[env]
     kept = (offset[env] == track.offset[env]) & (position >= stop - tensors.size.cpu().numpy()[env]) & (position < stop)
-    return track.rewritten[kept]
+    rewritten: Table = track.rewritten[kept]
+    return rewritten
 
 
 def _state(tensors: Tensors, offset: Ints, rewritten: Table, about: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +177,8 @@ def _state(tensors: Tensors, offset: Ints, rewritten: Table, about: dict[str, An
 def _head_begin(tensors: Tensors, second: torch.Tensor) -> torch.Tensor:
     """Where the episode at each row's start began: its second step knows, where the first one may hold its end."""
     step_type, oldest = tensors.by_key("step_type"), tensors.oldest(INDEX)
-    assert step_type is not None and oldest is not None
+    assert step_type is not None
+    assert oldest is not None
     at = ((tensors.pos - tensors.size + 1) % tensors.max_length)[:, None]
     same = (step_type.gather(1, at)[:, 0] != FIRST) & (tensors.size > 1)
     return torch.where(same, second, oldest)

@@ -14,7 +14,12 @@ from archive.schema import Path
 
 FIRST, LAST = 0, 2
 POS, SIZE = "_current_pos", "_current_size"
-INDEX, HEADLESS, DISC_0, RETURNS = "_indexed_pos", "_headless_indexed_pos", "_prev_disc_0_pos", "_episodic_discounted_return"
+INDEX, HEADLESS, DISC_0, RETURNS = (
+    "_indexed_pos",
+    "_headless_indexed_pos",
+    "_prev_disc_0_pos",
+    "_episodic_discounted_return",
+)
 SUMS, MAXIMA = "_sum_tree._values", "_max_tree._values"
 KEPT = (POS, SIZE, INDEX, HEADLESS, DISC_0, RETURNS, SUMS, MAXIMA)
 SEPARATOR = "|"  # between the keys of a nested field, in the name of its tensor

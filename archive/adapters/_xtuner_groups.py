@@ -264,8 +264,11 @@ def _numbers(value: list[Any]) -> Array | None:
     kinds = set(map(type, value))
     if kinds == {float}:
         return np.array(value, np.float64)
-    if kinds != {int} or max(value) >= 2**63 or min(value) < -(2**63):
+    if kinds != {int}:
         return None
-    array = np.array(value, np.int64)
+    try:
+        array = np.array(value, np.int64)
+    except OverflowError:
+        return None
     small = array.astype(np.int32)
     return small if (small == array).all() else array

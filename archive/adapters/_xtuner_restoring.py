@@ -43,7 +43,8 @@ class Source:
         self.part = share_buffer(share, name)
         self.is_identity = bool(share.plan.is_identity)
         checkpoint = share.plan.checkpoint
-        self.url, self.run, self.progress = checkpoint._storage.url, checkpoint.run, share.progress
+        self.archive_id = str(checkpoint.commit.body["archive"])
+        self.run, self.progress = checkpoint.run, share.progress
         self.replay_saved = checkpoint.replay_saved
         _ = self.states
         if for_manager:
@@ -52,10 +53,7 @@ class Source:
     @cached_property
     def states(self) -> dict[int, dict[str, Any]]:
         """Source rank -> what it saved."""
-        if self.is_identity:
-            states = {self.share.rank: self.part.state}
-        else:
-            states = dict(self.part.source_states)
+        states = {self.share.rank: self.part.state} if self.is_identity else dict(self.part.source_states)
         for rank, state in states.items():
             if not isinstance(state, dict) or "next_uid" not in state:
                 raise NotFoundError(

@@ -21,7 +21,6 @@ from archive.errors import UsageError
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
-    from archive.writer import Writer
 
 EVERYTHING: dict[str, Any] = {}  # the query that all items meet
 _COUNTERS = {"uid": "_uid_gen", "timestamp_id": "_timestamp_id_gen"}
@@ -126,10 +125,10 @@ class Tracker:
 _trackers: weakref.WeakKeyDictionary[Any, Tracker] = weakref.WeakKeyDictionary()
 
 
-def seen(buffer: Any, url: str, run: str, name: str) -> dict[int, Seen]:
+def seen(buffer: Any, archive_id: str, run: str, name: str) -> dict[int, Seen]:
     """Uid -> the group as written to that archive, run and buffer."""
     tracker = _trackers.setdefault(buffer, Tracker())
-    return tracker.places.setdefault((url, run, name), {})
+    return tracker.places.setdefault((archive_id, run, name), {})
 
 
 def forget(buffer: Any) -> None:
@@ -190,10 +189,6 @@ def _attributes(item: Any) -> dict[str, Any]:
 def resolve(reference: Any) -> Any:
     """What a Ray object ref refers to."""
     return system("ray", "ray").get(reference)
-
-
-def url_of(writer: Writer) -> str:
-    return writer._storage.url
 
 
 def by_order(entries: Sequence[tuple[dict[str, Any], int]]) -> Iterator[int]:

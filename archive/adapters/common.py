@@ -89,7 +89,9 @@ def share_buffer(share: Any, name: str) -> Any:
     return share.buffer(name)
 
 
-def declare(buffer: Buffer, *, env_id: Sequence[Path] = (), episode_id: Sequence[Path] = (), reward: Any = None) -> None:
+def declare(
+    buffer: Buffer, *, env_id: Sequence[Path] = (), episode_id: Sequence[Path] = (), reward: Any = None
+) -> None:
     """Say what the system's fields mean, beside what the user's schema says."""
     with buffer.exclusive(bounded=False) as inner:
         known = inner.schema

@@ -167,7 +167,7 @@ def _write_groups(
 ) -> Pending:
     saved = {}
     for name, part in taken.items():
-        known = storages.seen(part.buffer, storages.url_of(writer), writer.run, name)
+        known = storages.seen(part.buffer, writer.archive_id, writer.run, name)
         written = storages.write(part.items, part_of(writer, name), known)
         saved[name] = Saved(attributes=written.attributes, state=part.state)
     return checkpoint(writer, step, saved, progress=progress, **options)
@@ -251,7 +251,7 @@ async def _restore_one(target: Any, source: Source, wanted: Wanted) -> Any:
         notes += _strange_tasks(target, found.items)
     await storages.fill(buffer, found.items, found.following)
     storages.forget(buffer)
-    storages.seen(buffer, source.url, source.run, source.name).update(found.seen)
+    storages.seen(buffer, source.archive_id, source.run, source.name).update(found.seen)
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if not managers.is_manager(target):
         return report

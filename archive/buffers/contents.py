@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from archive.buffers import flatten
-from archive.buffers.flatten import Flat, Rows, Signature
+from archive.buffers.flatten import Flat, Part, Signature
 from archive.buffers.slab import Slab
 
 
 class Home(Protocol):
     """An archive that trajectories can be read from."""
 
-    def take(self, names: Sequence[str], which: torch.Tensor, step: torch.Tensor, env: torch.Tensor) -> Rows:
-        """Transition (step[i], env[i]) of the episode names[which[i]], for each i."""
+    def take(self, names: Sequence[str], which: torch.Tensor, step: torch.Tensor, env: torch.Tensor) -> list[Part]:
+        """Transition (step[i], env[i]) of the episode names[which[i]], for each i; in parts of the same fields."""
         ...
 
 
@@ -65,8 +65,9 @@ class Miss(NamedTuple):
     step: torch.Tensor
     env: torch.Tensor
 
-    def read(self) -> Rows:
-        return self.home.take(self.names, self.which, self.step, self.env)
+    def read(self) -> list[Part]:
+        found = self.home.take(self.names, self.which, self.step, self.env)
+        return [(self.places[mine], rows) for mine, rows in found]
 
 
 class Contents:
@@ -131,6 +132,16 @@ class Contents:
         self.total_samples -= entry.samples
         self._window = None
 
+    def trim(self, in_memory: int | None, most: int | None) -> None:
+        """Let go of what there is no room for: the oldest beyond `most` leave, the oldest beyond `in_memory` of those
+        that can be read from an archive are forgotten. None: no limit."""
+        while most is not None and len(self.entries) > most:
+            self.drop(next(iter(self.entries.values())))
+        if in_memory is not None:
+            for entry in self.cached[: max(0, len(self._in_memory) - in_memory)]:
+                if entry.home is not None:
+                    self.forget(entry)
+
     def tree(self, entry: Entry) -> dict[str, Any]:
         """A trajectory in memory, as it was given; its tensors are not copied."""
         assert entry.signature is not None
@@ -155,7 +166,7 @@ class Contents:
         total = int(ends[-1]) if entries else 0
         return Window(entries, ends, ends - samples, torch.tensor(slab), torch.tensor(base), total)
 
-    def gather(self, window: Window, drawn: torch.Tensor) -> tuple[list[tuple[torch.Tensor | None, Rows]], list[Miss]]:
+    def gather(self, window: Window, drawn: torch.Tensor) -> tuple[list[Part], list[Miss]]:
         """Rows of the transitions drawn (numbers within the window): those in memory, and what has to be read."""
         which = torch.bucketize(drawn, window.ends, right=True)
         local = drawn - window.starts[which]
@@ -163,8 +174,8 @@ class Contents:
         of = window.slab[which]
         used = torch.unique(of).tolist()
         if len(used) == 1 and used[0] >= 0:
-            return [(None, slabs[used[0]].take(window.base[which] + local))], []
-        parts: list[tuple[torch.Tensor | None, Rows]] = []
+            return [(torch.arange(len(drawn)), slabs[used[0]].take(window.base[which] + local))], []
+        parts: list[Part] = []
         for number in used:
             if number >= 0:
                 places = torch.nonzero(of == number).reshape(-1)

@@ -12,10 +12,10 @@ from archive.errors import FieldError, UsageError
 
 Path = tuple[str, ...]
 Rows = dict[Path, torch.Tensor]  # one row a transition, step by step, envs of a step side by side
+Part = tuple[torch.Tensor, Rows]  # places of rows in a batch, and the rows
 Signature = frozenset[tuple[Path, torch.dtype, tuple[int, ...]]]
 
 DONES = ("dones", "terminations", "truncations")  # with an extra row at the beginning of each epoch
-LENGTH_FIELDS = ("prev_logprobs", "rewards")  # the first that is there says how long a trajectory is
 
 
 class _InRows:
@@ -50,17 +50,6 @@ class Flat:
 def signature(rows: Mapping[Path, torch.Tensor]) -> Signature:
     """What rows must agree in to lie in one tensor: their names, dtypes and shapes."""
     return frozenset((path, t.dtype, tuple(t.shape[1:])) for path, t in rows.items())
-
-
-def shape_of(tree: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(T, B) of a trajectory; None for one without the fields that tell."""
-    for name in LENGTH_FIELDS:
-        value = tree.get(name)
-        if isinstance(value, torch.Tensor):
-            if value.dim() < 2:
-                raise FieldError(f"{name} has shape {list(value.shape)}; a trajectory's fields are [T, B, ...]")
-            return int(value.shape[0]), int(value.shape[1])
-    return None
 
 
 def flatten(tree: Mapping[str, Any], steps: int, envs: int) -> Flat:
@@ -145,8 +134,8 @@ def nested(rows: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
     return out
 
 
-def joined(parts: list[tuple[torch.Tensor | None, Rows]], count: int, missing: Any) -> Rows:
-    """One batch of `count` rows from parts of it, each with the places of its rows in the batch (None: all of them).
+def joined(parts: list[Part], count: int, missing: Any) -> Rows:
+    """One batch of `count` rows from parts of it; a lone part has them all, in order.
 
     missing: what becomes of a field that not all parts have: "error", "skip", or a value to fill in.
     """
@@ -166,16 +155,15 @@ def joined(parts: list[tuple[torch.Tensor | None, Rows]], count: int, missing: A
     return out
 
 
-def _field(path: Path, parts: list[tuple[torch.Tensor | None, Rows]], count: int, missing: Any) -> torch.Tensor:
+def _field(path: Path, parts: list[Part], count: int, missing: Any) -> torch.Tensor:
     first = next(rows[path] for _, rows in parts if path in rows)
     out = torch.empty((count, *first.shape[1:]), dtype=first.dtype)
     for places, rows in parts:
-        where: Any = slice(None) if places is None else places
         if path in rows:
             check_alike(path, first, rows[path])
-            out[where] = rows[path]
+            out[places] = rows[path]
         else:
-            out[where] = missing
+            out[places] = missing
     return out
 
 
@@ -223,3 +211,8 @@ def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any
             yield from leaves(value, (*path, str(key)))
         else:
             yield (*path, str(key)), value
+
+
+def copied(rows: Rows) -> Rows:
+    """Rows that share memory with nothing."""
+    return {path: value.clone() for path, value in rows.items()}

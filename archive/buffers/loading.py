@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import archive
 from archive import jsontree
 from archive.buffers.contents import Entry
+from archive.buffers.home import ArchiveHome
 from archive.buffers.ranks import Where, job_rank, job_world_size
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episodes
 from archive.errors import NotFoundError, UsageError
 from archive.facade import Archive
+
+Homes = Callable[[Callable[[], Episodes]], ArchiveHome]
 
 
 @dataclass(frozen=True)
@@ -116,19 +119,42 @@ def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int]) -> int:
     return max((*(int(s.get("trajectory_counter", 0)) for s in states), *(i + 1 for i in taken)), default=0)
 
 
-def ids_of(episodes: Episodes) -> list[int]:
-    """The trajectory ids that episodes were given."""
+def ids_of(episodes: Episodes) -> list[int | None]:
+    """The trajectory ids that episodes were given; None for those that were not."""
     texts = episodes.table["metadata"].to_pylist()
-    given = (jsontree.loads(text).get("trajectory_id") for text in texts if text)
-    return [int(i) for i in given if isinstance(i, int)]
+    found = (jsontree.loads(text).get("trajectory_id") if text else None for text in texts)
+    return [i if isinstance(i, int) else None for i in found]
 
 
-def in_order(entries: list[Entry], fresh: int) -> list[Entry]:
-    """By trajectory id; of several of the same id (each source rank may have counted from 0) the first keeps it."""
-    out = sorted(entries, key=lambda e: e.trajectory_id)
-    seen: set[int] = set()
-    for entry in out:
-        if entry.trajectory_id in seen:
-            entry.trajectory_id, fresh = fresh, fresh + 1
-        seen.add(entry.trajectory_id)
-    return out
+def entries(loaded: Loaded, homes: Homes) -> tuple[list[Entry], int]:
+    """The share's trajectories, by id, and the first id that is free."""
+    # as it was: another rank's ids are its own affair
+    every = loaded.checkpoint.episodes
+    numbers = _told_apart(loaded.episodes() if loaded.share.plan.is_identity else every)
+    taken = (*(i for i in ids_of(every) if i is not None), *numbers.values())
+    return entries_of(loaded.episodes, homes, numbers), next_id((*loaded.source_states, loaded.state), taken)
+
+
+def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[str, int] | None = None) -> list[Entry]:
+    """Episodes as trajectories that can be read, by id; those that have no envs side by side are of one."""
+    found = episodes()
+    numbers = _told_apart(found) if numbers is None else numbers
+    home, out = homes(episodes), []
+    table = found.table.select(["episode_id", "length", "metadata"])
+    for name, length, text in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
+        about = jsontree.loads(text) if text else {}
+        info = {key: about.get(key) for key in ("max_episode_length", "model_weights_id", "shape")}
+        out.append(Entry(numbers[name], int(length), int(about.get("B", 1)), info, home, name))
+    home.expect(e.name for e in out)
+    return sorted((e for e in out if e.samples), key=lambda e: e.trajectory_id)
+
+
+def _told_apart(episodes: Episodes) -> dict[str, int]:
+    """Episode -> trajectory id. Where several have the same, for their ranks counted apart, all are numbered anew: by
+    the ids they had, then by rank; every rank comes to the same numbers."""
+    names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes)
+    known = [i for i in given if i is not None]
+    if len(set(known)) == len(given):
+        return dict(zip(names, known, strict=True))
+    order = sorted(range(len(names)), key=lambda i: (given[i] is None, given[i] or 0))
+    return {names[i]: number for number, i in enumerate(order)}

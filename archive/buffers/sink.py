@@ -11,7 +11,7 @@ from archive.adapters.common import part_of
 from archive.buffers.autosave import AutoSave
 from archive.buffers.contents import Entry
 from archive.buffers.home import ArchiveHome
-from archive.checkpoints import MAIN_BUFFER
+from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.facade import Archive
 from archive.joining import Joint, all_staged
 from archive.progressbar import on_terminal
@@ -36,11 +36,13 @@ Visible = Callable[[list[Added], ArchiveHome], None]
 class Sink:
     """Writes a buffer's trajectories to one archive; `visible` is told which of them can be read there."""
 
-    def __init__(self, arc: Archive, writer: Writer, buffer: str, visible: Visible, interval_s: float | None) -> None:
+    def __init__(
+        self, arc: Archive, writer: Writer, buffer: str, home: ArchiveHome, visible: Visible, interval_s: float | None
+    ) -> None:
         self.arc, self.writer, self.buffer = arc, writer, buffer
-        self.home = ArchiveHome(lambda: arc.episodes)
+        self.home = home
         self.owned: dict[int, str] = {}  # trajectory id -> its episode, live in this writer
-        self.checkpointed: dict[int, str] = {}  # those of the newest checkpoint
+        self.saved: tuple[Checkpoint, dict[int, str]] | None = None  # the newest checkpoint, and what was live in it
         self.pending: Pending | None = None
         self.step = self._first_step()
         self._visible = visible
@@ -61,7 +63,8 @@ class Sink:
             self._uncommitted.append(Added(entry, name, nbytes))
             waiting = sum(added.nbytes for added in self._uncommitted)
         if self._autosave is not None:
-            self._autosave.hurry() if waiting > MAX_UNCOMMITTED_BYTES else self._autosave.added()
+            tell = self._autosave.hurry if waiting > MAX_UNCOMMITTED_BYTES else self._autosave.added
+            tell()
 
     def keep_only(self, ids: Iterable[int]) -> None:
         """All other trajectories have left the buffer."""
@@ -73,12 +76,16 @@ class Sink:
         """Make visible what was added; while a checkpoint is under way, that will."""
         with self._committing:
             if self.pending is not None and not self.pending.done():
-                self.pending.future.add_done_callback(lambda _: self._autosave and self._autosave.added())
+                self.pending.future.add_done_callback(lambda _: self._later())
                 return
             made = list(self._uncommitted)
             if made:
                 self.writer.commit()
                 self._committed(made)
+
+    def _later(self) -> None:
+        if self._autosave is not None:
+            self._autosave.added()
 
     def _committed(self, made: list[Added]) -> None:
         done = {id(added) for added in made}
@@ -102,15 +109,20 @@ class Sink:
             made = list(self._uncommitted)
             given = {"state": state} if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: {"state": state}}}
             step = self.step if step is None else step
-            pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)  # type: ignore[arg-type]
-            self.pending, self.step, self.checkpointed = pending, step + 1, dict(self.owned)
+            pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)
+            self.pending, self.step = pending, step + 1
+            owned = dict(self.owned)
         future = pending.future
-        future.add_done_callback(lambda done: None if done.exception() else self._committed(made))
+        future.add_done_callback(lambda done: None if done.exception() else self._saved(done.result(), owned, made))
         future.add_done_callback(lambda _: staged.set())
         staged.wait()
         if pending.done() or self._all_staged(pending):
             pending.result()
         return pending
+
+    def _saved(self, made: Checkpoint, owned: dict[int, str], added: list[Added]) -> None:
+        self.saved = made, owned
+        self._committed(added)
 
     def _all_staged(self, pending: Pending) -> bool:
         w = self.writer

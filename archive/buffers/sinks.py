@@ -8,9 +8,9 @@ from typing import Any
 
 import archive
 from archive.buffers import mapping, ranks
+from archive.buffers.loading import Homes
 from archive.buffers.ranks import Where
 from archive.buffers.sink import Sink, Visible
-from archive.checkpoints import Checkpoint
 from archive.sessions import place
 
 
@@ -44,7 +44,8 @@ class Earlier:
 class Sinks:
     """Sinks by root. Besides the one that all is appended to, the last one written to stays open."""
 
-    def __init__(self, job: Job, auto_root: str | None, interval_s: float, visible: Visible) -> None:
+    def __init__(self, job: Job, auto_root: str | None, interval_s: float, visible: Visible, homes: Homes) -> None:
+        self._homes = homes
         self.job, self._auto_root, self._interval_s, self._visible = job, auto_root, interval_s, visible
         self._open: dict[str, Sink] = {}
         self._earlier: dict[str, Earlier] = {}
@@ -76,7 +77,7 @@ class Sinks:
             resume=None if earlier is None else earlier.source,
         )  # fmt: skip
         interval_s = self._interval_s if where.root == self._auto_root else None
-        sink = Sink(arc, writer, self.job.buffer, self._visible, interval_s)
+        sink = Sink(arc, writer, self.job.buffer, self._homes(lambda: arc.episodes), self._visible, interval_s)
         sink.owned = {} if earlier is None else dict(earlier.owned)
         return sink
 
@@ -95,11 +96,10 @@ class Sinks:
     def close(self, root: str) -> None:
         """Close one; a writer opened there later goes on from the last checkpoint."""
         sink = self._open.pop(root)
-        owned = dict(sink.checkpointed)
         sink.close()
         self._earlier.pop(root, None)
-        if sink.pending is not None:
-            made: Checkpoint = sink.pending.result()
+        if sink.saved is not None:
+            made, owned = sink.saved
             self._earlier[root] = Earlier(made, sink.writer.rank, sink.writer.world_size, owned)
 
     def close_all(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from archive.buffers.flatten import Path, Rows
+from archive.buffers.flatten import Rows
 
 _SLACK = 1.5  # room taken when more is needed, in proportion to what is
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
+import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from archive.buffers import flatten, loading, mapping, ranks
+from archive.buffers import flatten, loading, mapping, moving, ranks, settings
 from archive.buffers.contents import Contents, Entry
 from archive.buffers.home import ArchiveHome
-from archive.buffers.sink import Added, Sink
+from archive.buffers.sink import Added
 from archive.buffers.sinks import Earlier, Job, Sinks
 from archive.checkpoints import MAIN_BUFFER
+from archive.episodes import Episodes
 from archive.errors import CapacityError, ClosedError, UsageError
 from archive.saver import Pending, finish_at_exit
-
-FORMATS = ("pt", "pkl")
 
 
 class TrajectoryReplayBuffer:
@@ -37,7 +38,8 @@ class TrajectoryReplayBuffer:
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
     trajectories lack: "error" (such a trajectory is refused), "skip" or a number to fill in.  max_trajectories: the
-    oldest beyond leave the buffer (they stay in the archive).
+    oldest beyond leave the buffer (they stay in the archive).  cache_bytes: of the archive's chunks that are kept in
+    memory, besides those trajectories; disk_cache: a folder to keep chunks in.
     """
 
     def __init__(
@@ -59,11 +61,12 @@ class TrajectoryReplayBuffer:
         missing: Any = "error",
         max_trajectories: int | None = None,
         auto_save_interval_s: float = 60.0,
+        cache_bytes: int = 2**28,
+        disk_cache: Any = None,
     ) -> None:
-        _check_sizes(cache_size, sample_window_size, max_trajectories, trajectory_format)
+        settings.check(cache_size, sample_window_size, max_trajectories, trajectory_format, missing)
         if auto_save and not auto_save_path:
             raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
-        flatten.check_missing(missing)
         self.seed, self.sample_window_size, self.auto_save = seed, int(sample_window_size), bool(auto_save)
         self.trajectory_format, self.auto_save_path = trajectory_format, auto_save_path if auto_save else None
         self.enable_cache, self.cache_size = enable_cache or not auto_save, int(cache_size)
@@ -72,14 +75,15 @@ class TrajectoryReplayBuffer:
         self._where = ranks.where(auto_save_path) if auto_save else None
         self._job = Job(path_rank if rank is None else rank, world_size, run, session, buffer, storage_options)
         self._writing, self._lock = threading.RLock(), threading.RLock()
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         self._loaded_count = 0
         self._contents = self._no_contents()
         self._next_id: int | None = None
         self._added = 0
-        self.random_generator = self._seeded(seed)
+        self.random_generator = settings.seeded(seed, self._rank)
+        self._homes = partial(ArchiveHome, cache_bytes=cache_bytes, disk_cache=disk_cache)
         auto_root = self._where.root if self._where else None
-        self._sinks = Sinks(self._job, auto_root, auto_save_interval_s, self._visible)
+        self._sinks = Sinks(self._job, auto_root, auto_save_interval_s, self._visible, self._homes)
         if auto_save:
             self._sinks.agree(self._rank)
         finish_at_exit(self)
@@ -97,17 +101,6 @@ class TrajectoryReplayBuffer:
         if not self.auto_save:
             return self.sample_window_size or None
         return self.cache_size if self.enable_cache else 0
-
-    def _seeded(self, seed: int | None) -> torch.Generator:
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-            return generator
-        folded = seed
-        if self._rank:
-            digest = hashlib.sha256(f"{seed}/{self._rank}".encode()).digest()
-            folded = int.from_bytes(digest[:8], "little") >> 1
-        return generator.manual_seed(folded)
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -130,7 +123,7 @@ class TrajectoryReplayBuffer:
     def _add(self, taken: mapping.Taken) -> int:
         entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.info)
         if self._where is not None:
-            _append(self._sinks.at(self._where), entry, taken)
+            moving.append(self._sinks.at(self._where), entry, taken)
         with self._lock:
             self._contents.add(entry, taken.flat)
             self._added += 1
@@ -138,35 +131,19 @@ class TrajectoryReplayBuffer:
         return entry.trajectory_id
 
     def _claim_id(self) -> int:
-        """The next id; ranks take turns, so that no two have the same."""
-        if self._next_id is None:
-            self._next_id = self._first_free_id()
+        if self._next_id is None:  # not those of trajectories that earlier starts of the job left in the archive
+            left = [] if self._where is None else loading.ids_of(self._sinks.at(self._where).arc.episodes)
+            self._next_id = loading.next_id((), (i for i in left if i is not None))
         world_size = self._job.world_size or ranks.job_world_size() or 1
-        rank = self._rank % world_size
-        claimed = self._next_id + (rank - self._next_id) % world_size
+        claimed = settings.next_of(self._next_id, self._rank, world_size)
         self._next_id = claimed + 1
         return claimed
 
-    def _first_free_id(self) -> int:
-        """Past those of trajectories that earlier starts of the job left in the archive."""
-        if self._where is None:
-            return 0
-        arc = self._sinks.at(self._where).arc
-        return loading.next_id((), loading.ids_of(arc.episodes))
-
     def _trim(self) -> None:
-        """What there is no room for leaves: the oldest from memory if they can be read, or else from the buffer."""
-        contents, limit = self._contents, self._max_trajectories
+        limits = [self._max_trajectories]
         if not self.auto_save and self.sample_window_size:
-            window = max(self.sample_window_size, self._loaded_count)
-            limit = window if limit is None else min(window, limit)
-        while limit is not None and len(contents.entries) > limit:
-            contents.drop(next(iter(contents.entries.values())))
-        if self._in_memory_limit is not None:
-            cached = contents.cached
-            for entry in cached[: max(0, len(cached) - self._in_memory_limit)]:
-                if entry.home is not None:
-                    contents.forget(entry)
+            limits.append(max(self.sample_window_size, self._loaded_count))
+        self._contents.trim(self._in_memory_limit, min((n for n in limits if n is not None), default=None))
 
     def _visible(self, made: list[Added], home: ArchiveHome) -> None:
         """These can be read from the archive now."""
@@ -190,7 +167,9 @@ class TrajectoryReplayBuffer:
         with self._lock:
             window = self._contents.window(self.sample_window_size)
             if not window.total:
-                raise CapacityError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
+                raise CapacityError(
+                    "the buffer is empty, so there is nothing to sample; add trajectories, or load some"
+                )
             if num_chunks > window.total and not replace:
                 raise CapacityError(
                     f"{num_chunks} transitions were asked for, the window of {len(window.entries)} trajectories has "
@@ -198,7 +177,7 @@ class TrajectoryReplayBuffer:
                 )
             drawn = torch.randint(window.total, (num_chunks,), generator=self.random_generator)
             parts, misses = self._contents.gather(window, drawn)
-        parts += [(miss.places, miss.read()) for miss in misses]
+        parts += [part for miss in misses for part in miss.read()]
         return flatten.nested(flatten.joined(parts, num_chunks, self._missing))
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
@@ -251,31 +230,8 @@ class TrajectoryReplayBuffer:
         with self._writing:
             self._enter()
             sink = self._sinks.at(ranks.where(save_path))
-            self._bring(sink)
+            moving.bring(self._contents, self._lock, sink)
             return sink.checkpoint(self._state(), step, on_progress, options)
-
-    def _bring(self, sink: Sink) -> None:
-        """Append to an archive what it lacks of the buffer, and let go there of what left the buffer."""
-        with self._lock:
-            entries = list(self._contents.entries.values())
-        sink.keep_only(e.trajectory_id for e in entries)
-        lacking = [e for e in entries if e.trajectory_id not in sink.owned]
-        for entry, tree in self._trees(lacking):
-            taken = mapping.take(tree)
-            assert taken is not None
-            _append(sink, entry, taken)
-
-    def _trees(self, entries: list[Entry]) -> Iterable[tuple[Entry, dict[str, Any]]]:
-        """The trajectories of these entries, whole, in order; those not in memory are read, a few at a time."""
-        for some in mapping.batches(entries):
-            with self._lock:
-                held = {e: self._contents.tree(e) for e in some if e.in_memory}
-            rest = [e for e in some if e not in held]
-            for home in dict.fromkeys(e.home for e in rest):
-                assert isinstance(home, ArchiveHome)
-                mine = [e for e in rest if e.home is home]
-                held |= zip(mine, home.trees([e.name for e in mine]), strict=True)
-            yield from ((e, held[e]) for e in some)
 
     def _state(self) -> dict[str, Any]:
         with self._lock:
@@ -307,15 +263,8 @@ class TrajectoryReplayBuffer:
             self._take_over(loading.Loaded(arc, ck, share, self._job.buffer), where.root)
 
     def _take_over(self, loaded: loading.Loaded, root: str) -> None:
-        home = ArchiveHome(loaded.episodes)
-        entries, next_id = loading.entries(loaded, home)
-        contents = self._no_contents()
-        for entry in entries:
-            contents.add(entry)
-        limit = self._in_memory_limit
-        newest = entries if limit is None else entries[len(entries) - min(limit, len(entries)) :]
-        for entry, tree in self._read(newest, home):
-            contents.remember(entry, flatten.flatten(tree, entry.steps, entry.envs))
+        entries, next_id = loading.entries(loaded, self._homes)
+        contents = self._filled(entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
         owned = {e.trajectory_id: e.name for e in entries}
@@ -325,9 +274,26 @@ class TrajectoryReplayBuffer:
             self._contents, self._next_id, self._loaded_count = contents, next_id, len(entries)
             self._restore(loaded)
 
-    def _read(self, entries: list[Entry], home: ArchiveHome) -> Iterable[tuple[Entry, dict[str, Any]]]:
-        for some in mapping.batches(entries):
-            yield from zip(some, home.trees([e.name for e in some]), strict=True)
+    def load_episodes(self, episodes: Episodes, *, in_memory: int | None = None) -> None:
+        """Hold these episodes of an archive in place of what there is, such as `arc.episodes.filter(update_count=(100,
+        200), model_weights_uuid=...)`. in_memory: how many of the newest; default: as many as the buffer keeps."""
+        with self._writing:
+            self._check_open()
+            entries = loading.entries_of(lambda: episodes, self._homes)
+            contents = self._filled(entries, self._in_memory_limit if in_memory is None else in_memory)
+            with self._lock:
+                self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
+                self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
+
+    def _filled(self, entries: list[Entry], in_memory: int | None) -> Contents:
+        """Contents of trajectories that lie in an archive, the newest of them in memory."""
+        contents = self._no_contents()
+        for entry in entries:
+            contents.add(entry)
+        newest = entries if in_memory is None else entries[max(0, len(entries) - in_memory) :]
+        for entry, tree in moving.read(newest):
+            contents.remember(entry, flatten.flatten(tree, entry.steps, entry.envs))
+        return contents
 
     def _restore(self, loaded: loading.Loaded) -> None:
         """Counters and the random generator: as they were, or for a new world from its plan."""
@@ -408,16 +374,8 @@ class TrajectoryReplayBuffer:
             raise ClosedError("this buffer is closed; make another, and load what was saved")
 
 
-def _append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:
-    steps, about = taken.episode(entry.trajectory_id)
-    sink.add(entry, steps, sum(t.nbytes for t in taken.flat.rows.values()), **about)
-
-
-def _check_sizes(cache_size: int, window: int, most: int | None, trajectory_format: str) -> None:
-    for name, value, least in (("cache_size", cache_size, 0), ("sample_window_size", window, 0)):
-        if int(value) < least:
-            raise UsageError(f"{name}={value} must be at least {least}")
-    if most is not None and most < 1:
-        raise UsageError(f"max_trajectories={most} must be at least 1, or None")
-    if trajectory_format not in FORMATS:
-        raise UsageError(f"trajectory_format={trajectory_format!r}: give {' or '.join(map(repr, FORMATS))}")
+def _logged(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        logging.getLogger("archive").exception("trajectories that were added could not be committed at the end")

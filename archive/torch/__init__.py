@@ -3,6 +3,30 @@
 from __future__ import annotations
 
 from archive.torch import ring
+from archive.torch.collate import collate
 from archive.torch.datasets import EpisodeDataset, StepDataset, WindowDataset
+from archive.torch.iterable import EpisodeStream, StepStream, StreamDataset, WindowStream
+from archive.torch.joined import JoinedDataset, join
+from archive.torch.loading import Loader, loader
+from archive.torch.mixing import Mix, mix
 
-__all__ = ["EpisodeDataset", "StepDataset", "WindowDataset", "ring"]
+IterableDataset = StreamDataset
+
+__all__ = [
+    "EpisodeDataset",
+    "EpisodeStream",
+    "IterableDataset",
+    "JoinedDataset",
+    "Loader",
+    "Mix",
+    "StepDataset",
+    "StepStream",
+    "StreamDataset",
+    "WindowDataset",
+    "WindowStream",
+    "collate",
+    "join",
+    "loader",
+    "mix",
+    "ring",
+]

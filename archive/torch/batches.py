@@ -1,16 +1,19 @@
-"""On top of the archive: what the fields of a dataset's items are, and reading a batch of them into arrays at once."""
+"""On top of the archive: what the fields of a dataset's items are, and reading many parts of episodes at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
+
+import numpy as np
 
 from archive import schema
+from archive.derived import Derivation, put
 from archive.deriving import Bounds
-from archive.derived import Derivation
 from archive.episodes import Episodes
 from archive.fields import Selection
-from archive.ranges import Ints
+from archive.gathering import Gather
+from archive.ranges import Ints, spans
 from archive.schema import FieldSpec, Path
 
 
@@ -22,35 +25,66 @@ def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
 
 
 def varying_fields(
-    episodes: Episodes, selection: Selection, derive: Sequence[Derivation], *, whole: bool
+    schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation], *, whole: bool
 ) -> frozenset[Path]:
     """Fields whose rows differ in number from item to item: ragged ones, and in whole episodes all of one row a step."""
     axes = ("step", "offset", "ragged") if whole else ("ragged",)
-    found = {
-        path
-        for one in schemas_of(episodes)
-        for path, spec in selection.specs(one).items()
-        if spec.axis in axes
-    }
+    found = {path for one in schemas for path, spec in selection.specs(one).items() if spec.axis in axes}
     return frozenset(found | ({d.name for d in derive} if whole else set()))
 
 
 class Batches:
-    """Reads windows of one length into arrays of [windows, length, ...]."""
+    """Reads steps of many episodes into one array a field, end to end, and keeps the chunks that it read."""
 
-    @classmethod
-    def make(
-        cls,
+    def __init__(
+        self,
         episodes: Episodes,
         selection: Selection,
         derive: Sequence[Derivation],
         bounds: Bounds | None,
-        *,
-        length: int,
         cache_bytes: int,
-    ) -> Self | None:
-        """None where some field is not an array of one row a step, the same in all episodes."""
-        return None
+    ) -> None:
+        sets = list(dict.fromkeys(d.fields for d in derive if d.fields))
+        each = cache_bytes // (1 + len(sets))
+        self._derive, self._bounds = derive, bounds
+        self._own = Gather(episodes, selection.names, missing=selection.missing, cache_bytes=each)
+        self._of = {fields: Gather(episodes, fields, cache_bytes=each) for fields in sets}
 
     def read(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
-        raise NotImplementedError
+        """Steps [starts, stops) of episodes, end to end."""
+        out = _rows(self._own, numbers, starts, stops)
+        for derivation in self._derive:
+            assert self._bounds is not None
+            lo, hi = self._bounds.reach(derivation, numbers, starts, stops)
+            values = _rows(self._of[derivation.fields], numbers, lo, hi) if derivation.fields else {}
+            out = put(out, derivation, derivation.of(values, self._bounds.rows(numbers, starts, stops, lo, hi)))
+        return out
+
+
+def batches_of(
+    episodes: Episodes,
+    schemas: Sequence[schema.ShardSchema],
+    selection: Selection,
+    derive: Sequence[Derivation],
+    bounds: Bounds | None,
+    cache_bytes: int,
+) -> Batches | None:
+    """None where some field is anything but numbers of one shape, one row a step, the same in all these episodes."""
+    wanted = [selection, *(Selection(d.fields) for d in derive if d.fields)]
+    if all(_alike([one.specs(s) for s in schemas]) for one in wanted):
+        return Batches(episodes, selection, derive, bounds, cache_bytes)
+    return None
+
+
+def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
+    counts = stops - starts
+    return gather.rows(np.repeat(numbers, counts), spans(starts, counts))
+
+
+def _alike(found: Sequence[dict[Path, FieldSpec]]) -> bool:
+    kinds = {(path, s.axis, s.dtype, s.shape) for specs in found for path, s in specs.items()}
+    return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_plain, found[0].values()))
+
+
+def _plain(spec: FieldSpec) -> bool:
+    return spec.axis == "step" and spec.dtype not in ("str", "json") and spec.dtype[1:2] != "U"

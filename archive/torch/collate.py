@@ -48,6 +48,11 @@ class Items(Sequence[Any]):
         places = range(self._count)[index]
         return [self._make(i) for i in places] if isinstance(places, range) else self._make(places)
 
+    def part(self, start: int, stop: int) -> Items:
+        """Some of them that follow one another; of items that were not stacked."""
+        count = len(range(self._count)[start:stop])
+        return Items(count, lambda i: self._make(start + i), ragged=self.ragged, varying=self.varying)
+
     def __iter__(self) -> Iterator[Any]:
         return map(self._make, range(self._count))
 
@@ -55,14 +60,24 @@ class Items(Sequence[Any]):
 def collate(items: Sequence[Any], kind: str = "dict") -> Any:
     """One batch of some items: a nested "dict" of tensors, a "tensordict", or the "list" as it is. A DataLoader's
     collate_fn, too, and faster than its own: items that were read together are not taken apart first."""
-    if kind not in KINDS:
-        raise UsageError(f"collate={kind!r}: give one of {', '.join(KINDS)}, or a function of the list of items")
-    if kind == "list":
+    if check_kind(kind) == "list":
         return list(items)
     whole = getattr(items, "whole", None)
     rule = _Rule(getattr(items, "ragged", frozenset()), getattr(items, "varying", False))
     merged = rule.merged(list(items)) if whole is None else whole
-    return _tensordict(merged, len(items)) if kind == "tensordict" else merged
+    return as_kind(merged, len(items), kind)
+
+
+def as_kind(nest: dict[str, Any], count: int, kind: str) -> Any:
+    """A batch's nest of tensors as it is, or as a TensorDict of `count` items."""
+    return _tensordict(nest, count) if kind == "tensordict" else nest
+
+
+def check_kind(kind: Any) -> str:
+    """One of KINDS."""
+    if kind not in KINDS:
+        raise UsageError(f"collate={kind!r}: give one of {', '.join(KINDS)}, or a function of the list of items")
+    return str(kind)
 
 
 class _Rule(NamedTuple):
@@ -127,9 +142,11 @@ def _entry(value: Any, count: int) -> Any:
     if isinstance(value, dict):
         return _tensordict(value, count)
     if isinstance(value, Ragged):
-        if isinstance(value.lengths, torch.Tensor) and value.lengths.ndim == 1:
-            ends = torch.cumsum(value.lengths, 0)
-            return torch.nested.nested_tensor_from_jagged(value.values, torch.cat([ends.new_zeros(1), ends]))
+        values: Any = value.values
+        lengths: Any = value.lengths
+        if isinstance(lengths, torch.Tensor) and lengths.ndim == 1:
+            ends = torch.cumsum(lengths, 0)
+            return torch.nested.nested_tensor_from_jagged(values, torch.cat([ends.new_zeros(1), ends]))
         return NonTensorData(value, batch_size=[count])
     if isinstance(value, list):
         return NonTensorStack(*[NonTensorData(v) for v in value])

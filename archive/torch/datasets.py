@@ -21,7 +21,8 @@ from archive.episodes import Episodes
 from archive.errors import UsageError
 from archive.fields import Selection
 from archive.ranges import Ints
-from archive.torch.batches import Batches, varying_fields
+from archive.schema import Path, ShardSchema
+from archive.torch.batches import Batches, batches_of, schemas_of, varying_fields
 from archive.torch.collate import Items
 from archive.tree import Ragged
 
@@ -63,16 +64,19 @@ class EpisodeDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The items of a batch, read together; `archive.torch.collate` makes one nest of them."""
         numbers, starts, stops = self.places(_checked(indices, len(self)))
-        whole = self._batches.read(numbers, starts, stops) if self._batches is not None else None
-        if whole is None:
-            found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
-            nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, stops - starts, strict=True)]
-            return Items(len(nests), lambda i: self._finished(nests[i]), ragged=self._ragged, varying=self._varying)
-        return self._items(self._whole(to_tensors(whole), stops - starts), len(numbers))
+        counts, batches = stops - starts, self._batches
+        if batches is not None and len(numbers):
+            whole = self._whole(to_tensors(batches.read(numbers, starts, stops)), counts)
+            plain = whole if self.transform is None else None
+            return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+        found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
+        nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, counts, strict=True)]
+        return Items(len(nests), lambda i: self._finished(nests[i]), ragged=self._ragged, varying=self._varying)
 
-    def _items(self, whole: dict[str, Any], count: int) -> Items:
-        plain = whole if self.transform is None else None
-        return Items(count, lambda i: self._finished(_row(whole, i)), whole=plain)
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether reading on needs no chunk again that was just read."""
+        return self._batches is not None
 
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
         """Of some items: the number of the episode, the first step, and the step after the last."""
@@ -92,21 +96,25 @@ class EpisodeDataset(Dataset[Any]):
         return Bounds(self.episodes) if self.derive else None
 
     @cached_property
-    def _ragged(self) -> Any:
-        return varying_fields(self.episodes, self._selection, self.derive, whole=self._varying)
+    def _schemas(self) -> list[ShardSchema]:
+        return schemas_of(self.episodes)
+
+    @cached_property
+    def _ragged(self) -> frozenset[Path]:
+        return varying_fields(self._schemas, self._selection, self.derive, whole=self._varying)
 
     @cached_property
     def _batches(self) -> Batches | None:
-        """What reads a batch into arrays at once, where items are alike and all fields are arrays of one row a step."""
-        return None
+        """What reads a batch into arrays at once, where all fields are numbers of one row a step."""
+        return batches_of(self.episodes, self._schemas, self._selection, self.derive, self._bounds, self.cache_bytes)
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         """An item's nest of tensors, from that of the steps read."""
         return nest
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
-        """A batch's nest of tensors, from that of the steps read."""
-        return nest
+        """A batch's nest, from the steps of all its items end to end."""
+        return _mapped(nest, lambda rows: Ragged(rows, torch.from_numpy(counts)))  # type: ignore[arg-type]
 
     def _finished(self, nest: dict[str, Any]) -> Any:
         return nest if self.transform is None else self.transform(nest)
@@ -136,9 +144,7 @@ class WindowDataset(EpisodeDataset):
     ) -> None:
         if length < 1 or stride < 1:
             raise UsageError(f"length={length} and stride={stride} must both be at least 1")
-        super().__init__(
-            episodes, fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes
-        )
+        super().__init__(episodes, fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes)
         self.length, self.stride, self.pad = length, stride, pad
         full = self._lengths if pad else self._lengths - length + 1
         self._ends = np.cumsum(np.maximum(-(-full // stride), 0))
@@ -160,21 +166,18 @@ class WindowDataset(EpisodeDataset):
         starts = (items - np.where(numbers > 0, self._ends[numbers - 1], 0)) * self.stride
         return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
 
-    @cached_property
-    def _batches(self) -> Batches | None:
-        return Batches.make(
-            self.episodes, self._selection, self.derive, self._bounds, length=self.length, cache_bytes=self.cache_bytes
-        )
-
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         if not self.pad:
             return nest
         return {**_fill(nest, steps, self.length), "mask": torch.arange(self.length) < steps}
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
-        if not self.pad:
-            return nest
-        return {**nest, "mask": torch.arange(self.length) < torch.from_numpy(counts)[:, None]}
+        mask = torch.arange(self.length) < torch.from_numpy(counts)[:, None]
+        if len(counts) * self.length == int(counts.sum()):
+            out = _mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
+        else:
+            out = _mapped(nest, lambda rows: _spread(rows, mask))
+        return {**out, "mask": mask} if self.pad else out
 
 
 class StepDataset(WindowDataset):
@@ -199,8 +202,7 @@ class StepDataset(WindowDataset):
         return out
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
-        out: dict[str, Any] = _without_steps(nest)
-        return out
+        return nest
 
 
 def to_tensors(value: Any) -> Any:
@@ -222,12 +224,29 @@ def _checked(indices: Sequence[int], count: int) -> Ints:
     return np.where(items < 0, items + count, items)
 
 
-def _row(value: Any, i: int) -> Any:
-    return {k: _row(v, i) for k, v in value.items()} if isinstance(value, dict) else value[i]
+def row_of(value: Any, i: int) -> Any:
+    """One item of a batch's nest; an array that torch has no dtype for, and lists, are indexed alike."""
+    if isinstance(value, dict):
+        return {k: row_of(v, i) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        stop = int(value.lengths[: i + 1].sum())
+        return value.values[stop - int(value.lengths[i]) : stop]
+    return value[i]
 
 
-def _without_steps(value: Any) -> Any:
-    return {k: _without_steps(v) for k, v in value.items()} if isinstance(value, dict) else value[:, 0]
+def _mapped(nest: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+    return {k: _mapped(v, work) if isinstance(v, dict) else work(v) for k, v in nest.items()}
+
+
+def _spread(rows: Any, mask: torch.Tensor) -> Any:
+    """Rows put where the mask is set, zeros elsewhere."""
+    if isinstance(rows, torch.Tensor):
+        out = rows.new_zeros((*mask.shape, *rows.shape[1:]))
+        out[mask] = rows
+        return out
+    plain = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
+    plain[mask.numpy()] = rows
+    return plain
 
 
 def _first(value: Any) -> Any:

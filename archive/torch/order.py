@@ -90,7 +90,7 @@ class Runs:
         return Runs(np.maximum(self.starts[own], gaps[gap, 0]), np.minimum(self.stops[own], gaps[gap, 1]))
 
     def as_lists(self) -> list[list[int]]:
-        return np.stack([self.starts, self.stops], 1).tolist()
+        return [[int(a), int(b)] for a, b in zip(self.starts, self.stops, strict=True)]
 
     @classmethod
     def of(cls, pairs: Sequence[Sequence[int]]) -> Runs:
@@ -101,22 +101,34 @@ class Runs:
 class Split:
     """Positions cut into a lane for each worker of each rank: as equal as can be, longer ones first.
 
-    batch_items: set, each lane is cut to the same number of whole batches.
+    drop_last: each lane is cut to the same number of whole batches.
     """
 
     runs: Runs
     world_size: int
     num_workers: int
-    batch_items: int | None = None
+    batch_size: int = 1
+    drop_last: bool = False
+
+    @property
+    def world(self) -> tuple[int, int, int, bool]:
+        return self.world_size, self.num_workers, self.batch_size, self.drop_last
 
     def lane(self, rank: int, worker: int) -> Runs:
         lanes = self.world_size * self.num_workers
         number = worker * self.world_size + rank
         each, more = divmod(len(self.runs), lanes)
-        if self.batch_items is not None:
-            each, more = each // self.batch_items * self.batch_items, 0
+        if self.drop_last:
+            each, more = each // self.batch_size * self.batch_size, 0
         start = number * each + min(number, more)
         return self.runs.part(start, start + each + (number < more))
+
+    def alike(self, taken: Sequence[int], *, of: int) -> list[list[int]]:
+        """What the workers of each rank have delivered if each as many batches as those of one rank."""
+        full = [-(-count // self.batch_size) * self.batch_size for count in taken]
+        counts = [[min(n, len(self.lane(r, w))) for w, n in enumerate(full)] for r in range(self.world_size)]
+        counts[of] = list(taken)
+        return counts
 
     def left(self, taken: Sequence[Sequence[int]]) -> Runs:
         """What is left when worker w of rank r has delivered the first taken[r][w] items of its lane."""
@@ -125,7 +137,5 @@ class Split:
             for rank, counts in enumerate(taken)
             for worker, count in enumerate(counts)
         ]
-        all_done = Runs(
-            np.concatenate([d.starts for d in done] or [[]]), np.concatenate([d.stops for d in done] or [[]])
-        )
-        return self.runs.without(all_done)
+        pairs = [pair for runs in done for pair in runs.as_lists()]
+        return self.runs.without(Runs.of(pairs))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive import blocks, dtypes, tree
+from archive import dtypes, tree
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
 from archive.errors import FieldError, UsageError
@@ -18,6 +18,7 @@ from archive.names import show
 from archive.pipeline import SHARD_BYTES
 from archive.ranges import Ints
 from archive.schema import Path
+from archive.slabs import slab_bytes
 from archive.torch.ringfill import Filled, Leaves, Share, fill, rebuild
 from archive.tree import Array, is_tensor
 
@@ -228,10 +229,10 @@ def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[Slab]:
         return
     start, stop = start[rows], ring.pos[rows]
     longest = int((stop - start).max())
-    slab_bytes = blocks.slab_bytes(int(ring.size.sum()) * step_bytes, len(rows), step_bytes, MAX_CALL_BYTES)
-    most = max(1, slab_bytes // step_bytes)
+    size = slab_bytes(int(ring.size.sum()) * step_bytes, len(rows), step_bytes, MAX_CALL_BYTES)
+    most = max(1, size // step_bytes)
     depth = min(longest, max(1, most // len(rows)))
-    depth = -(-longest // -(-longest // depth))  # even slabs
+    depth = _even(-(-longest // -(-longest // depth)))  # of slabs of equal size
     for far in range(longest, 0, -depth):
         lo, hi = np.maximum(start, stop - far), np.maximum(start, stop - max(0, far - depth))
         present = np.flatnonzero(hi > lo)
@@ -239,6 +240,11 @@ def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[Slab]:
         for i in range(0, len(present), at_once):
             chosen = present[i : i + at_once]
             yield Slab(rows[chosen], lo[chosen], hi[chosen], ring.max_length)
+
+
+def _even(depth: int) -> int:
+    """A little less, so that chunks can be equal parts of it."""
+    return depth - depth % 4 if depth > 16 else depth
 
 
 def _step_bytes(leaves: Mapping[Path, Any]) -> int:

@@ -1,0 +1,74 @@
+"""The cache of RLinf's buffer: its slots as state, and filled again, slot by slot or with the newest trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def cache_state(cache: Any) -> dict[str, Any] | None:
+    """Which trajectory is in which slot, and what the slots are made of; not what they hold."""
+    if cache is None:
+        return None
+    return {
+        "max_size": cache.max_size, "slot_length": cache._traj_num_samples, "last_slot": cache._last_slot,
+        "ids": np.array(list(cache.cache), np.int64), "slots": np.array(list(cache.cache.values()), np.int64),
+        "rows": None if cache._buffer is None else _rows(cache._buffer),
+    }  # fmt: skip
+
+
+@dataclass
+class ExactCache:
+    """A cache with its slots as they were, waiting for what they hold."""
+
+    cache: Any
+    slots: Mapping[int, int]
+
+    def put(self, number: int, trajectory: Any, flatten: Callable[[Any], dict[str, Any]]) -> None:
+        """Fill the slot of a trajectory, if it has one."""
+        if number not in self.slots:
+            return
+        value = flatten(trajectory)
+        self.cache._traj_key_lengths[number] = self.cache._get_key_lengths(value)
+        self.cache._insert_into_buffer(value, self.cache._buffer, self.slots[number] * self.cache._traj_num_samples)
+
+
+def restore_cache(cache: Any, state: Mapping[str, Any] | None) -> ExactCache | None:
+    """The cache's slots as they were; None if it is of another size now."""
+    if state is None or state["max_size"] != cache.max_size:
+        return None
+    cache.clear()
+    slots = dict(zip(state["ids"].tolist(), state["slots"].tolist(), strict=True))
+    if state["rows"] is not None:
+        cache._traj_num_samples = state["slot_length"]
+        cache._buffer = _allocated(state["rows"], cache.max_size * state["slot_length"])
+    cache.cache.update(slots)
+    cache._slot_to_id.update({slot: number for number, slot in slots.items()})
+    cache._last_slot = state["last_slot"]
+    return ExactCache(cache, slots)
+
+
+def put_newest(newest: dict[int, dict[str, Any]], number: int, flat: dict[str, Any], max_size: int) -> None:
+    """Keep the newest `max_size` of what comes in order."""
+    newest[number] = flat
+    if len(newest) > max_size:
+        del newest[next(iter(newest))]
+
+
+def _rows(buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """dtype and shape of one row of each of the slots' tensors."""
+    return {
+        key: _rows(value) if isinstance(value, dict) else (value.dtype, tuple(value.shape[1:]))
+        for key, value in buffer.items()
+    }
+
+
+def _allocated(rows: Mapping[str, Any], total: int) -> dict[str, Any]:
+    return {
+        key: _allocated(row, total) if isinstance(row, dict) else torch.zeros((total, *row[1]), dtype=row[0])
+        for key, row in rows.items()
+    }

@@ -1,0 +1,60 @@
+"""Writes folders that RLinf's own `load_checkpoint` reads, on any fsspec filesystem."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from archive.adapters._rlinf_numbers import Numbered
+from archive.adapters._rlinf_source import INDEXES, METADATA
+from archive.errors import AlreadyExistsError, UsageError
+from archive.storage import Storage
+
+_WEIGHTS = re.compile(r"[^/\\\x00-\x1f]*")
+
+
+def check_free(storage: Storage, prefix: str) -> None:
+    """Refuse a folder that a buffer lies in already."""
+    names = storage.list(prefix)
+    taken = [name for name in names if name in (METADATA, *INDEXES) or name.startswith(("trajectory_", "rank_"))]
+    if taken:
+        raise AlreadyExistsError(f"{storage.full_url(prefix + taken[0])} is there already; export to an empty folder")
+
+
+def write(storage: Storage, prefix: str, found: Iterator[Numbered], state: Mapping[str, Any] | None, seed: int) -> int:
+    """One buffer's folder; how many trajectories. metadata.json comes last: without it RLinf loads nothing."""
+    entries: dict[int, dict[str, Any]] = {}
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for one in found:
+            entries[one.number] = one.entry
+            yield prefix + _name(one), _saved(one.tree)
+
+    storage.put_many(files())
+    index = {"trajectory_index": {str(n): e for n, e in entries.items()}, "trajectory_id_list": list(entries)}
+    metadata = {
+        "trajectory_format": "pt", "size": len(entries),
+        "total_samples": sum(entry["num_samples"] for entry in entries.values()),
+        "trajectory_counter": max(int((state or {}).get("counter", 0)), max(entries, default=-1) + 1), "seed": seed,
+    }  # fmt: skip
+    storage.put(prefix + INDEXES[0], json.dumps(index).encode())
+    storage.put(prefix + METADATA, json.dumps(metadata).encode())
+    return len(entries)
+
+
+def _name(one: Numbered) -> str:
+    weights = one.entry["model_weights_id"]
+    if not _WEIGHTS.fullmatch(weights):
+        raise UsageError(f"trajectory {one.number}: model_weights_id {weights!r} cannot be part of a file's name")
+    return f"trajectory_{one.number}_{weights}.pt"
+
+
+def _saved(tree: Mapping[str, Any]) -> bytes:
+    out = io.BytesIO()
+    torch.save(dict(tree), out)
+    return out.getvalue()

@@ -1,0 +1,289 @@
+"""Storages of items: TensorDicts, tensors, arrays, numbers, strings and trees of them, one step each.
+
+Tensors with dimensions are ragged fields, so items may differ in length. What an item is made of is its kind: a tree
+of ["td" | "dict" | "list" | "tuple" | "tensor" | "array" | "int" | ...], kept once in the state, its number a column.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from archive import dtypes, jsontree, tree
+from archive.adapters._torchrl_tensors import ROOT, module_tensordict
+from archive.errors import ArchiveError, FieldError, UsageError
+from archive.names import show
+from archive.ranges import Ints
+from archive.schema import Path
+
+_NUMBERS = {"bool": bool, "int": int, "float": float}
+Leaves = dict[Path, Any]
+
+
+class ListCells:
+    """The cells of a ListStorage, or of one of its kin."""
+
+    listed = True
+    inner: tuple[int, ...] = ()
+    columns = 1
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+        self._taken: dict[int, tuple[str, Leaves]] = {}
+        self._kinds: dict[str, int] = {}
+
+    @property
+    def rows(self) -> int:
+        return len(self.storage)
+
+    def capacity(self, inner: tuple[int, ...]) -> int:
+        return int(self.storage.max_size)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> Any:
+        """The kinds of item there are, in the order of their numbers."""
+        self.kinds(np.arange(self.rows))
+        return {"items": [json.loads(text) for text in self._kinds]}
+
+    def _item(self, cell: int) -> tuple[str, Leaves]:
+        if cell not in self._taken:
+            leaves: Leaves = {}
+            kind = _apart(self.storage._get_item(cell), (), leaves)
+            self._taken[cell] = json.dumps(kind), leaves
+        return self._taken[cell]
+
+    def kinds(self, cells: Ints) -> Ints | None:
+        """The number of each item's kind."""
+        texts = [self._item(cell)[0] for cell in cells.tolist()]
+        return np.array([self._kinds.setdefault(text, len(self._kinds)) for text in texts], np.int32)
+
+    def flat(self, path: Path) -> Any:
+        values = [self._item(cell)[1].get(path) for cell in range(self.rows)]
+        if not values or any(v is None for v in values):
+            return None
+        plain = [v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in values]
+        if any(v.dtype.kind not in "biuf" for v in plain):
+            return np.array([str(v) for v in values], object)
+        return np.array([v.reshape(-1)[-1] if v.size else 0 for v in plain])
+
+    def read(self, cells: Ints) -> dict[str, Any]:
+        """The fields of items of one signature."""
+        items = [self._item(cell)[1] for cell in cells.tolist()]
+        return tree.unflatten({path: _joined(path, [leaves[path] for leaves in items]) for path in items[0]})
+
+    def signatures(self, cells: Ints) -> Ints:
+        """Items of the same signature can be appended together."""
+        known: dict[Any, int] = {}
+        return np.array([known.setdefault(self._signature(c), len(known)) for c in cells.tolist()], np.int64)
+
+    def _signature(self, cell: int) -> Any:
+        kind, leaves = self._item(cell)
+        shapes = [
+            (path, str(leaf.dtype), tuple(leaf.shape[1:]))
+            for path, leaf in leaves.items()
+            if isinstance(leaf, torch.Tensor | np.ndarray)
+        ]
+        return kind, tuple(shapes)
+
+    def json_fields(self) -> list[Path]:
+        found: dict[Path, None] = {}
+        for cell in range(self.rows):
+            found |= {p: None for p, v in self._item(cell)[1].items() if isinstance(v, _Json)}
+        return list(found)
+
+    def ragged_fields(self) -> list[Path]:
+        found: dict[Path, None] = {}
+        for cell in range(self.rows):
+            leaves = self._item(cell)[1].items()
+            found |= {p: None for p, v in leaves if isinstance(v, torch.Tensor | np.ndarray) and v.ndim}
+        return list(found)
+
+    def next_fields(self) -> dict[Path, Path]:
+        return {}
+
+    def cell_bytes(self) -> int:
+        sizes = [sum(_nbytes(v) for v in self._item(c)[1].values()) for c in range(min(self.rows, 64))]
+        return max([64, *sizes])
+
+    def hashes(self, rows: Ints | None = None) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        wanted = np.arange(self.rows) if rows is None else rows
+        return np.array([_digest(*self._item(cell)) for cell in wanted.tolist()], np.uint64)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def reserve(self, nest: Mapping[str, Any], kind: Any, inner: tuple[int, ...]) -> None:
+        """Nothing: a list grows."""
+
+    def put(self, cells: Ints, nest: Mapping[str, Any], kind: Any, kinds: Ints | None) -> None:
+        """Make the items of some cells; they are set when all are there."""
+        leaves = dict(tree.flatten(nest))
+        for place, cell in enumerate(cells.tolist()):
+            own = _kind_of(kind, leaves, None if kinds is None else int(kinds[place]))
+            item = _together(own, (), leaves, place)
+            self._taken[cell] = "", {ROOT: self.storage._to_device(item)}
+
+    def set_flag(self, path: Path, cells: Ints) -> None:
+        for cell in cells.tolist():
+            item = self._taken[cell][1][ROOT]
+            found = item.get(path, None) if hasattr(item, "get") and hasattr(item, "batch_size") else None
+            if isinstance(found, torch.Tensor):
+                found.reshape(-1)[-1:] = torch.ones((), dtype=found.dtype)
+
+    def set_index(self, cells: Ints) -> None:
+        for cell in cells.tolist():
+            item = self._taken[cell][1][ROOT]
+            found = item.get("index", None) if hasattr(item, "batch_size") else None
+            if isinstance(found, torch.Tensor) and found.dtype == torch.int64:
+                found.fill_(cell)
+
+    def finish(self, rows: int) -> None:
+        """Set all items."""
+        self.storage._empty()
+        for cell in range(rows):
+            self.storage._set_item(cell, self._taken[cell][1][ROOT])
+        self._taken = {}
+        self.storage._bump_mutation_revision()
+
+
+class _Json:
+    """A value that is kept as JSON."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _apart(item: Any, path: Path, leaves: Leaves) -> Any:
+    """The kind of an item; its leaves are collected."""
+    td = module_tensordict()
+    here = path or ROOT
+    if isinstance(item, td.NonTensorData | td.NonTensorStack):
+        return ["nontensor", _apart(item.tolist() if isinstance(item, td.NonTensorStack) else item.data, path, leaves)]
+    if isinstance(item, td.TensorDictBase):
+        parts = {str(k): _apart(v, (*path, str(k)), leaves) for k, v in item.items()}
+        return ["td", parts, item.batch_dims, list(item.batch_size)[: 0 if _has_tensor(item) else None]]
+    if isinstance(item, torch.Tensor | np.ndarray):
+        leaves[here] = item
+        return ["tensor" if isinstance(item, torch.Tensor) else "array"]
+    if type(item) is dict and all(isinstance(k, str) for k in item) and any(map(_is_array, item.values())):
+        return ["dict", {k: _apart(v, (*path, k), leaves) for k, v in item.items()}]
+    if type(item) in (list, tuple) and any(map(_is_array, item)):
+        parts = {str(i): _apart(v, (*path, str(i)), leaves) for i, v in enumerate(item)}
+        return [type(item).__name__, parts]
+    if type(item) in (bool, int, float, str):
+        leaves[here] = item
+        return [type(item).__name__]
+    return _as_json(item, here, leaves)
+
+
+def _as_json(item: Any, here: Path, leaves: Leaves) -> Any:
+    try:
+        jsontree.dumps(item, where=show(here))
+    except ArchiveError as e:
+        raise FieldError(
+            f"an item of the storage has a {type(item).__name__} in {show(here)!r}, which cannot be saved without pickle; "
+            "store tensors, arrays, numbers, strings, or dicts and lists of them"
+        ) from e
+    leaves[here] = _Json(item)
+    return ["json"]
+
+
+def _is_array(value: Any) -> bool:
+    deep = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return isinstance(value, torch.Tensor | np.ndarray) or hasattr(value, "batch_size") or any(map(_is_array, deep))
+
+
+def _has_tensor(item: Any) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in item.values())
+
+
+def _joined(path: Path, values: list[Any]) -> Any:
+    """The rows of one field."""
+    first = values[0]
+    if isinstance(first, _Json):
+        return [v.value for v in values]
+    if isinstance(first, torch.Tensor):
+        plain = [dtypes.from_torch(v.as_subclass(torch.Tensor), where=show(path)) for v in values]
+        return np.stack(plain) if first.ndim == 0 else [p.copy() for p in plain]
+    if isinstance(first, np.ndarray):
+        return np.stack(values) if first.ndim == 0 else [v.copy() for v in values]
+    if isinstance(first, str):
+        return list(values)
+    try:
+        return np.array(values, np.dtype({bool: "?", int: "<i8", float: "<f8"}[type(first)]))
+    except OverflowError as e:
+        raise FieldError(f"field {show(path)!r} holds an integer beyond 64 bits; store it as a string") from e
+
+
+def _nbytes(value: Any) -> int:
+    return int(value.nbytes) if isinstance(value, torch.Tensor | np.ndarray) else 64
+
+
+def _digest(kind: str, leaves: Leaves) -> int:
+    """A digest of one item."""
+    out = hashlib.blake2b(kind.encode(), digest_size=8)
+    for path, leaf in leaves.items():
+        out.update(repr(path).encode())
+        if isinstance(leaf, torch.Tensor):
+            plain = leaf.detach().as_subclass(torch.Tensor).contiguous().cpu()
+            out.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+            out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, np.ndarray):
+            out.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+        else:
+            out.update(repr(leaf.value if isinstance(leaf, _Json) else leaf).encode())
+    return int.from_bytes(out.digest(), "little")
+
+
+def _kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:
+    """What to make of a step: as the state says; of steps saved by another system, a TensorDict."""
+    if isinstance(kind, dict) and "items" in kind and number is not None:
+        return kind["items"][number]
+    if kind == "tensor":
+        return ["tensor"]
+    if isinstance(kind, dict):
+        raise UsageError("the checkpoint has a tree of tensors; restore it into a tensor storage")
+    nested: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        inner = nested
+        for key in path[:-1]:
+            inner = inner.setdefault(key, ["td", {}, 0, []])[1]
+        text = isinstance(leaf, list) or leaf.dtype == object
+        inner[path[-1]] = ["nontensor", ["str"]] if text and not _is_ragged(leaf) else ["tensor"]
+    return ["td", nested, 0, []]
+
+
+def _is_ragged(leaf: Any) -> bool:
+    return isinstance(leaf, list) and bool(leaf) and isinstance(leaf[0], np.ndarray)
+
+
+def _together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> Any:
+    """The item of a kind, from the leaves of step `place`."""
+    what, *more = kind
+    if what in ("td", "dict", "list", "tuple"):
+        parts = {k: _together(sub, (*path, k), leaves, place) for k, sub in more[0].items()}
+        if what == "td":
+            return _tensordict(parts, more[1], more[2])
+        return parts if what == "dict" else {"list": list, "tuple": tuple}[what](parts.values())
+    if what == "nontensor":
+        inner = _together(more[0], path, leaves, place)
+        td = module_tensordict()
+        return td.NonTensorStack(*inner) if isinstance(inner, list) else td.NonTensorData(inner)
+    value = leaves[path or ROOT][place]
+    if what in _NUMBERS:
+        return _NUMBERS[what](value)
+    if what == "tensor":
+        return dtypes.to_torch(np.array(value))
+    return np.array(value) if what == "array" else value
+
+
+def _tensordict(parts: dict[str, Any], dims: int, batch: list[int]) -> Any:
+    tensors = [v for v in parts.values() if isinstance(v, torch.Tensor)]
+    size = list(tensors[0].shape[:dims]) if tensors else batch
+    return module_tensordict().TensorDict(parts, batch_size=size)

@@ -1,0 +1,187 @@
+"""Appending what a writer has not seen of a storage, evicting what has left it, and the columns that say where it lay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from archive.adapters._torchrl_episodes import Keys, Marks, Mask, keys_of, marks_of
+from archive.adapters._torchrl_lists import ListCells
+from archive.adapters._torchrl_parts import Parts, module
+from archive.adapters._torchrl_tensors import TensorCells
+from archive.adapters._torchrl_tracking import NONE, Record, evict_unknown, tracker_of
+from archive.buffer import Buffer
+from archive.bufferwriter import BufferWriter
+from archive.names import show
+from archive.ranges import Ints
+from archive.torch.ring import MAX_CALL_BYTES
+
+Cells = TensorCells | ListCells
+
+
+def cells_of(parts: Parts) -> Cells:
+    """The cells of a buffer's storage."""
+    return (TensorCells if isinstance(parts.storage, module("storages").TensorStorage) else ListCells)(parts.storage)
+
+
+def order_of(parts: Parts, cells: Cells) -> tuple[Ints, bool]:
+    """Rows in use, oldest first, and whether others were overwritten before them."""
+    rows = np.arange(cells.rows)
+    if not parts.round_robin or cells.rows < cells.capacity(cells.inner):
+        return rows, False
+    cursor = int(parts.writer._cursor)
+    return np.roll(rows, -cursor), cursor > 0 or int(parts.writer._write_count) > len(rows)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What a save of one storage found: which cell stands where in the order of live steps."""
+
+    cells: Cells
+    keys: Keys
+    record: Record
+    live: Ints  # cells, in live order
+
+
+def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: Any) -> Appended:
+    """Append cells that are new or changed, evict the steps that they held."""
+    cells = cells_of(parts)
+    keys = keys_of(parts, cells, traj_key, end_key)
+    order, wrapped = order_of(parts, cells)
+    with part.exclusive(bounded=False) as inner:
+        _declare(inner, cells, keys)
+        tracker = tracker_of(parts.storage, inner)
+        record = tracker.record
+        assert record is not None  # only a copy in another process has none
+        changed, hashes = tracker.changed(cells, verify=verify)
+        record.resized(cells.rows * cells.columns)
+        record.forget(np.repeat(changed, cells.columns))
+        record.hashes = record.hashes[:0]  # until all is appended, nothing is known to be
+        evict_unknown(inner, record)
+        marks = marks_of(cells, keys, order, wrapped=wrapped)
+        _append(inner, cells, keys, record, marks, order)
+        record.hashes, record.units, record.to_close = hashes, None, []
+        tracker.start(cells)
+    live = np.flatnonzero(record.position != NONE)
+    return Appended(cells, keys, record, live[np.lexsort((record.position[live], record.env[live]))])
+
+
+def _declare(inner: BufferWriter, cells: Cells, keys: Keys) -> None:
+    """Say what the fields mean, beside what the user's schema says."""
+    known = inner.schema
+    follows = {} if keys.unit == "step" else cells.next_fields()
+    inner.schema = replace(
+        known,
+        episode_id=tuple(dict.fromkeys((*known.episode_id, *([keys.traj] if keys.traj else [])))),
+        next_of={**follows, **known.next_of},
+        axes={**dict.fromkeys(cells.ragged_fields(), "ragged"), **known.axes},
+        json=tuple(dict.fromkeys((*known.json, *cells.json_fields()))),
+        unit=keys.unit,
+    )
+
+
+def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks: Marks, order: Ints) -> None:
+    for chosen in _slabs(cells, record, order):
+        env = chosen % cells.columns
+        heads = np.r_[True, env[1:] != env[:-1]]
+        if keys.unit == "step":
+            first, last, jumps = heads, np.r_[heads[1:], True], np.zeros(len(heads), bool)
+        else:
+            runs_on = _runs_on(inner, record, marks, chosen, heads)
+            first, last = marks.first[chosen], marks.last[chosen]
+            first[0] |= _differs(cells, marks, int(chosen[0]))
+            _end_known(inner, record, marks, chosen[first & runs_on])
+            jumps = ~first & ~runs_on
+        positions = _positions(inner, env, heads, jumps)
+        inner.append(
+            cells.read(chosen), env_ids=env, first=first, last=last, episode_ids=None,
+            terminated=marks.terminated[chosen], truncated=marks.truncated[chosen], model_weights_uuid=None,
+            update_count=None, metadata=None, positions=positions, owned=True,
+        )  # fmt: skip
+        record.env[chosen], record.position[chosen] = env, positions
+
+
+def _slabs(cells: Cells, record: Record, order: Ints) -> Iterator[Ints]:
+    """Cells to append, some megabytes of one kind at a time, column by column in order of time."""
+    columns = cells.columns
+    depth = max(1, MAX_CALL_BYTES // (cells.cell_bytes() * max(1, columns))) if len(order) else 1
+    for lo in range(0, len(order), depth):
+        grid = order[lo : lo + depth][:, None] * columns + np.arange(columns)
+        chosen = grid.T.ravel()
+        chosen = chosen[record.position[chosen] == NONE]
+        if len(chosen):
+            signature = cells.signatures(chosen)
+            yield from np.split(chosen, np.flatnonzero(signature[1:] != signature[:-1]) + 1)
+
+
+def _runs_on(inner: BufferWriter, record: Record, marks: Marks, chosen: Ints, heads: Mask) -> Mask:
+    """Whether each cell's step follows the newest of its stream."""
+    before = marks.previous[chosen]
+    out: Mask = ~heads & (np.r_[NONE, chosen[:-1]] == before)
+    for i in np.flatnonzero(heads & (before >= 0)).tolist():
+        known, env = int(before[i]), int(chosen[i] % max(1, marks.columns))
+        newest = inner.streams.next_position(env) - 1
+        out[i] = record.env[known] == env and record.position[known] == newest >= 0
+    return out
+
+
+def _differs(cells: Cells, marks: Marks, cell: int) -> bool:
+    """Whether an item is of another kind than the one before it, so that it can't go on with its episode."""
+    before = int(marks.previous[cell])
+    return cells.listed and (before < 0 or len(np.unique(cells.signatures(np.array([before, cell])))) > 1)
+
+
+def _end_known(inner: BufferWriter, record: Record, marks: Marks, begins: Ints) -> None:
+    """Trajectories that were open have ended, as their successors tell."""
+    before = marks.previous[begins]
+    known = before[record.position[before] != NONE]
+    if len(known):
+        inner.close_episodes(record.env[known], None, None, "ended")
+
+
+def _positions(inner: BufferWriter, env: Ints, heads: Mask, jumps: Mask) -> Ints:
+    """The next positions of each stream; one is left out where something is missing in between."""
+    out = np.zeros(len(env), np.int64)
+    edges = np.flatnonzero(heads).tolist()
+    for lo, hi in zip(edges, [*edges[1:], len(env)], strict=True):
+        start = inner.streams.next_position(int(env[lo]))
+        skipped = jumps[lo:hi].copy()
+        skipped[0] &= start > 0
+        out[lo:hi] = start + np.arange(hi - lo) + np.cumsum(skipped)
+    return out
+
+
+def columns_of(found: Appended) -> dict[str, Any]:
+    """Which cell each live step lies in, its kind of item, and whether a restore has ended it."""
+    cells = found.live
+    out: dict[str, Any] = {"slot": cells.astype(np.int32 if len(found.record.position) < 2**31 else np.int64)}
+    kinds = found.cells.kinds(cells)
+    if kinds is not None:
+        out["kind"] = kinds
+    if found.keys.end is not None:
+        out["closed"] = found.record.closed[cells]
+    return out
+
+
+def storage_state(parts: Parts, found: Appended) -> dict[str, Any]:
+    """What else there is to say of a storage."""
+    cells = found.cells
+    cursor = parts.storage._last_cursor_index
+    return {
+        "class": type(parts.storage).__name__,
+        "capacity": cells.capacity(cells.inner),
+        "inner": list(cells.inner),
+        "rows": cells.rows,
+        "kind": cells.kind,
+        "last_cursor": None if cursor is None else int(cursor),
+        "keys": {k: None if v is None else list(v) for k, v in found.keys.to_state().items()},
+    }
+
+
+def describe(keys: Keys) -> str:
+    """How trajectories were told apart, for people."""
+    by = keys.traj or keys.end
+    return "steps on their own" if by is None else f"trajectories by {show(by)}"

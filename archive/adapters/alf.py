@@ -1,0 +1,147 @@
+"""ALF: its replay buffer into an archive and back, on any number of ranks, env rows and slots, and its checkpoint files.
+
+```python
+arc = archive.open(url, create=True)
+ck, share = arc.checkpoints.latest, None
+algorithm.train_iter()  # ALF makes its buffer lazily
+rb = algorithm._replay_buffer
+if ck:
+    share = resharding.plan(ck, num_envs=rb.num_environments, max_length=rb._max_length).share()
+    print(alf.restore(rb, share, existing="replace"))  # how much was kept, closed, reheaded, dropped
+w = arc.writer(resume=share)
+for it in range(ck.step + 1 if ck else 0, iterations):
+    algorithm.train_iter()
+    if it % 1000 == 0 or archive.checkpointing.requested():
+        alf.save(rb, w, step=it, progress={"iter": it})  # on every rank; in the background
+w.close()
+```
+
+| of ALF's buffer | in the archive |
+|---|---|
+| fields, `time_step\\|reward` and the like | fields of the same nesting, one row a step, once |
+| `_current_pos`, `_current_size` | positions and live steps; a cleared row goes on at a multiple of its length |
+| FIRST, LAST, discount | episodes; LAST with discount 0 is terminated, else truncated |
+| `env_id` | declared as the env row's id: it is the row's number after any redistribution |
+| sum and max tree | column `priority`: the leaves; trees and `_nnz` are made of them |
+| `_mini_batch_length` | state; of several ranks the greatest |
+| `_episodic_discounted_return` | column `episodic_return` |
+| `_indexed_pos`, `_headless_indexed_pos`, `_prev_disc_0_pos` | made of the steps; three numbers a row of what lost its start |
+| random numbers | not saved: ALF draws from torch's global generator |
+
+Same ranks and same size: the buffer's state is the same, bit for bit. Otherwise the plan says who gets what, and
+unfinished="close" (default): the last step of an open episode becomes LAST, its discount kept, for ALF's targets run
+across a MID before a FIRST. In the archive the episode stays as it was. "continue": the one at the end of a row goes on.
+A headless episode that is not the first of its row gets its first live step made FIRST; `plan(incomplete="drop")` drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from archive.adapters import _alf_saving
+from archive.adapters._alf_files import export_checkpoint, import_checkpoint
+from archive.adapters._alf_restoring import DEFAULT_RETURN, Rebuilt, Target, rebuild
+from archive.adapters._alf_tensors import INDEX, MAXIMA, RETURNS, SUMS, Tensors
+from archive.adapters.common import (
+    Report,
+    Saved,
+    check_room,
+    checkpoint,
+    part_of,
+    several,
+    share_of,
+)  # fmt: skip
+from archive.errors import UsageError
+
+if TYPE_CHECKING:
+    from archive.saver import Pending
+    from archive.writer import Writer
+
+__all__ = ["export_checkpoint", "import_checkpoint", "restore", "save"]
+
+_SETTINGS = ("num_earliest_frames_ignored", "recent_data_steps", "recent_data_ratio", "gamma")
+
+
+def save(buffers: Any, writer: Writer, *, step: int, **options: Any) -> Pending:
+    """Checkpoint a replay buffer, or several as {name: buffer}: what the writer has not seen, and what changes.
+
+    options: those of `Writer.checkpoint`, such as progress, metrics, name, save_replay and wait.
+    Everything is copied before this returns; the rest happens in the background, and its errors come with the next call.
+    """
+    skipped = options.get("save_replay", True) is False
+    saved = {} if skipped else {name: _saved(rb, writer, name) for name, rb in several(buffers).items()}
+    return checkpoint(writer, step, saved, **options)
+
+
+def restore(
+    buffers: Any, source: Any, *, rank: int | None = None, existing: str = "error", unfinished: str = "close"
+) -> Any:
+    """Put a share of a checkpoint into a replay buffer, or into several; the report, or {name: report}.
+
+    source: a share, or a checkpoint of the same world, with rank=.
+    existing: "replace" for what ALF's first `train_iter()` has left there.  unfinished: see above.
+    Nothing is changed if anything does not fit.
+    """
+    share = share_of(source, rank)
+    objects = several(buffers)
+    for name, rb in objects.items():
+        check_room(existing, int(_tensors(rb).size.sum()), f"the ALF buffer {name!r}")
+    made = {name: rebuild(share, name, _target(rb), unfinished) for name, rb in objects.items()}
+    for name, rb in objects.items():
+        _write(rb, made[name])
+    reports: dict[str, Report] = {name: one.report for name, one in made.items()}
+    return reports if isinstance(buffers, Mapping) else next(iter(reports.values()))
+
+
+def _saved(rb: Any, writer: Writer, name: str) -> Saved:
+    with _locked(rb):
+        about = {key: getattr(rb, f"_{key}", None) for key in _SETTINGS}
+        if getattr(rb, "_prioritized_sampling", False):
+            about["mini_batch_length"] = int(rb._mini_batch_length)
+        about["default_return"] = float(getattr(rb, "_default_return", DEFAULT_RETURN))
+        return _alf_saving.append(part_of(writer, name), _tensors(rb), rb, about)
+
+
+def _tensors(rb: Any) -> Tensors:
+    if not isinstance(rb, torch.nn.Module):
+        raise UsageError(
+            f"{type(rb).__name__} is no replay buffer of ALF; give algorithm._replay_buffer once it is there"
+        )
+    return Tensors(dict(rb.named_buffers()))
+
+
+def _target(rb: Any) -> Target:
+    tensors = _tensors(rb)
+    return Target(
+        tensors.num_envs,
+        tensors.max_length,
+        episodic=INDEX in tensors.named,
+        returns=RETURNS in tensors.named,
+        prioritized=SUMS in tensors.named,
+        default_return=float(getattr(rb, "_default_return", DEFAULT_RETURN)),
+        initial_priority=float(getattr(rb, "_initial_priority", 1.0)),
+        ignored_frames=int(getattr(rb, "_num_earliest_frames_ignored", 0)),
+        device=tensors.pos.device,
+        kinds={path: (leaf.dtype, tuple(leaf.shape[2:])) for path, leaf in tensors.fields.items()},
+    )
+
+
+@torch.no_grad()
+def _write(rb: Any, made: Rebuilt) -> None:
+    with _locked(rb):
+        for name, tensor in _tensors(rb).named.items():
+            found = made.named.get(name)
+            tensor.zero_() if found is None else tensor.copy_(found)
+        if SUMS in made.named and MAXIMA in made.named:
+            rb._sum_tree._nnz = made.nnz
+            rb._mini_batch_length = made.mini_batch_length
+        _alf_saving.remember(rb, made.track)
+
+
+def _locked(rb: Any) -> AbstractContextManager[Any]:
+    lock = getattr(rb, "_lock", None)
+    return nullcontext() if lock is None else lock

@@ -1,0 +1,93 @@
+"""What rings cost to read after eviction, at the sizes that they have: the bounds hold, whatever part is left."""
+
+from __future__ import annotations
+
+import uuid
+
+import fsspec
+import numpy as np
+import pytest
+from test_reshard_requests import bound
+
+import archive
+import resharding
+from archive.checkpoints import Checkpoint
+from archive.torch import ring
+
+
+class Frames:
+    """A ring of `envs` rows that advance together, saved as a training job saves it."""
+
+    def __init__(self, envs: int, length: int, width: int) -> None:
+        self.arc = archive.create(f"memory://{uuid.uuid4().hex}")
+        self.w = self.arc.writer(compression=None)
+        self.shape, self.pos, self.saves = (envs, length), 0, 0
+        self.row_bytes = width + 8 * 8 + 4
+        self.buffers = {
+            "image": np.zeros((*self.shape, width), np.uint8), "state": np.zeros((*self.shape, 8)),
+            "reward": np.zeros(self.shape, np.float32),
+        }  # fmt: skip
+
+    def run(self, steps: int) -> Checkpoint:
+        """So many more steps of each env row; the oldest are overwritten."""
+        envs, length = self.shape
+        self.pos += steps
+        size = min(self.pos, length)
+        last = np.broadcast_to(np.arange(length) % 50 == 49, self.shape)
+        ring.append(self.w, self.buffers, pos=[self.pos] * envs, size=[size] * envs, last=last)
+        return self.saved()
+
+    def keep(self, steps: int) -> Checkpoint:
+        """No more than so many steps of each env row, the newest, stay in the buffer."""
+        for env in range(self.shape[0]):
+            self.w.evict(env, before=self.pos - steps)
+        return self.saved()
+
+    def saved(self) -> Checkpoint:
+        self.saves += 1
+        self.w.checkpoint(self.saves).result()
+        return archive.open(self.arc.url).checkpoints[f"step-{self.saves}"]
+
+    def close(self) -> None:
+        self.w.close()
+        fsspec.filesystem("memory").store.clear()
+
+
+def excess(ck: Checkpoint, targets: int, row_bytes: int) -> float:
+    """Bytes read of all shares against those that are needed; each share is within its bound."""
+    plan = resharding.plan(ck, world_size=targets)
+    needed = read = 0
+    for share in map(plan.share, range(targets)):
+        cost, limit = share.cost(), bound(share, row_bytes)
+        assert cost["bytes"] <= limit.bytes, (share.rank, cost, limit)
+        assert cost["requests"] <= limit.requests, (share.rank, cost, limit)
+        needed, read = needed + limit.needed, read + cost["bytes"]
+    return read / needed
+
+
+LEFT = [  # steps of each env row: 20, 50 and 80 % evicted, with the cut at several places of a slab
+    (64, 1200, 1000, (960, 955, 930, 600, 575, 240, 235, 225)),
+    (16, 600, 7056, (480, 475, 300, 291, 120, 111)),
+    (4096, 200, 24, (193, 153, 96, 40)),  # slabs are 8 steps deep, so of few steps they are cut between slabs
+]
+
+
+@pytest.mark.parametrize(("envs", "length", "width", "left"), LEFT)
+def test_whatever_is_left_of_a_ring(envs: int, length: int, width: int, left: tuple[int, ...]) -> None:
+    frames = Frames(envs, length, width)
+    frames.run(length)
+    for steps in left:
+        ck = frames.keep(steps)
+        assert excess(ck, 1, frames.row_bytes) < 1.06
+    excess(ck, 3, frames.row_bytes)
+    frames.close()
+
+
+@pytest.mark.parametrize(("envs", "length", "width"), [(64, 1200, 1000), (4096, 160, 24)])
+def test_a_ring_that_is_overwritten(envs: int, length: int, width: int) -> None:
+    frames = Frames(envs, length, width)
+    frames.run(length)
+    for overwritten in (0.2, 0.3, 0.3):
+        ck = frames.run(int(length * overwritten) + 1)
+        assert excess(ck, 1, frames.row_bytes) < 1.05
+    frames.close()
