@@ -21,7 +21,7 @@ from archive.rowpool import Array, RowPool
 from archive.schema import Path
 from archive.segments import cut
 from archive.stepmap import COLUMNS, Places, Segments, StepMap
-from archive.tree import unflatten
+from archive.tree import Ragged, unflatten
 
 
 class IOStats(NamedTuple):
@@ -85,6 +85,16 @@ class Gather:
         if length < 1:
             raise UsageError(f"windows of {length} steps hold nothing; give a length of at least 1")
         return self._running().gather(_ints(numbers), _ints(starts), length)
+
+    def whole(self, numbers: Any) -> dict[str, Any]:
+        """All steps of these episodes: a nested dict of Ragged (rows end to end, and each episode's number of them); of
+        fields that are not numbers of one shape, or of other rows than steps, a list."""
+        return self._running().whole(_ints(numbers))
+
+    def every_step(self, numbers: Any) -> tuple[Ints, Ints]:
+        """(number of the episode, step of it) of all steps of these episodes."""
+        counts = self.lengths[_ints(numbers)]
+        return np.repeat(_ints(numbers), counts), spans(np.zeros(len(counts), np.int64), counts)
 
     def prefetch(self, numbers: Any, steps: Any, length: int = 1) -> None:
         """Fetch in the background what `rows` (or `windows` of that length) will need; an error surfaces at the next
@@ -179,6 +189,25 @@ class _Engine:
         self.batch = counts
         return unflatten(out)
 
+    def whole(self, numbers: Ints) -> dict[str, Any]:
+        self.check()
+        self.steps.check(numbers, np.zeros_like(numbers), 0)
+        counts = self.steps.lengths[numbers]
+        steps = spans(np.zeros(len(counts), np.int64), counts)
+        where = self.steps.locate(np.repeat(numbers, counts), steps)
+        plans, counted = self._planned(where), Counts()
+        by_step = [plan for plan in plans.fields if plan.spec.axis == "step"]
+        others = [plan.path for plan in plans.fields if plan.spec.axis != "step"] + plans.slow
+        out: dict[Path, Any] = dict(plans.nodes)
+        for plan, value in zip(by_step, self._rows(by_step, where, counted), strict=True):
+            out[plan.path] = Ragged(value, counts)
+        if others:
+            parts = self._episodes[numbers].parts()
+            found = self._reader.read(parts, Selection(list(others), self._selection.missing))
+            out |= {path: [_at(data, path) for data in found] for path in others}
+        self.batch = counted
+        return unflatten(out)
+
     def _locate(self, numbers: Ints, starts: Ints, length: int) -> Places:
         self.steps.check(numbers, starts, length)
         if length == 1:
@@ -186,7 +215,8 @@ class _Engine:
         return self.steps.locate(np.repeat(numbers, length), spans(starts, np.full(len(starts), length)))
 
     def _planned(self, where: Places) -> Plans:
-        codes = (0,) if len(self.segments.schemas) == 1 else tuple(np.unique(where.schema).tolist())
+        several = len(self.segments.schemas) > 1 and len(where.schema) > 0
+        codes = tuple(np.unique(where.schema).tolist()) if several else (0,)
         if codes not in self._plans:
             schemas = {code: schema.loads(self.segments.schemas[code]) for code in codes}
             self._plans[codes] = plan_fields(schemas, self._selection, self)

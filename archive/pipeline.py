@@ -126,6 +126,11 @@ class Pipeline:
         batch, self._laid_out = Batch(self, self._laid_out), []
         return batch
 
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until nothing is on its way to the store; what failed is not."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._under_way_bytes, timeout_s)
+
     def put_back(self, batch: Batch) -> None:
         """What failed belongs to the next batch."""
         self._laid_out[:0] = batch.rest

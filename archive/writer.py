@@ -107,6 +107,13 @@ class Writer(Buffer):
             self._settle()
             self._flush()
 
+    def upload(self, timeout_s: float = 60.0) -> None:
+        """Upload everything added so far, while other threads may add more; a commit then has little left to do."""
+        with self._entered():
+            for buffer in self._buffers.values():
+                buffer.send()
+        self._pipeline.wait_idle(timeout_s)
+
     def commit(self, message: str | None = None) -> Commit:
         """Make everything added so far visible: all of it or, if this raises, nothing.
 

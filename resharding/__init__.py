@@ -8,16 +8,29 @@ if TYPE_CHECKING:
     from resharding.compaction import Compacted, compact
     from resharding.exporting import export
     from resharding.planning import Plan, plan
+    from resharding.resaving import reshard
     from resharding.share import Share, ShareBuffer
     from resharding.transfer import filter, merge, split
 
-__all__ = ["Compacted", "Plan", "Share", "ShareBuffer", "compact", "export", "filter", "merge", "plan", "split"]
+__all__ = [
+    "Compacted",
+    "Plan",
+    "Share",
+    "ShareBuffer",
+    "compact",
+    "export",
+    "filter",
+    "merge",
+    "plan",
+    "reshard",
+    "split",
+]
 
 _LAZY = (
     {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"}
     | dict.fromkeys(("merge", "split", "filter"), "transfer")
     | dict.fromkeys(("compact", "Compacted"), "compaction")
-    | {"export": "exporting"}
+    | {"export": "exporting", "reshard": "resaving"}
 )
 
 

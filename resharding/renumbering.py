@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from archive import schema
 from archive.errors import FieldError
 from archive.names import show
+from archive.ranges import Ints
+from archive.tree import Ragged
 
 Roles = dict[schema.Path, str]
 
@@ -34,6 +37,30 @@ def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str
         if path[-1] in inner:
             number, text = (env, str(env)) if role == "env_id" else (place, name)
             inner[path[-1]] = _filled(inner[path[-1]], number, text, path)
+
+
+def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
+    """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the env
+    row or the place is -1, the old id stays."""
+    for path, role in roles.items():
+        inner: Any = batch
+        for key in path[:-1]:
+            inner = inner.get(key, {})
+        if path[-1] in inner:
+            numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
+            inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
+
+
+def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -> Any:
+    if isinstance(old, Ragged):
+        owner = np.repeat(np.arange(len(numbers)), old.lengths)
+        return Ragged(_filled_rows(old.values, numbers[owner], [texts[i] for i in owner], path), old.lengths)
+    if not isinstance(old, np.ndarray) or old.dtype.kind not in "iuf" or not len(old):
+        filled = [_filled(v, n, t, path) if n >= 0 else v for v, n, t in zip(old, numbers.tolist(), texts, strict=True)]
+        return np.array(filled, object if old.dtype == object else None) if isinstance(old, np.ndarray) else filled
+    _filled(old[:1], int(numbers.max()), "", path)  # refuses an id that the dtype cannot hold
+    new = numbers.astype(old.dtype).reshape(-1, *[1] * (old.ndim - 1))
+    return np.where((numbers >= 0).reshape(new.shape), new, old)
 
 
 def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:

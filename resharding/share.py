@@ -11,6 +11,7 @@ import numpy as np
 from archive.checkpoints import MAIN_BUFFER
 from archive.episodes import Episodes
 from archive.errors import NotFoundError
+from archive.ranges import Ints
 from archive.staging import Resume
 from resharding.planning import Plan
 from resharding.sharebuffer import Layout, ShareBuffer, ShareEpisode
@@ -96,6 +97,10 @@ class Share:
     @property
     def next_positions(self) -> dict[int, int]:
         return self._main.next_positions
+
+    def renumber_rows(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+        """A batch of steps of the main buffer's episodes `numbers`, with env ids and episode ids renumbered."""
+        return self._main.renumber_rows(batch, numbers)
 
     @property
     def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:

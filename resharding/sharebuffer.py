@@ -22,7 +22,7 @@ from archive.staging import BufferResume
 from resharding.assignment import Parts
 from resharding.cost import read_cost
 from resharding.pieces import cut_pieces, gather, joined, piece_positions
-from resharding.renumbering import Roles, renumber, roles_of
+from resharding.renumbering import Roles, renumber, renumber_rows, roles_of
 from resharding.source import SourceBuffer, schemas_of
 
 if TYPE_CHECKING:
@@ -181,6 +181,26 @@ class ShareBuffer:
     def read(self, fields: Any = None) -> list[dict[str, Any]]:
         """The steps of all its episodes, in order, fetched together."""
         return [data for _, data in self.stream(fields, max_bytes=2**40)]
+
+    def renumber_rows(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+        """A batch whose item i is of the share's episode numbers[i], with env ids and episode ids renumbered."""
+        if self._plan.is_identity:
+            return batch
+        of = {id(self._roles[n]): self._roles[n] for n in np.unique(numbers).tolist()}
+        for roles in of.values():
+            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool)
+            env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
+            renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
+        return batch
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        ids: list[str] = self.episodes.table["episode_id"].to_pylist()
+        return ids
+
+    @property
+    def seed(self) -> int:
+        return self._share.seed
 
     @cached_property
     def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:

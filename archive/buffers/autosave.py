@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -69,3 +70,11 @@ class AutoSave:
                     return True
                 self._wake.wait(None if self._due is None else self._due - now)
             return False
+
+
+def logged(work: Callable[[], None]) -> None:
+    """Do what nobody waits for; an error is logged, as there is nobody to raise it to."""
+    try:
+        work()
+    except Exception:
+        logging.getLogger("archive").exception("trajectories that were added could not be committed at the end")

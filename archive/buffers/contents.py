@@ -12,6 +12,7 @@ import torch
 from archive.buffers import flatten
 from archive.buffers.flatten import Flat, Part, Signature
 from archive.buffers.slab import Slab
+from archive.errors import CapacityError
 
 
 class Home(Protocol):
@@ -181,6 +182,17 @@ class Contents:
                 places = torch.nonzero(of == number).reshape(-1)
                 parts.append((places, slabs[number].take(window.base[which[places]] + local[places])))
         return parts, _misses(window, torch.nonzero(of < 0).reshape(-1), which, local)
+
+
+def check_enough(window: Window, count: int, *, replace: bool) -> None:
+    """Refuse to draw from nothing, and more than there are unless that is wanted."""
+    if not window.total:
+        raise CapacityError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
+    if count > window.total and not replace:
+        raise CapacityError(
+            f"{count} transitions were asked for, the window of {len(window.entries)} trajectories has {window.total}; ask "
+            "for fewer, or pass replace=True"
+        )
 
 
 def _misses(window: Window, places: torch.Tensor, which: torch.Tensor, local: torch.Tensor) -> list[Miss]:

@@ -70,7 +70,7 @@ def _kept(node: Mapping[str, Any], path: Path, steps: int, envs: int, rows: Rows
             if found is not None:
                 rows[here] = found.reshape(steps * envs, *found.shape[2:])
             whole = found is not None and found.shape == value.shape
-            out[key] = IN_ROWS if whole else value.detach().clone()
+            out[key] = IN_ROWS if whole else _copied(value)
         else:
             out[key] = _copied(value)
     return out
@@ -79,7 +79,7 @@ def _kept(node: Mapping[str, Any], path: Path, steps: int, envs: int, rows: Rows
 def _copied(value: Any) -> Any:
     """Lists and tuples of what never changes, and tensors, as they are now."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(v) for v in value) if type(value) in (list, tuple) else value
     return value.copy() if hasattr(value, "copy") else value

@@ -31,20 +31,21 @@ class ArchiveHome:
 
     def __init__(self, episodes: Callable[[], Episodes], *, cache_bytes: int = 2**28, disk_cache: Any = None) -> None:
         self._episodes, self._cache_bytes, self._disk_cache = episodes, cache_bytes, disk_cache
-        self._lock = threading.Lock()
+        self._lock, self._expecting = threading.Lock(), threading.Lock()
         self._expected: dict[str, None] = {}
         self._generations: list[Known] = []
 
     def expect(self, names: Iterable[str]) -> None:
         """These episodes are committed, and may be asked for."""
-        self._expected.update(dict.fromkeys(names))
+        with self._expecting:
+            self._expected.update(dict.fromkeys(names))
 
     def take(self, names: Sequence[str], which: torch.Tensor, step: torch.Tensor, env: torch.Tensor) -> list[Part]:
         """Transition (step[i], env[i]) of the episode names[which[i]], for each i; in parts of the same fields."""
         with self._lock:
-            generation = np.array([self._generation_of(name, names) for name in names])
-            known = [self._generations[g] for g in generation.tolist()]
-            number = np.array([k.place[name] for k, name in zip(known, names, strict=True)], np.int64)
+            self._know(names)
+            found = [self._found(name) for name in names]
+            generation, number = np.array(found, np.int64).T
             chosen = which.numpy()
             jobs = []
             for g in np.unique(generation[chosen]).tolist():
@@ -77,21 +78,25 @@ class ArchiveHome:
             known.close()
         self._generations = []
 
-    def _generation_of(self, name: str, names: Sequence[str]) -> int:
-        """Which generation knows an episode; the names it comes with are in the same, if they are new too."""
-        for number, known in enumerate(self._generations):
-            if name in known.place:
-                return number
-        self._expected.update(dict.fromkeys(names))
+    def _found(self, name: str) -> tuple[int, int]:
+        """Which generation knows an episode, and its number there."""
+        g = next(g for g, known in enumerate(self._generations) if name in known.place)
+        return g, self._generations[g].place[name]
+
+    def _know(self, names: Sequence[str]) -> None:
+        """Look up what no generation knows yet, and all that is expected besides."""
+        if all(any(name in known.place for known in self._generations) for name in names):
+            return
+        self.expect(names)
         if len(self._generations) >= MAX_GENERATIONS:
             self._drop()
-        new = [n for n in self._expected if not any(n in known.place for known in self._generations)]
-        found = self._episodes().filter(episode_id=new)
+        with self._expecting:
+            expected = list(self._expected)
+        new = [n for n in expected if not any(n in known.place for known in self._generations)]
         share = self._cache_bytes // (2 * MAX_GENERATIONS if self._generations else 2)
-        known = Known(found, share, self._disk_cache)
-        _check_found(names, {n for k in (*self._generations, known) for n in k.place}, found)
-        self._generations.append(known)
-        return len(self._generations) - 1
+        found = self._episodes().filter(episode_id=new)
+        self._generations.append(Known(found, share, self._disk_cache))
+        _check_found(names, {n for known in self._generations for n in known.place}, found)
 
 
 def _check_found(names: Iterable[str], have: Any, episodes: Episodes) -> None:

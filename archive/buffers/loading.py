@@ -93,11 +93,11 @@ def part_of_list(ck: Checkpoint, where: Where, buffer: str, rank: int, world_siz
 
     world_size = (job_world_size() or 1) if world_size is None else world_size
     _check_rank(rank, world_size, "is_distributed=True")
-    chosen = None if where.rank is None else {"episode_id": _held_by(ck, buffer, where.rank)}
+    chosen = None if where.rank is None else {"episode_id": held_by(ck, buffer, where.rank)}
     return resharding.plan(ck, world_size=world_size, policy="by_trajectory", filter=chosen).share(rank)
 
 
-def _held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
+def held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
     """Ids of the episodes that one rank of the checkpoint has."""
     import resharding
 
@@ -124,6 +124,11 @@ def ids_of(episodes: Episodes) -> list[int | None]:
     texts = episodes.table["metadata"].to_pylist()
     found = (jsontree.loads(text).get("trajectory_id") if text else None for text in texts)
     return [i if isinstance(i, int) else None for i in found]
+
+
+def free_id(episodes: Episodes) -> int:
+    """An id that none of these has."""
+    return next_id((), (i for i in ids_of(episodes) if i is not None))
 
 
 def entries(loaded: Loaded, homes: Homes) -> tuple[list[Entry], int]:

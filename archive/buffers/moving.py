@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any
 
-from archive.buffers import mapping
+from archive.buffers import flatten, mapping
 from archive.buffers.contents import Contents, Entry
 from archive.buffers.home import ArchiveHome
 from archive.buffers.sink import Sink
@@ -38,6 +38,16 @@ def read(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tree]]:
             assert isinstance(home, ArchiveHome)
             found |= zip(mine, home.trees([e.name for e in mine]), strict=True)
         yield from ((e, found[e]) for e in some)
+
+
+def fill(contents: Contents, entries: Sequence[Entry], in_memory: int | None) -> Contents:
+    """Put trajectories that lie in archives into `contents`, the newest of them (None: all) in memory too."""
+    for entry in entries:
+        contents.add(entry)
+    newest = entries if in_memory is None else entries[max(0, len(entries) - in_memory) :]
+    for entry, tree in read(newest):
+        contents.remember(entry, flatten.flatten(tree, entry.steps, entry.envs))
+    return contents
 
 
 def bring(contents: Contents, lock: RLock, sink: Sink) -> None:

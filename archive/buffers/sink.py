@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from archive.adapters.common import part_of
@@ -48,7 +48,7 @@ class Sink:
         self._visible = visible
         self._committing = threading.RLock()
         self._uncommitted: list[Added] = []
-        self._autosave = None if interval_s is None else AutoSave(self.commit, interval_s)
+        self._autosave = None if interval_s is None else AutoSave(self._commit_aside, interval_s)
 
     def _first_step(self) -> int:
         """Goes on from the run's newest checkpoint: all ranks see the same one, as none can be made without them."""
@@ -82,6 +82,11 @@ class Sink:
             if made:
                 self.writer.commit()
                 self._committed(made)
+
+    def _commit_aside(self) -> None:
+        """Commit while others add: all but the commit itself is done without keeping them waiting."""
+        self.writer.upload()
+        self.commit()
 
     def _later(self) -> None:
         if self._autosave is not None:
@@ -132,9 +137,8 @@ class Sink:
     def settle(self) -> None:
         """Wait for the checkpoint that is under way; raise its error if nobody has seen it."""
         if self.pending is not None:
-            with suppress(BaseException):
-                self.pending.future.exception()
-            self.surface()
+            self.pending.future.exception()  # waits
+        self.surface()
 
     def surface(self) -> None:
         """Raise what went wrong in the background, if nobody has seen it."""
@@ -143,12 +147,30 @@ class Sink:
         if self.pending is not None and (error := self.pending.unseen_error()):
             raise error
 
-    def close(self) -> None:
-        """Commit what is pending, and end the writer."""
+    def finish(self) -> None:
+        """Wait for the checkpoint that is under way, and commit what was added since."""
+        self.settle()
+        self.commit()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Commit what is pending, and end the writer. After an error: without waiting for other ranks."""
+        if self._autosave is not None:
+            self._autosave.close()
+        if error is not None:
+            with noted(error):
+                self.commit()
+            self.writer.__exit__(type(error), error, error.__traceback__)
+            return
         try:
-            if self._autosave is not None:
-                self._autosave.close()
-            self.settle()
-            self.commit()
+            self.finish()
         finally:
             self.writer.close()
+
+
+@contextmanager
+def noted(error: BaseException) -> Iterator[None]:
+    """What fails meanwhile is told by an error that is on its way already."""
+    try:
+        yield
+    except Exception as more:
+        error.add_note(f"what was added last could not be committed: {more}")

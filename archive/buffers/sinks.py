@@ -93,23 +93,23 @@ class Sinks:
         """The next writer at that root has these trajectories already."""
         self._earlier[root] = earlier
 
-    def close(self, root: str) -> None:
+    def close(self, root: str, error: BaseException | None = None) -> None:
         """Close one; a writer opened there later goes on from the last checkpoint."""
         sink = self._open.pop(root)
-        sink.close()
+        sink.close(error)
         self._earlier.pop(root, None)
         if sink.saved is not None:
             made, owned = sink.saved
             self._earlier[root] = Earlier(made, sink.writer.rank, sink.writer.world_size, owned)
 
-    def close_all(self) -> None:
-        """Close all; the first error is raised when all are closed."""
+    def close_all(self, error: BaseException | None = None) -> None:
+        """Close all; the first failure is raised when all are closed. error: the one that ends it all, if any."""
         errors = []
         for root in list(self._open):
             try:
-                self.close(root)
-            except Exception as error:
-                errors.append(error)
+                self.close(root, error)
+            except Exception as failed:
+                errors.append(failed)
         if errors:
             raise errors[0]
 
@@ -124,6 +124,10 @@ class Sinks:
     def surface(self) -> None:
         for sink in self._open.values():
             sink.surface()
+
+    def finish(self) -> None:
+        for sink in self._open.values():
+            sink.finish()
 
     def commit(self) -> None:
         for sink in self._open.values():

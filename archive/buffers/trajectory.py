@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from threading import RLock, Thread
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from archive.buffers import flatten, loading, mapping, moving, ranks, settings
-from archive.buffers.contents import Contents, Entry
+from archive.buffers.autosave import logged
+from archive.buffers.contents import Contents, Entry, check_enough
 from archive.buffers.home import ArchiveHome
 from archive.buffers.sink import Added
 from archive.buffers.sinks import Earlier, Job, Sinks
 from archive.checkpoints import MAIN_BUFFER
 from archive.episodes import Episodes
-from archive.errors import CapacityError, ClosedError, UsageError
+from archive.errors import ClosedError, UsageError
 from archive.saver import Pending, finish_at_exit
 
 
@@ -74,8 +74,9 @@ class TrajectoryReplayBuffer:
         path_rank = ranks.where(auto_save_path).rank if auto_save_path else None
         self._where = ranks.where(auto_save_path) if auto_save else None
         self._job = Job(path_rank if rank is None else rank, world_size, run, session, buffer, storage_options)
-        self._writing, self._lock = threading.RLock(), threading.RLock()
+        self._writing, self._lock = RLock(), RLock()
         self._closed, self._pid = False, os.getpid()
+        self._closing: Thread | None = None
         self._loaded_count = 0
         self._contents = self._no_contents()
         self._next_id: int | None = None
@@ -132,8 +133,7 @@ class TrajectoryReplayBuffer:
 
     def _claim_id(self) -> int:
         if self._next_id is None:  # not those of trajectories that earlier starts of the job left in the archive
-            left = [] if self._where is None else loading.ids_of(self._sinks.at(self._where).arc.episodes)
-            self._next_id = loading.next_id((), (i for i in left if i is not None))
+            self._next_id = 0 if self._where is None else loading.free_id(self._sinks.at(self._where).arc.episodes)
         world_size = self._job.world_size or ranks.job_world_size() or 1
         claimed = settings.next_of(self._next_id, self._rank, world_size)
         self._next_id = claimed + 1
@@ -161,20 +161,12 @@ class TrajectoryReplayBuffer:
         Drawn uniformly, with replacement, from all transitions of the window. More than it has are drawn only with
         replace=True; otherwise that is an error, and nothing is drawn.
         """
-        self._surface()
+        self._sinks.surface()
         if num_chunks < 1:
             raise UsageError(f"num_chunks={num_chunks}: ask for at least 1")
         with self._lock:
             window = self._contents.window(self.sample_window_size)
-            if not window.total:
-                raise CapacityError(
-                    "the buffer is empty, so there is nothing to sample; add trajectories, or load some"
-                )
-            if num_chunks > window.total and not replace:
-                raise CapacityError(
-                    f"{num_chunks} transitions were asked for, the window of {len(window.entries)} trajectories has "
-                    f"{window.total}; ask for fewer, or pass replace=True"
-                )
+            check_enough(window, num_chunks, replace=replace)
             drawn = torch.randint(window.total, (num_chunks,), generator=self.random_generator)
             parts, misses = self._contents.gather(window, drawn)
         parts += [part for miss in misses for part in miss.read()]
@@ -264,7 +256,7 @@ class TrajectoryReplayBuffer:
 
     def _take_over(self, loaded: loading.Loaded, root: str) -> None:
         entries, next_id = loading.entries(loaded, self._homes)
-        contents = self._filled(entries, self._in_memory_limit)
+        contents = moving.fill(self._no_contents(), entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
         owned = {e.trajectory_id: e.name for e in entries}
@@ -280,20 +272,11 @@ class TrajectoryReplayBuffer:
         with self._writing:
             self._check_open()
             entries = loading.entries_of(lambda: episodes, self._homes)
-            contents = self._filled(entries, self._in_memory_limit if in_memory is None else in_memory)
+            limit = self._in_memory_limit if in_memory is None else in_memory
+            contents = moving.fill(self._no_contents(), entries, limit)
             with self._lock:
                 self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
-
-    def _filled(self, entries: list[Entry], in_memory: int | None) -> Contents:
-        """Contents of trajectories that lie in an archive, the newest of them in memory."""
-        contents = self._no_contents()
-        for entry in entries:
-            contents.add(entry)
-        newest = entries if in_memory is None else entries[max(0, len(entries) - in_memory) :]
-        for entry, tree in moving.read(newest):
-            contents.remember(entry, flatten.flatten(tree, entry.steps, entry.envs))
-        return contents
 
     def _restore(self, loaded: loading.Loaded) -> None:
         """Counters and the random generator: as they were, or for a new world from its plan."""
@@ -340,12 +323,13 @@ class TrajectoryReplayBuffer:
             if wait:
                 self._sinks.close_all()
             else:
-                threading.Thread(target=_logged, args=(self._sinks.close_all,), name="archive-close").start()
+                self._closing = Thread(target=lambda: logged(self._sinks.close_all), name="archive-close")
+                self._closing.start()
 
     def settle_at_exit(self) -> None:
         """What was added with auto_save and not committed yet is, before the interpreter ends."""
-        if not self._closed and self._pid == os.getpid():
-            _logged(self._sinks.commit)
+        if self._pid == os.getpid():
+            self._closing.join() if self._closing else logged(self._sinks.finish)
 
     def __enter__(self) -> Self:
         return self
@@ -353,7 +337,11 @@ class TrajectoryReplayBuffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._sinks.close_all(error)
 
     def __getstate__(self) -> Any:
         raise UsageError("a TrajectoryReplayBuffer does not pickle: make one in each process, and load what was saved")
@@ -366,16 +354,6 @@ class TrajectoryReplayBuffer:
         self._check_open()
         self._sinks.surface()
 
-    def _surface(self) -> None:
-        self._sinks.surface()
-
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this buffer is closed; make another, and load what was saved")
-
-
-def _logged(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception:
-        logging.getLogger("archive").exception("trajectories that were added could not be committed at the end")

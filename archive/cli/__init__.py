@@ -23,6 +23,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "ls": "look:ls",
     "episodes": "episodes:episodes",
     "show": "episodes:show",
+    "sample": "sample:sample",
     "log": "look:log",
     "checkpoints": "ranks:checkpoints",
     "plan": "ranks:plan",

@@ -1,0 +1,114 @@
+"""Adapters: what importers and exporters of datasets share: one checkpoint a dataset, episodes in batches, files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from archive.checkpoints import Checkpoint
+from archive.episodes import Episode, Episodes
+from archive.errors import FieldError, NotFoundError, UsageError
+from archive.facade import Archive
+from archive.schema import Path, Schema, to_path
+from archive.storage import Storage
+from archive.tree import flatten
+
+EPISODES_AT_ONCE = 32
+ROLES = {
+    "observations": ("observations", "observation", "obs", "time_step/observation"),
+    "actions": ("actions", "action"),
+    "rewards": ("rewards", "reward", "next/reward", "time_step/reward"),
+}
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One episode of a dataset; one that has neither end is unfinished."""
+
+    steps: Mapping[str, Any]
+    terminated: bool = False
+    truncated: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def archive_dataset(
+    arc: Archive, name: str, episodes: Iterable[Imported], about: Mapping[str, Any], schema: Schema, run: str
+) -> Checkpoint:
+    """Add the episodes and commit them as one checkpoint: all of them or, if anything is wrong, none.
+
+    `about` becomes its progress.
+    """
+    session = f"import-{secrets.token_hex(4)}"
+    with arc.writer(0, 1, session=session, run=run, schema=schema) as w:
+        for one in episodes:
+            ended = one.terminated or one.truncated
+            w.add_episode(
+                one.steps, terminated=one.terminated if ended else None, truncated=one.truncated if ended else None,
+                metadata=one.metadata, last=ended,
+            )  # fmt: skip
+        return w.checkpoint(0, name, progress=dict(about)).result()
+
+
+def episodes_of(source: Any) -> Episodes:
+    """Those of an archive, a checkpoint or a share, or some that were chosen."""
+    found = source if isinstance(source, Episodes) else getattr(source, "episodes", None)
+    if not isinstance(found, Episodes):
+        raise UsageError(f"give an archive, a checkpoint, a share or episodes, not {type(source).__name__}")
+    if not len(found):
+        raise NotFoundError("there are no episodes to export")
+    return found
+
+
+def about_of(source: Any, system: str) -> Mapping[str, Any]:
+    """What an import of that system noted beside the episodes; empty where it was no import."""
+    progress = source.progress if isinstance(source, Checkpoint) else None
+    noted = progress.get(system) if isinstance(progress, Mapping) else None
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def streamed(episodes: Episodes) -> Iterator[tuple[Episode, dict[str, Any]]]:
+    """(episode, its steps), some fetched together."""
+    for start in range(0, len(episodes), EPISODES_AT_ONCE):
+        part = episodes[start : start + EPISODES_AT_ONCE]
+        yield from zip(part, part.read(), strict=True)
+
+
+def role_of(steps: Mapping[str, Any], role: str, given: str | None) -> Any:
+    """The field, or nest of fields, that has this role: the one given, or the first of its usual names."""
+    names = ROLES[role] if given is None else (given,)
+    for name in names:
+        found = lookup(steps, to_path(name))
+        if found is not None:
+            return found
+    fields = ", ".join("/".join(path) for path, _ in flatten(steps))
+    raise FieldError(f"which field has the {role}? There is no {' or '.join(names)}; give {role}=. Fields: {fields}")
+
+
+def lookup(steps: Mapping[str, Any], path: Path) -> Any:
+    found: Any = steps
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def row(array: Any, length: int, name: str) -> Array:
+    """An array of one row a step; of one row more the last is left out."""
+    if not isinstance(array, np.ndarray) or len(array) not in (length, length + 1):
+        raise FieldError(f"field {name!r} is not one row a step, which this format needs; leave it out or convert it")
+    return array[:length]
+
+
+def read_file(url: Any, storage_options: Mapping[str, Any] | None) -> bytes:
+    """A whole file of any filesystem."""
+    folder, _, name = str(url).rpartition("/")
+    return Storage.connect(folder or ".", dict(storage_options or {})).get(name)
+
+
+def write_file(url: Any, data: bytes, storage_options: Mapping[str, Any] | None) -> None:
+    folder, _, name = str(url).rpartition("/")
+    Storage.connect(folder or ".", dict(storage_options or {})).put(name, data)
