@@ -28,6 +28,7 @@ class IOStats:
     list: int = 0
     delete: int = 0
     head: int = 0
+    copy: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     retries: int = 0
@@ -36,7 +37,7 @@ class IOStats:
     @property
     def requests(self) -> int:
         """All requests together."""
-        return self.get + self.put + self.create + self.list + self.delete + self.head
+        return self.get + self.put + self.create + self.list + self.delete + self.head + self.copy
 
     def add(self, **counts: int) -> None:
         """Add to several counts at once."""

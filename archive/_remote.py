@@ -71,6 +71,11 @@ class FsspecDriver:
     def delete(self, key: str, timeout_s: float) -> None:
         self._call("rm_file", self._path(key), timeout_s=timeout_s)
 
+    def stamp(self, key: str, timeout_s: float) -> tuple[int, str]:
+        """Size of an object, and its ETag where the store has one."""
+        info: Mapping[str, Any] = self._call("info", self._path(key), timeout_s=timeout_s)
+        return int(info["size"]), str(info.get("ETag", ""))
+
     def exists(self, key: str, timeout_s: float) -> bool:
         try:
             return bool(self._call("info", self._path(key), timeout_s=timeout_s)["type"] == "file")
@@ -109,6 +114,15 @@ class ConditionalDriver(FsspecDriver):
 
     def create(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
         self._call("pipe_file", self._path(key), join(parts), mode="create", timeout_s=timeout_s)
+
+    @property
+    def copies(self) -> bool:
+        """Whether the store copies objects by itself: whole, or not at all."""
+        return type(self._fs).__module__ == "s3fs.core"
+
+    def copy(self, source: FsspecDriver, source_key: str, key: str, timeout_s: float) -> None:
+        """An object of the same store under another name."""
+        self._call("cp_file", source._path(source_key), self._path(key), timeout_s=timeout_s)
 
     def _entries(self, folder: str, timeout_s: float) -> list[Mapping[str, Any]]:
         if type(self._fs).__module__ != "s3fs.core":

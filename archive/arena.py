@@ -37,6 +37,10 @@ class Memory:
             self._kept.append(fresh)
         return fresh
 
+    def release(self) -> None:
+        """Keep no piece that is free."""
+        self._kept.clear()
+
 
 class Arena:
     """One piece of memory for the steps of one shard: a region for each field of fixed size, filled row by row."""

@@ -69,9 +69,10 @@ class DiskCache:
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
-            self._reserve(size)
-            temporary.write_bytes(data)
-            temporary.replace(path)
+            with self._locked() as count:
+                self._reserve(count, size)
+                temporary.write_bytes(data)
+                temporary.replace(path)
         except OSError as e:
             _remove(temporary)
             raise StorageError(
@@ -81,7 +82,8 @@ class DiskCache:
 
     def bytes_held(self) -> int:
         """Bytes of all entries that are there now."""
-        return sum(size for _, size, _ in self._entries())
+        with self._locked():
+            return sum(size for _, size, _ in self._entries())
 
     def _path(self, name: str, size: int, crc32c: int) -> Path:
         digest = hashlib.sha256(f"{name}:{size}:{crc32c}".encode()).hexdigest()
@@ -92,14 +94,13 @@ class DiskCache:
             if time.time() - path.stat().st_mtime > _USED_AGAIN_S:
                 os.utime(path)
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, count: int, size: int) -> None:
         """Count `size` bytes more before they are written; entries leave if that is too much."""
-        with self._locked() as count:
-            held = _read_count(count)
-            if held is None or held + size > self.max_bytes:
-                held = self._shrink(int(self.max_bytes * _KEPT_SHARE), size)
-            os.lseek(count, 0, os.SEEK_SET)
-            os.write(count, struct.pack("<q", held + size))
+        held = _read_count(count)
+        if held is None or held + size > self.max_bytes:
+            held = self._shrink(int(self.max_bytes * _KEPT_SHARE), size)
+        os.lseek(count, 0, os.SEEK_SET)
+        os.write(count, struct.pack("<q", held + size))
 
     def _shrink(self, most: int, coming: int) -> int:
         """Remove what was used longest ago until `coming` bytes fit; bytes that stay."""

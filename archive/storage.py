@@ -19,10 +19,10 @@ from archive._iostats import IOStats
 from archive._localfs import LocalDriver
 from archive._parallel import Job, in_order
 from archive._payload import Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
-from archive._remote import FsspecDriver, create_alone, default_options, driver_for
+from archive._remote import ConditionalDriver, FsspecDriver, create_alone, default_options, driver_for
 from archive._retry import MAX_SHORT_READS, Attempt, run
 from archive._root import Root, check_key, check_listed, parse_root
-from archive.errors import NotExclusiveError, StorageError, UsageError
+from archive.errors import CorruptChunkError, NotExclusiveError, StorageError, UsageError
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
@@ -192,6 +192,48 @@ class Storage:
 
         self._request("create", key, attempt)
 
+    def copies_from(self, source: Storage) -> bool:
+        """Whether objects of `source` lie in the same store, which can copy them here by itself."""
+        mine, theirs = self._root, source._root
+        driver = self._running().driver
+        same = (mine.protocol, mine.options) == (theirs.protocol, theirs.options)
+        return same and isinstance(driver, ConditionalDriver) and driver.copies
+
+    def copy_from(self, source: Storage, source_key: str, key: str, *, least_bytes: int = 0) -> None:
+        """Has the store copy an object (see `copies_from`); none of its bytes are read here. Whole or not at all.
+
+        Size and ETag of both are compared. CorruptChunkError, and nothing is left, if they are not the same, or the
+        object is shorter than `least_bytes`. What the bytes are is not looked at.
+        """
+        before = source._stamp(source_key)
+        if before[0] < least_bytes:
+            raise CorruptChunkError(
+                f"{source.full_url(source_key)} has {before[0]} bytes of {least_bytes}: it was not copied; run `archive "
+                "verify` there"
+            )
+        check_key(key)
+        here, there = self._running().driver, source._running().driver
+
+        def attempt(this: Attempt) -> None:
+            if isinstance(here, ConditionalDriver) and isinstance(there, FsspecDriver):
+                self.stats.add(head=1)
+                here.copy(there, source_key, key, this.timeout_s)
+
+        self._request("copy", key, attempt)
+        after = self._stamp(key)
+        if not _alike(before, after):
+            self.delete([key])
+            raise CorruptChunkError(
+                f"the store's copy of {source.full_url(source_key)} as {self.full_url(key)} is not the same ({after} "
+                f"instead of {before}): it was removed again; repeat the call, or copy with verify=True"
+            )
+
+    def _stamp(self, key: str) -> tuple[int, str]:
+        driver = self._running().driver
+        if not isinstance(driver, FsspecDriver):
+            raise UsageError(f"{self.full_url(key)}: files are not copied by their store")
+        return self._request("head", check_key(key), lambda this: driver.stamp(key, this.timeout_s))
+
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects; one that is not there is no error."""
         jobs = (self._delete_job(key) for key in keys)
@@ -330,6 +372,12 @@ def _read(driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | 
         if start == 0 and stop is None and judge(error).kind is Kind.RANGE:
             return b""
         raise
+
+
+def _alike(before: tuple[int, str], after: tuple[int, str]) -> bool:
+    """Whether two stamps are of the same bytes: ETags of uploads in parts (they have a "-") depend on the parts."""
+    plain = all(tag and "-" not in tag for tag in (before[1], after[1]))
+    return before[0] == after[0] and (before[1] == after[1] or not plain)
 
 
 def _open_filesystem(root: Root, deadline_s: float, concurrency: int) -> tuple[Any, str]:

@@ -106,6 +106,7 @@ class Writer(Buffer):
         with self._entered():
             self._settle()
             self._flush()
+            self._pipeline.memory.release()
 
     def upload(self, timeout_s: float = 60.0) -> None:
         """Upload everything added so far, while other threads may add more; a commit then has little left to do."""

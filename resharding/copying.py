@@ -1,14 +1,19 @@
-"""Copying shards from one store to another, checked on the way; what is there already is not copied again."""
+"""Copying shards from one archive to another; what is there already is not copied again.
+
+A store that holds both copies by itself: size and ETag are compared, and damage in the source stays what it was, an
+error when it is read. Elsewhere the bytes come through here, and each is compared with its checksum on the way.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from archive.bases import Roots, split_key
-from archive.errors import CorruptChunkError, UnsafePathError
+from archive.errors import AccessDeniedError, CorruptChunkError, StorageError, UnsafePathError
 from archive.packing import checksum
 from archive.ranges import ByteRange
 from archive.storage import Storage
@@ -26,9 +31,18 @@ Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its me
 
 
 def copy_shards(
-    source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], *, engine: str = "local"
+    source: Roots,
+    target: Storage,
+    chunks: pa.Table,
+    known: Collection[str],
+    *,
+    engine: str = "local",
+    verify: bool = False,
 ) -> int:
-    """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied."""
+    """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied.
+
+    verify: read and check every byte, even where the store would copy by itself.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
@@ -37,7 +51,7 @@ def copy_shards(
         job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
     ]
     size = SHARDS_PER_TASK if engine == "ray" else max(1, len(jobs))
-    spread(engine, copy_all, (source, target), [jobs[i : i + size] for i in range(0, len(jobs), size)])
+    spread(engine, copy_all, (source, target, verify), [jobs[i : i + size] for i in range(0, len(jobs), size)])
     return len(jobs)
 
 
@@ -57,17 +71,43 @@ def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
     return name in present or (f"{name}/" in present and target.exists(f"{shard}/{METADATA}"))
 
 
-def copy_all(source: Roots, target: Storage, jobs: Sequence[Job]) -> None:
+def copy_all(source: Roots, target: Storage, verify: bool, jobs: Sequence[Job]) -> None:
     """Copy some shards, a few at once; the first error ends it."""
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
     try:
-        for _ in pool.map(lambda job: _copy(source, target, *job), jobs):
+        for _ in pool.map(lambda job: _copy(source, target, verify, *job), jobs):
             pass
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _copy(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> None:
+def _copy(source: Roots, target: Storage, verify: bool, shard: str, members: list[dict[str, Any]]) -> None:
+    members = sorted(members, key=lambda m: m["member"] == METADATA)
+    if verify or not _copied_by_store(source, target, shard, members):
+        _stream(source, target, shard, members)
+
+
+def _copied_by_store(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> bool:
+    """Have the store copy a shard, if it can. One that refuses to is no error: the bytes can be streamed."""
+    base, inside = split_key(shard)
+    origin, key = source.storage(base), _plain(shard)
+    if not target.copies_from(origin):
+        return False
+    try:
+        if key.endswith(".zip"):
+            target.copy_from(origin, inside, key, least_bytes=max(m["offset"] + m["size"] for m in members))
+        for member in members if not key.endswith(".zip") else ():
+            name = member["member"]
+            target.copy_from(origin, f"{inside}/{name}", f"{key}/{name}", least_bytes=member["size"])
+    except (StorageError, AccessDeniedError) as e:
+        if type(e) not in (StorageError, AccessDeniedError):
+            raise
+        logging.getLogger("archive").info("%s does not copy by itself, so the bytes are streamed: %s", target.url, e)
+        return False
+    return True
+
+
+def _stream(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> None:
     key = _plain(shard)
     if key.endswith(".zip"):
         data = memoryview(source.get(shard))
@@ -75,7 +115,6 @@ def _copy(source: Roots, target: Storage, shard: str, members: list[dict[str, An
             _check(source, shard, member, data[member["offset"] : member["offset"] + member["size"]])
         target.put(key, data)
         return
-    members = sorted(members, key=lambda m: m["member"] == METADATA)
     ranges = [ByteRange(f"{shard}/{m['member']}", 0, m["size"]) for m in members]
     objects = list(zip(members, source.get_ranges(ranges), strict=True))
     for member, part in objects:

@@ -24,10 +24,24 @@ def check_engine(engine: str, *urls: str) -> None:
         )
 
 
-def spread(engine: str, task: Callable[..., R], shared: Sequence[Any], batches: Sequence[J]) -> list[R]:
-    """`task(*shared, batch)` for each batch; results in their order. The first error ends it."""
+def spread(
+    engine: str,
+    task: Callable[..., R],
+    shared: Sequence[Any],
+    batches: Sequence[J],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[R]:
+    """`task(*shared, batch)` for each batch; results in their order. The first error ends it.
+
+    progress: called with (batches done, batches) of work on this machine.
+    """
     if engine == "local":
-        return [task(*shared, batch) for batch in batches]
+        done = []
+        for batch in batches:
+            done.append(task(*shared, batch))
+            if progress is not None:
+                progress(len(done), len(batches))
+        return done
     ray = _ray()
     given = [ray.put(value) for value in shared]
     remote = ray.remote(task)

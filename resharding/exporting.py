@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,14 @@ def export(
     episodes_per_file: int = EPISODES_PER_FILE,
     engine: str = "local",
     storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
     """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are replaced.
 
     source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
     within the file, and `episodes`, a JSON list of what is known of each) or "parquet" (one row a step: episode_id, step,
-    and a column a field; fields of several axes as flat lists).  engine: "local" or "ray".
+    and a column a field; fields of several axes as flat lists).  engine: "local" or "ray".  progress:
+    called with (files done, files).
     """
     if format not in FORMATS:
         raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")
@@ -51,7 +53,7 @@ def export(
         (f"part-{i:06d}.{format}", start, min(start + episodes_per_file, len(episodes)))
         for i, start in enumerate(starts)
     ]
-    spread(engine, _write, [episodes, target, format, fields, missing], batches)
+    spread(engine, _write, [episodes, target, format, fields, missing], batches, progress)
     return [name for name, _, _ in batches]
 
 

@@ -68,6 +68,7 @@ class Target:
     engine: str
     options: Mapping[str, Any] | None
     allow_bases: Any
+    verify: bool = False
 
     def opened(self, *, create: bool) -> Archive | None:
         if isinstance(self.to, Archive):
@@ -79,22 +80,24 @@ class Target:
 
 
 def merge(
-    urls: Sequence[Any], to: Any, *, copy: bool = False, engine: str = "local",
+    urls: Sequence[Any], to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
 ) -> Archive:  # fmt: skip
     """Make the episodes of several archives visible in one, which is made if it is not there.
 
     copy=False refers to the sources' shards (they are pinned there; the target must be opened with `allow_bases`);
-    copy=True copies them.  engine: "local", or "ray" to copy on a Ray cluster.  Merging again adds what is new.
+    copy=True copies them: a store that has both archives does so by itself, and compares sizes and ETags; with
+    verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local", or "ray" to copy on
+    a Ray cluster.  Merging again adds what is new.
     """
     given = [urls] if isinstance(urls, (str, Archive)) else urls
     sources = [_opened(url, storage_options, allow_bases) for url in given]
     selections = [Selection(a, a.index.chains.rows) for a in sources]
-    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases))
+    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases, verify))
 
 
 def split(
-    url: Any, to: Any, count: int, *, copy: bool = False, engine: str = "local",
+    url: Any, to: Any, count: int, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
 ) -> Archive:  # fmt: skip
     """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
@@ -103,17 +106,21 @@ def split(
         raise UsageError(
             f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
         )
-    return _transfer([_episodes(source, np.arange(count))], Target(to, copy, engine, storage_options, allow_bases))
+    return _transfer(
+        [_episodes(source, np.arange(count))], Target(to, copy, engine, storage_options, allow_bases, verify)
+    )
 
 
 def filter(
-    url: Any, to: Any, *, copy: bool = False, engine: str = "local",
+    url: Any, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (), **conditions: Any,
 ) -> Archive:  # fmt: skip
     """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
     source = _opened(url, storage_options, allow_bases)
     chosen = source.episodes.filter(**conditions)
-    return _transfer([_episodes(source, chosen.numbers)], Target(to, copy, engine, storage_options, allow_bases))
+    return _transfer(
+        [_episodes(source, chosen.numbers)], Target(to, copy, engine, storage_options, allow_bases, verify)
+    )
 
 
 def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Sequence[str]) -> Archive:
@@ -134,10 +141,8 @@ def _transfer(selections: Sequence[Selection], target: Target) -> Archive:
     if archive is None or not any(len(s.rows) for s in fresh):
         return archive or open_archive(target.to, storage_options=target.options)
     session = new_session()
-    if target.copy:
-        segments = [_copied(s, archive, session, target.engine) for s in fresh]
-    else:
-        segments = [_referring(s, archive) for s in fresh]
+    taken = partial(_copied, session=session, target=target) if target.copy else _referring
+    segments = [taken(s, archive) for s in fresh]
     _claim_sessions(archive, fresh)
     _commit(archive, fresh, tables.concat("segments", segments), session, target.copy)
     return archive.refresh()
@@ -263,7 +268,7 @@ def _pin(source: Any, target: Archive, keys: list[str]) -> None:
     source.put(f"pins/{target.id}-{digest}.json", json.dumps(body).encode())
 
 
-def _copied(selection: Selection, target: Archive, session: str, engine: str) -> pa.Table:
+def _copied(selection: Selection, archive: Archive, session: str, target: Target) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
     rows = selection.segments()
     if not rows.num_rows:
@@ -271,13 +276,13 @@ def _copied(selection: Selection, target: Archive, session: str, engine: str) ->
     shards = [s for s in rows["shard"].to_pylist() if s is not None]
     chunks = _chunk_tables(selection.roots, rows, set(shards))
     known = {
-        s for s in target.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
+        s for s in archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
     }
-    copy_shards(selection.roots, target.storage, chunks, known, engine=engine)
+    copy_shards(selection.roots, archive.storage, chunks, known, engine=target.engine, verify=target.verify)
     ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
     if chunks.num_rows:
         plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
-        ref = manifest.write(target.storage, session, "chunks", plain)
+        ref = manifest.write(archive.storage, session, "chunks", plain)
     for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
         rows = tables.set_column(rows, name, ref[key])
     return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])

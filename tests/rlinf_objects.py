@@ -45,8 +45,13 @@ def tree(
 
 def trajectory(number: int, **options: Any) -> Any:
     """The same as RLinf's object."""
+    return trajectory_of(tree(number, **options))
+
+
+def trajectory_of(fields: dict[str, Any]) -> Any:
+    """A tree as RLinf's object."""
     made = package().Trajectory()
-    for name, value in tree(number, **options).items():
+    for name, value in fields.items():
         setattr(made, name, value)
     return made
 

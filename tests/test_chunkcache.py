@@ -116,6 +116,7 @@ def test_threads_stay_below_the_bound(tmp_path: Path) -> None:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         assert cache.bytes_held() <= 20_000
+        time.sleep(0.01)
     assert cache.bytes_held() > 10_000
 
 
@@ -158,13 +159,15 @@ def test_chunks_come_from_the_folder_and_a_damaged_one_from_the_store(tmp_path: 
     assert fetched.disk_hits == 0
     second = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
     check(second.rows(*second.place(t)), t, ENDS)
-    assert second.io_stats.total.disk_hits == fetched.chunks
+    assert second.io_stats.total.disk_hits + second.io_stats.total.hits == fetched.chunks
     assert second.io_stats.total.requests == 0
     for path in entries(tmp_path / "c"):
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        data = path.read_bytes()
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
     third = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
     check(third.rows(*third.place(t)), t, ENDS)
-    assert third.io_stats.total.requests == fetched.requests or third.io_stats.total.disk_hits < 3
+    assert third.io_stats.total.disk_hits == 0
+    assert third.io_stats.total.requests > 0
     fourth = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
     check(fourth.rows(*fourth.place(t)), t, ENDS)
     assert fourth.io_stats.total.requests == 0

@@ -271,7 +271,7 @@ def test_the_example_in_the_docstring_runs(url: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     code = code.replace("logs/replay_buffer", str(objects.FIXTURE))
     names = {"resharding": resharding, "arc": archive.create(url), "rank": 0, "buffer": objects.buffer(window=50)}
-    names["trajectories"] = [objects.trajectory(5)]
+    names["trajectories"] = [objects.trajectory_of(next(iter(objects.saved_trees(objects.FIXTURE).values())))]
     # the share of one rank of three: the other two save as well, in jobs of their own
     code = code.replace("world_size=3", "world_size=1")
     exec(code, names)

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_backend
-from test_trajectory_buffer_faults import saved_trees
-from trajectories import check_batch, everything, make, rlinf
+from trajectories import check_batch, everything, make, rlinf, saved_trees
 
 import archive
 from archive.buffers import TrajectoryReplayBuffer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import adapter_helpers
 import pytest
 import torch
 from conftest import make_backend
-from trajectories import check_batch, everything, make, rlinf
+from trajectories import check_batch, everything, make, rlinf, sample_for_a_while
 
 import archive
 from archive.buffers import TrajectoryReplayBuffer
@@ -284,6 +283,40 @@ def test_the_workers_own_calls_with_a_process_group(tmp_path: Path) -> None:
     assert everything(merged) == expected
 
 
+def test_from_rlinfs_folders_and_back(tmp_path: Path) -> None:
+    """Four ranks of RLinf, imported, gone on with by two, exported: RLinf's own buffers load them."""
+    _, theirs = rlinf()
+    adapter = pytest.importorskip("archive.adapters.rlinf")
+    source = ROOT / "tests" / "data" / "rlinf"
+    arc = archive.create(tmp_path / "archive")
+    ck = adapter.import_checkpoint(str(source), arc)
+    expected = sum(len(theirs_at(theirs, source / f"rank_{r}")) for r in range(4))
+    assert len(ck.episodes) == expected
+    buffers = [TrajectoryReplayBuffer(world_size=2, session="s", sample_window_size=0) for _ in range(2)]
+    for rank, buffer in enumerate(buffers):
+        buffer.load_checkpoint(f"{arc.url}/rank_{rank}")
+        assert buffer.sample(8)["actions"].shape[0] == 8
+    ids = [b.trajectory_ids for b in buffers]
+    assert sorted(i for some in ids for i in some) == list(range(expected))
+    made = save(buffers, arc.url)
+    close(buffers)
+    again = TrajectoryReplayBuffer(world_size=2, sample_window_size=0)
+    again.load_checkpoint(f"{arc.url}/rank_1")
+    assert again.trajectory_ids == ids[1]  # ids that were told apart stay
+    adapter.export_checkpoint(made, str(tmp_path / "out"))
+    for rank in range(2):
+        peer = theirs_at(theirs, tmp_path / "out" / f"rank_{rank}")
+        assert sorted(peer._trajectory_id_list) == ids[rank]
+        assert peer.sample(8)["actions"].shape[0] == 8
+
+
+def theirs_at(theirs: Any, path: Path) -> Any:
+    buffer = theirs()
+    buffer.load_checkpoint(str(path))
+    buffer.close()
+    return buffer
+
+
 def test_rlinfs_own_trajectories_go_in(tmp_path: Path) -> None:
     kind, _ = rlinf()
     given = make(0, kind=kind)
@@ -302,9 +335,3 @@ def test_a_lost_rank_is_named_by_the_next_call(tmp_path: Path) -> None:
     with pytest.raises(RanksMissingError, match="rank 1"):
         sample_for_a_while(buffer)
     buffer.close()
-
-
-def sample_for_a_while(buffer: TrajectoryReplayBuffer) -> None:
-    for _ in range(500):
-        buffer.sample(1)
-        time.sleep(0.02)

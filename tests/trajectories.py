@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import archive
+from archive.adapters._rlinf_trajectory import from_steps
 from archive.buffers import TrajectoryReplayBuffer
 
 RLINF = "rlinf is not installed: pip install --no-deps rlinf==0.3.0"
@@ -95,3 +99,39 @@ def rlinf() -> Any:
     structs = pytest.importorskip("rlinf.data.embodied_io_struct", reason=RLINF)
     buffers = pytest.importorskip("rlinf.data.replay_buffer", reason=RLINF)
     return structs.Trajectory, buffers.TrajectoryReplayBuffer
+
+
+def saving(url: Any, **options: Any) -> TrajectoryReplayBuffer:
+    options = {"cache_size": 2, "world_size": 1} | options
+    return TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"{url}/rank_0", **options)
+
+
+def loaded(url: Any, **options: Any) -> TrajectoryReplayBuffer:
+    buffer = saving(url, **options)
+    buffer.load_checkpoint(f"{url}/rank_0")
+    return buffer
+
+
+def saved_trees(root: Path) -> list[dict[str, Any]]:
+    found = archive.open(root).checkpoints.latest
+    assert found is not None
+    return [from_steps(e.read(), e.metadata) for e in found.episodes]
+
+
+def same(one: Any, other: Any, where: str = "") -> None:
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+def sample_for_a_while(buffer: TrajectoryReplayBuffer) -> None:
+    for _ in range(2000):
+        buffer.sample(4)
+        time.sleep(0.005)

@@ -5,7 +5,6 @@ Works on `rlinf.data.replay_buffer` and `rlinf.data.storage.replay` alike: it is
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from archive.buffer import Buffer
 
 SAVING_S = 30.0  # how long files that RLinf writes in the background are waited for
-_NOT_YET = (OSError, RuntimeError, EOFError, pickle.UnpicklingError)
 _PUBLIC = ("_trajectory_index", "_trajectory_id_list", "_trajectory_file_path", "_flat_trajectory_cache")
 
 
@@ -199,7 +197,7 @@ def _tree(
         if number in buffer._trajectory_file_path:
             tree = tree_of(_loaded(buffer, number, entry["model_weights_id"], deadline))
             return {key: value for key, value in tree.items() if value is not None}
-    except _NOT_YET as e:
+    except Exception as e:  # what half a file leads to is torch's to say
         if buffer._flat_trajectory_cache is None or number not in buffer._flat_trajectory_cache.cache:
             if on_missing == "skip":
                 return None
@@ -216,7 +214,7 @@ def _loaded(buffer: Any, number: int, weights: str, deadline: float) -> Any:
     while True:
         try:
             return buffer._load_trajectory(number, weights)
-        except _NOT_YET:
+        except Exception:
             if not pending or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)

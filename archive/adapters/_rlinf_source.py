@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-import pickle
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
+from archive.adapters._rlinf_files import load
 from archive.adapters._rlinf_numbers import SYSTEM
 from archive.adapters._rlinf_trajectory import shape_of, to_steps, weights_of
 from archive.errors import IntegrityError, MissingObjectError, NotFoundError, UsageError
@@ -29,10 +26,6 @@ _RANK = re.compile(r"rank_(\d{1,9})/")
 _FILE = re.compile(r"trajectory_(?P<id>\d{1,18})_(?P<weights>.*)\.(?P<format>pt|pkl)")
 _AHEAD = 8  # files read at a time
 _LISTED = 50
-_UNREADABLE = (
-    RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, OSError, ImportError,
-    pickle.UnpicklingError, zipfile.BadZipFile,
-)  # fmt: skip
 
 
 class Problem(NamedTuple):
@@ -67,24 +60,24 @@ class Folder:
     def note(self, name: str, kind: str, why: str) -> None:
         self.problems.append(Problem(self.url(name), kind, why))
 
-    def trajectories(self, *, allow_pickle: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    def trajectories(self, *, pickled: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         """(id, tree) of each that can be read and agrees with the index; the others are noted."""
         numbers = [number for number in self.entries if number in self.files]
         keys = [self.prefix + self.files[number] for number in numbers]
         for number, data in zip(numbers, _fetched(self.storage, keys), strict=True):
-            tree = self._tree(number, data, allow_pickle)
+            tree = self._tree(number, data, pickled)
             if tree is not None:
                 yield number, tree
 
-    def _tree(self, number: int, data: bytes | None, allow_pickle: bool) -> dict[str, Any] | None:
+    def _tree(self, number: int, data: bytes | None, pickled: bool) -> dict[str, Any] | None:
         name = self.files[number]
         if data is None:
             self.note(name, "missing", "it was there a moment ago")
             return None
         try:
-            tree = _loaded(name, data, allow_pickle)
-        except _UNREADABLE as e:
-            self.note(name, "damaged", f"{len(data)} bytes cannot be loaded: {_first_line(e)}")
+            tree = load(name, data, pickled=pickled)
+        except IntegrityError as e:
+            self.note(name, "damaged", str(e))
             return None
         wrong = disagreement(tree, self.entries[number] or {})
         if wrong:
@@ -124,8 +117,8 @@ def check_pickle(found: Mapping[int, Folder], allow_pickle: bool) -> None:
     pickled = [f.url(name) for f in found.values() for name in f.files.values() if name.endswith(".pkl")]
     if pickled and not allow_pickle:
         raise UsageError(
-            f"{pickled[0]} and {len(pickled) - 1} more are pickle files, which run any code that they hold when loaded: give "
-            "allow_pickle=True only if you trust who could write to them, or save the buffer in the format 'pt'"
+            f"{pickled[0]} and {len(pickled) - 1} more are pickle files, and loading those may run code that is in them: "
+            "give allow_pickle=True only if you trust everybody who could write them, or save the buffer in the format 'pt'"
         )
 
 
@@ -266,23 +259,3 @@ def _fetched(storage: Storage, keys: Sequence[str]) -> Iterator[bytes | None]:
     with ThreadPoolExecutor(_AHEAD, "rlinf-import") as pool:
         for start in range(0, len(keys), _AHEAD):
             yield from pool.map(get, keys[start : start + _AHEAD])
-
-
-def _loaded(name: str, data: bytes, allow_pickle: bool) -> dict[str, Any]:
-    tree = pickle.loads(data) if name.endswith(".pkl") and allow_pickle else _loaded_pt(data)  # the caller trusts it
-    if not isinstance(tree, dict):
-        raise TypeError(f"it holds a {type(tree).__name__}, not a dict of fields")
-    return tree
-
-
-def _loaded_pt(data: bytes) -> Any:
-    if zipfile.is_zipfile(io.BytesIO(data)):
-        with zipfile.ZipFile(io.BytesIO(data)) as members:
-            bad = members.testzip()
-        if bad is not None:
-            raise ValueError(f"its member {bad} does not match its checksum")
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no more is known'}"

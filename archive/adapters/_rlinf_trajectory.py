@@ -27,7 +27,7 @@ import torch
 from archive import dtypes, statetree
 from archive.errors import IntegrityError
 from archive.schema import Path, Schema
-from archive.tree import MAX_NDIM, unflatten
+from archive.tree import unflatten
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
@@ -167,7 +167,7 @@ def _is_field(leaf: Any) -> bool:
         return True
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
         return False
-    return leaf.dim() <= MAX_NDIM and str(leaf.dtype).removeprefix("torch.") in _DTYPES
+    return str(leaf.dtype).removeprefix("torch.") in _DTYPES
 
 
 def _rest(rest: list[Any]) -> dict[str, Any]:

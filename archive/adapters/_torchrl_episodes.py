@@ -32,7 +32,10 @@ class Keys:
         return None if self.end is None else (*self.end[:-1], name)
 
     def to_state(self) -> dict[str, Any]:
-        return {"traj": None if self.traj is None else list(self.traj), "end": None if self.end is None else list(self.end)}
+        return {
+            "traj": None if self.traj is None else list(self.traj),
+            "end": None if self.end is None else list(self.end),
+        }
 
     @classmethod
     def from_state(cls, state: Any) -> Keys:
@@ -86,9 +89,9 @@ def marks_of(cells: Any, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
     ids = None if keys.traj is None else _ids(cells, keys.traj, count)
     if ids is not None:
         changes[grid[:-1].ravel()] = (ids[grid[:-1]] != ids[grid[1:]]).ravel()
-    last = ended | changes
-    first = np.where(previous >= 0, last[previous], not wrapped)
-    first |= _flags(cells, ("is_init",), count)
+    last: Mask = ended | changes
+    first: Mask = np.where(previous >= 0, last[previous], not wrapped)
+    first = first | _flags(cells, ("is_init",), count)
     truncated, terminated = (_flags(cells, keys.beside(n), count) for n in ("truncated", "terminated"))
     return Marks(first, last, terminated & last, truncated & last, previous, columns)
 

@@ -139,9 +139,7 @@ def restore(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, pla
     return _restore_plain(sampler, states, own)
 
 
-def _restore_priorities(
-    parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed
-) -> list[str]:
+def _restore_priorities(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed) -> list[str]:
     known = [s["values"] for s in states.values() if s and "_alpha" in s.get("values", {})]
     sampler._maybe_init_from_storage(parts.storage)
     if len(placed.cells) and int(placed.cells.max()) >= sampler._max_capacity:
@@ -197,9 +195,7 @@ def _coordinates(placed: Placed, cells: Ints) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(cells))
 
 
-def _restore_remaining(
-    parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed
-) -> list[str]:
+def _restore_remaining(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed) -> list[str]:
     values = (own or {}).get("values", {})
     if own and "len_storage" in values:
         sampler.len_storage, sampler._ran_out = int(values["len_storage"]), bool(values["_ran_out"])

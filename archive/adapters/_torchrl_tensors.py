@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from archive import dtypes, tree
-from archive.adapters._torchrl_parts import module
 from archive.errors import CapacityError, FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints

@@ -78,15 +78,16 @@ class Tracker:
 
     def changed(self, cells: Any, *, verify: bool) -> tuple[Mask, np.ndarray[Any, np.dtype[np.uint64]]]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""
-        known = min(len(self.record.hashes), cells.rows)
+        saved = np.zeros(0, np.uint64) if self.record is None else self.record.hashes
+        known = min(len(saved), cells.rows)
         out = np.ones(cells.rows, bool)
         if int(cells.storage._mutation_revision) - self.revision == self.explained and not verify and known:
             out[:known] = False
             for mark in self._marks:
                 out[slice(*mark) if isinstance(mark, tuple) else mark[mark < cells.rows]] = True
-            return out, _patched(self.record.hashes[:known], cells, out)
+            return out, _patched(saved[:known], cells, out)
         hashes = cells.hashes()
-        out[:known] = hashes[:known] != self.record.hashes[:known]
+        out[:known] = hashes[:known] != saved[:known]
         return out, hashes
 
     def __getstate__(self) -> dict[str, Any]:

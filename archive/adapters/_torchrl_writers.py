@@ -108,5 +108,7 @@ def _ranked(writer: Any, cells: Cells, placed: Placed) -> list[tuple[float, int]
     out = []
     for cell in placed.cells.tolist():
         value = torch.as_tensor(values[cell])
-        out.append((float(value) if value.numel() == 1 else float(reduce(value.reshape(-1), writer._reduction, dim=0)), cell))
+        out.append(
+            (float(value) if value.numel() == 1 else float(reduce(value.reshape(-1), writer._reduction, dim=0)), cell)
+        )
     return out

@@ -147,8 +147,9 @@ def import_checkpoint(
 
     source: any fsspec URL.  step: default the largest update count in the file names, else 0.
     on_missing: "error" lists every file that is gone, damaged or disagrees with the index, and imports nothing; "skip"
-    imports the rest (see `problems`).  allow_pickle: load `.pkl` files, which run whatever code is in them: only where
-    everybody who could write them is trusted.  split: make an episode of each env's episode; RLinf cannot read them back.
+    imports the rest (see `problems`).  allow_pickle: load `.pkl` files. Unsafe: a pickle is a program; nothing but
+    tensors, arrays and plain values is taken from it, but trust whoever could write it.
+    split: make an episode of each env's episodes; RLinf cannot read them back.
     """
     check_option("on_missing", on_missing, ON_MISSING)
     found = folders(Storage.connect(source, storage_options))
@@ -159,9 +160,10 @@ def import_checkpoint(
         session = _session("import")
         writers = [stack.enter_context(arc.writer(rank, len(found), run=run, session=session)) for rank in found]
         for writer, folder in zip(writers, found.values(), strict=True):
-            for number, tree in folder.trajectories(allow_pickle=allow_pickle):
+            for number, tree in folder.trajectories(pickled=allow_pickle):
                 add = add_episodes if split else add_trajectory
                 add(part_of(writer, buffer), tree, number)
+            writer.flush()  # so that many ranks take no more memory than one
         if on_missing == "error":
             refuse(found)
         at = largest_update(found) if step is None else step

@@ -12,7 +12,7 @@ import torch
 from archive.buffers import flatten
 from archive.buffers.flatten import Flat, Part, Signature
 from archive.buffers.slab import Slab
-from archive.errors import CapacityError
+from archive.errors import CapacityError, UsageError
 
 
 class Home(Protocol):
@@ -35,6 +35,7 @@ class Entry:
     name: str = ""  # its episode's id there
     signature: Signature | None = None  # of its rows in memory
     rest: dict[str, Any] | None = None  # what the rows in memory do not have
+    renumbered: bool = False  # its episode was written under another trajectory id
 
     @property
     def samples(self) -> int:
@@ -84,6 +85,10 @@ class Contents:
         self._slabs: dict[Signature, Slab] = {}
         self._in_memory: OrderedDict[int, Entry] = OrderedDict()
         self._window: tuple[int, Window] | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self.entries)
 
     @property
     def cached(self) -> list[Entry]:
@@ -186,6 +191,8 @@ class Contents:
 
 def check_enough(window: Window, count: int, *, replace: bool) -> None:
     """Refuse to draw from nothing, and more than there are unless that is wanted."""
+    if count < 1:
+        raise UsageError(f"num_chunks={count}: ask for at least 1")
     if not window.total:
         raise CapacityError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
     if count > window.total and not replace:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 import archive
 from archive import jsontree
+from archive.adapters._rlinf_numbers import NUMBER
 from archive.buffers.contents import Entry
 from archive.buffers.home import ArchiveHome
 from archive.buffers.ranks import Where, job_rank, job_world_size
@@ -114,29 +117,27 @@ def _check_rank(rank: int, world_size: int, why: str) -> None:
         raise UsageError(f"rank {rank} is not one of a world of {world_size} ({why}); ranks count from 0")
 
 
-def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int]) -> int:
+def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int | None]) -> int:
     """An id that nothing has, nor anything behind it."""
-    return max((*(int(s.get("trajectory_counter", 0)) for s in states), *(i + 1 for i in taken)), default=0)
+    return max((*(int(s.get("counter", 0)) for s in states), *(i + 1 for i in taken if i is not None)), default=0)
 
 
-def ids_of(episodes: Episodes) -> list[int | None]:
-    """The trajectory ids that episodes were given; None for those that were not."""
-    texts = episodes.table["metadata"].to_pylist()
-    found = (jsontree.loads(text).get("trajectory_id") if text else None for text in texts)
+def ids_of(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> list[int | None]:
+    """The trajectory ids that episodes were given, at first or later; None for those that were not."""
+    table = episodes.table.select(["episode_id", "metadata"])
+    texts = table["metadata"].to_pylist()
+    found = [jsontree.loads(text).get(NUMBER) if text else None for text in texts]
+    if renumbered:
+        found = [renumbered.get(n, i) for n, i in zip(table["episode_id"].to_pylist(), found, strict=True)]
     return [i if isinstance(i, int) else None for i in found]
-
-
-def free_id(episodes: Episodes) -> int:
-    """An id that none of these has."""
-    return next_id((), (i for i in ids_of(episodes) if i is not None))
 
 
 def entries(loaded: Loaded, homes: Homes) -> tuple[list[Entry], int]:
     """The share's trajectories, by id, and the first id that is free."""
+    every, renumbered = loaded.checkpoint.episodes, loaded.checkpoint.values.get(NUMBER, {})
     # as it was: another rank's ids are its own affair
-    every = loaded.checkpoint.episodes
-    numbers = _told_apart(loaded.episodes() if loaded.share.plan.is_identity else every)
-    taken = (*(i for i in ids_of(every) if i is not None), *numbers.values())
+    numbers = _told_apart(loaded.episodes() if loaded.share.plan.is_identity else every, renumbered)
+    taken = (*ids_of(every, renumbered), *numbers.values())
     return entries_of(loaded.episodes, homes, numbers), next_id((*loaded.source_states, loaded.state), taken)
 
 
@@ -149,17 +150,28 @@ def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[
     for name, length, text in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
         about = jsontree.loads(text) if text else {}
         info = {key: about.get(key) for key in ("max_episode_length", "model_weights_id", "shape")}
-        out.append(Entry(numbers[name], int(length), int(about.get("B", 1)), info, home, name))
+        entry = Entry(numbers[name], int(length), int(about.get("B", 1)), info, home, name)
+        entry.renumbered = about.get(NUMBER) != entry.trajectory_id
+        out.append(entry)
     home.expect(e.name for e in out)
     return sorted((e for e in out if e.samples), key=lambda e: e.trajectory_id)
 
 
-def _told_apart(episodes: Episodes) -> dict[str, int]:
+def _told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
     """Episode -> trajectory id. Where several have the same, for their ranks counted apart, all are numbered anew: by
     the ids they had, then by rank; every rank comes to the same numbers."""
-    names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes)
+    names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes, renumbered)
     known = [i for i in given if i is not None]
     if len(set(known)) == len(given):
         return dict(zip(names, known, strict=True))
     order = sorted(range(len(names)), key=lambda i: (given[i] is None, given[i] or 0))
     return {names[i]: number for number, i in enumerate(order)}
+
+
+def generator(loaded: Loaded) -> torch.Generator:
+    """The random generator as it was saved; in a new world, one that the plan seeds."""
+    saved = loaded.state.get("generator", (loaded.state.get("live") or {}).get("generator"))
+    out = torch.Generator()
+    if isinstance(saved, torch.Generator):
+        return out.set_state(saved.get_state())
+    return out.manual_seed(int(loaded.share.seed))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any
 
+from archive.adapters._rlinf_numbers import NUMBER
 from archive.buffers import flatten, mapping
 from archive.buffers.contents import Contents, Entry
 from archive.buffers.home import ArchiveHome
@@ -69,3 +70,9 @@ def append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:
     """Append one trajectory to an archive, as an episode."""
     steps, about = taken.episode(entry.trajectory_id)
     sink.add(entry, steps, sum(t.nbytes for t in taken.flat.rows.values()), **about)
+
+
+def renumbered(contents: Contents, sink: Sink) -> dict[str, dict[str, int]]:
+    """The attribute that says under which ids trajectories are known now, where that is not what their episodes say."""
+    found = {sink.owned[i]: i for i, entry in contents.entries.items() if entry.renumbered}
+    return {NUMBER: found} if found else {}

@@ -27,6 +27,12 @@ def check(
     flatten.check_missing(missing)
 
 
+def check_path(auto_save: bool, auto_save_path: Any) -> None:
+    """What is saved must have a place."""
+    if auto_save and not auto_save_path:
+        raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+
+
 def seeded(seed: int | None, rank: int) -> torch.Generator:
     """A rank's generator: rank 0's is that of the seed itself, the others' differ. None: from the system."""
     generator = torch.Generator()

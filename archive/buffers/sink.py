@@ -99,8 +99,13 @@ class Sink:
         self.home.expect(added.name for added in made)
         self._visible(made, self.home)
 
-    def checkpoint(self, state: Any, step: int | None, on_progress: Any, options: Mapping[str, Any]) -> Pending:
-        """Checkpoint this rank. Returns once it has staged; with the last rank to stage, once it is committed."""
+    def checkpoint(
+        self, saved: Mapping[str, Any], step: int | None, on_progress: Any, options: Mapping[str, Any]
+    ) -> Pending:
+        """Checkpoint this rank, with the state and attributes of the buffer.
+
+        Returns once it has staged; with the last rank to stage, once it is committed.
+        """
         staged = threading.Event()
         shown = on_progress or on_terminal(self.writer.rank)
 
@@ -112,7 +117,7 @@ class Sink:
 
         with self._committing:
             made = list(self._uncommitted)
-            given = {"state": state} if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: {"state": state}}}
+            given = dict(saved) if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: saved}}
             step = self.step if step is None else step
             pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)
             self.pending, self.step = pending, step + 1

@@ -44,9 +44,10 @@ class Earlier:
 class Sinks:
     """Sinks by root. Besides the one that all is appended to, the last one written to stays open."""
 
-    def __init__(self, job: Job, auto_root: str | None, interval_s: float, visible: Visible, homes: Homes) -> None:
+    def __init__(self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes) -> None:
         self._homes = homes
-        self.job, self._auto_root, self._interval_s, self._visible = job, auto_root, interval_s, visible
+        self.job, self._interval_s, self._visible = job, interval_s, visible
+        self._auto_root = None if auto is None else auto.root
         self._open: dict[str, Sink] = {}
         self._earlier: dict[str, Earlier] = {}
         self._opened: dict[str, int] = {}  # root -> how many writers it had

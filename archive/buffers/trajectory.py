@@ -9,8 +9,10 @@ from threading import RLock, Thread
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 
+from archive.adapters._rlinf_numbers import SYSTEM
 from archive.buffers import flatten, loading, mapping, moving, ranks, settings
 from archive.buffers.autosave import logged
 from archive.buffers.contents import Contents, Entry, check_enough
@@ -65,15 +67,16 @@ class TrajectoryReplayBuffer:
         disk_cache: Any = None,
     ) -> None:
         settings.check(cache_size, sample_window_size, max_trajectories, trajectory_format, missing)
-        if auto_save and not auto_save_path:
-            raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+        settings.check_path(auto_save, auto_save_path)
         self.seed, self.sample_window_size, self.auto_save = seed, int(sample_window_size), bool(auto_save)
         self.trajectory_format, self.auto_save_path = trajectory_format, auto_save_path if auto_save else None
         self.enable_cache, self.cache_size = enable_cache or not auto_save, int(cache_size)
         self._missing, self._max_trajectories = missing, max_trajectories
-        path_rank = ranks.where(auto_save_path).rank if auto_save_path else None
-        self._where = ranks.where(auto_save_path) if auto_save else None
-        self._job = Job(path_rank if rank is None else rank, world_size, run, session, buffer, storage_options)
+        given = ranks.where(auto_save_path) if auto_save_path else None
+        self._where = given if auto_save else None
+        self._job = Job(
+            given.rank if given and rank is None else rank, world_size, run, session, buffer, storage_options
+        )
         self._writing, self._lock = RLock(), RLock()
         self._closed, self._pid = False, os.getpid()
         self._closing: Thread | None = None
@@ -83,8 +86,7 @@ class TrajectoryReplayBuffer:
         self._added = 0
         self.random_generator = settings.seeded(seed, self._rank)
         self._homes = partial(ArchiveHome, cache_bytes=cache_bytes, disk_cache=disk_cache)
-        auto_root = self._where.root if self._where else None
-        self._sinks = Sinks(self._job, auto_root, auto_save_interval_s, self._visible, self._homes)
+        self._sinks = Sinks(self._job, self._where, auto_save_interval_s, self._visible, self._homes)
         if auto_save:
             self._sinks.agree(self._rank)
         finish_at_exit(self)
@@ -115,8 +117,8 @@ class TrajectoryReplayBuffer:
         """
         with self._writing:
             self._enter()
-            taken = [t for t in map(mapping.take, trajectories) if t is not None]
-            taken = [t.made_by(model_weights_uuid, model_update_count) for t in taken]
+            given = [t for t in map(mapping.take, trajectories) if t is not None]
+            taken = [t.made_by(model_weights_uuid, model_update_count) for t in given]
             with self._lock:
                 self._contents.check(t.flat for t in taken)
             return [self._add(t) for t in taken]
@@ -133,7 +135,8 @@ class TrajectoryReplayBuffer:
 
     def _claim_id(self) -> int:
         if self._next_id is None:  # not those of trajectories that earlier starts of the job left in the archive
-            self._next_id = 0 if self._where is None else loading.free_id(self._sinks.at(self._where).arc.episodes)
+            left = [] if self._where is None else loading.ids_of(self._sinks.at(self._where).arc.episodes)
+            self._next_id = loading.next_id((), left)
         world_size = self._job.world_size or ranks.job_world_size() or 1
         claimed = settings.next_of(self._next_id, self._rank, world_size)
         self._next_id = claimed + 1
@@ -162,8 +165,6 @@ class TrajectoryReplayBuffer:
         replace=True; otherwise that is an error, and nothing is drawn.
         """
         self._sinks.surface()
-        if num_chunks < 1:
-            raise UsageError(f"num_chunks={num_chunks}: ask for at least 1")
         with self._lock:
             window = self._contents.window(self.sample_window_size)
             check_enough(window, num_chunks, replace=replace)
@@ -178,7 +179,7 @@ class TrajectoryReplayBuffer:
 
     def is_ready(self, min_size: int) -> bool:
         """Whether so many trajectories have been added (of those that left since, too) that training may begin."""
-        return bool(self._contents.entries) and self._added >= min_size
+        return len(self) > 0 and self._added >= min_size
 
     async def is_ready_async(self, min_size: int) -> bool:
         return self.is_ready(min_size)
@@ -187,9 +188,7 @@ class TrajectoryReplayBuffer:
         """Trajectories in the buffer."""
         return len(self._contents.entries)
 
-    @property
-    def size(self) -> int:
-        return len(self)
+    size = property(__len__)
 
     @property
     def total_samples(self) -> int:
@@ -199,8 +198,7 @@ class TrajectoryReplayBuffer:
     @property
     def trajectory_ids(self) -> list[int]:
         """Ids of the trajectories in the buffer, in order."""
-        with self._lock:
-            return list(self._contents.entries)
+        return self._contents.ids
 
     def get_stats(self) -> dict[str, float]:
         """num_trajectories and total_samples of the buffer; cache_size: trajectories in memory."""
@@ -223,13 +221,16 @@ class TrajectoryReplayBuffer:
             self._enter()
             sink = self._sinks.at(ranks.where(save_path))
             moving.bring(self._contents, self._lock, sink)
-            return sink.checkpoint(self._state(), step, on_progress, options)
+            given = {"state": self._state(), "attributes": moving.renumbered(self._contents, sink)}
+            return sink.checkpoint(given, step, on_progress, options)
 
     def _state(self) -> dict[str, Any]:
+        """As the adapter of RLinf has it, so that it exports to folders and into RLinf's buffers."""
         with self._lock:
             return {
-                "trajectory_counter": self._next_id or 0, "trajectories_added": self._added, "seed": self.seed,
-                "generator": self.random_generator.get_state(), "sample_window_size": self.sample_window_size,
+                "system": SYSTEM, "seed": self.seed, "trajectory_format": self.trajectory_format,
+                "counter": self._next_id or 0, "ids": np.array(self._contents.ids, np.int64), "lost": {},
+                "listed": np.zeros(0, np.int64), "added": self._added, "generator": self.random_generator,
             }  # fmt: skip
 
     def load_checkpoint(
@@ -243,7 +244,7 @@ class TrajectoryReplayBuffer:
         is_distributed: take part `local_rank` of `world_size` of what the path means, though all ranks give the same.
         """
         with self._writing:
-            self._check_open()
+            self._enter()
             where = ranks.where(load_path)
             self._sinks.settle()
             arc, ck = loading.find(where, self._job.run, self._job.buffer, self._job.storage_options)
@@ -270,7 +271,7 @@ class TrajectoryReplayBuffer:
         """Hold these episodes of an archive in place of what there is, such as `arc.episodes.filter(update_count=(100,
         200), model_weights_uuid=...)`. in_memory: how many of the newest; default: as many as the buffer keeps."""
         with self._writing:
-            self._check_open()
+            self._enter()
             entries = loading.entries_of(lambda: episodes, self._homes)
             limit = self._in_memory_limit if in_memory is None else in_memory
             contents = moving.fill(self._no_contents(), entries, limit)
@@ -281,14 +282,9 @@ class TrajectoryReplayBuffer:
     def _restore(self, loaded: loading.Loaded) -> None:
         """Counters and the random generator: as they were, or for a new world from its plan."""
         state, sources = loaded.state, loaded.source_states
-        seeds = [s["seed"] for s in (state, *sources) if "seed" in s]
-        self.seed = seeds[0] if seeds else self.seed
-        self._added = int(state.get("trajectories_added", len(self._contents.entries)))
-        generator = state.get("generator")
-        if isinstance(generator, torch.Tensor):
-            self.random_generator.set_state(generator)
-        else:
-            self.random_generator = torch.Generator().manual_seed(int(loaded.share.seed))
+        self.seed = next((s["seed"] for s in (state, *sources) if "seed" in s), self.seed)
+        self._added = int(state.get("added", len(self._contents.entries)))
+        self.random_generator = loading.generator(loaded)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -301,8 +297,7 @@ class TrajectoryReplayBuffer:
     def clear(self) -> None:
         """All trajectories leave the buffer. What was saved stays in the archive, and ids are not used again."""
         with self._writing, self._lock:
-            self._contents, self._loaded_count = self._no_contents(), 0
-            self._added = 0
+            self._contents, self._loaded_count, self._added = self._no_contents(), 0, 0
 
     def clear_cache(self) -> None:
         """Free the memory of trajectories that can be read from an archive."""
@@ -321,10 +316,9 @@ class TrajectoryReplayBuffer:
                 return
             self._closed = True
             if wait:
-                self._sinks.close_all()
-            else:
-                self._closing = Thread(target=lambda: logged(self._sinks.close_all), name="archive-close")
-                self._closing.start()
+                return self._sinks.close_all()
+            self._closing = Thread(target=lambda: logged(self._sinks.close_all), name="archive-close")
+            self._closing.start()
 
     def settle_at_exit(self) -> None:
         """What was added with auto_save and not committed yet is, before the interpreter ends."""
@@ -347,13 +341,9 @@ class TrajectoryReplayBuffer:
         raise UsageError("a TrajectoryReplayBuffer does not pickle: make one in each process, and load what was saved")
 
     def __repr__(self) -> str:
-        where = f" at {self._where.root}" if self._where else ""
-        return f"<TrajectoryReplayBuffer of {len(self)} trajectories, {self.total_samples} transitions{where}>"
+        return f"<TrajectoryReplayBuffer of {len(self)} trajectories, {self.total_samples} transitions>"
 
     def _enter(self) -> None:
-        self._check_open()
-        self._sinks.surface()
-
-    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this buffer is closed; make another, and load what was saved")
+        self._sinks.surface()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from archive import schema
+from archive import dtypes, schema
 from archive.derived import Derivation, put
 from archive.deriving import Bounds
 from archive.episodes import Episodes
@@ -31,6 +32,16 @@ def varying_fields(
     axes = ("step", "offset", "ragged") if whole else ("ragged",)
     found = {path for one in schemas for path, spec in selection.specs(one).items() if spec.axis in axes}
     return frozenset(found | ({d.name for d in derive} if whole else set()))
+
+
+def row_bytes(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> int:
+    """Bytes of one step of the fields that are read, at most."""
+    wanted = [selection, *(Selection(fields) for fields in dict.fromkeys(d.fields for d in derive if d.fields))]
+    return max((sum(_step_bytes(s) for w in wanted for s in w.specs(one).values()) for one in schemas), default=0)
+
+
+def _step_bytes(spec: FieldSpec) -> int:
+    return dtypes.to_numpy(spec.dtype).itemsize * math.prod(spec.shape) if _plain(spec) else 0
 
 
 class Batches:

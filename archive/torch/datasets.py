@@ -7,9 +7,10 @@ them out over workers and ranks and resumes in the middle of an epoch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,12 +23,12 @@ from archive.errors import UsageError
 from archive.fields import Selection
 from archive.ranges import Ints
 from archive.schema import Path, ShardSchema
-from archive.torch.batches import Batches, batches_of, schemas_of, varying_fields
+from archive.torch.batches import Batches, batches_of, row_bytes, schemas_of, varying_fields
 from archive.torch.collate import Items
 from archive.tree import Ragged
 
 Transform = Callable[[dict[str, Any]], Any]
-CACHE_BYTES = 2**29
+CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**25, 2**30
 
 
 class EpisodeDataset(Dataset[Any]):
@@ -36,7 +37,8 @@ class EpisodeDataset(Dataset[Any]):
     episodes: of an archive or a checkpoint (`arc.episodes`, `ck.episodes`, some of them), or what has `.episodes`.
     fields, missing: as in `Episodes.read`.  derive: fields computed on reading, see `archive.derived`.
     transform: what makes an item of a nest of tensors.
-    cache_bytes: how much of the chunks last read is kept, in each process.
+    cache_bytes: how much of the chunks last read is kept, in each process; default half a gigabyte, and for streams
+    and loaders what their order needs.
     """
 
     _varying = True  # items differ in their number of steps
@@ -49,7 +51,7 @@ class EpisodeDataset(Dataset[Any]):
         derive: Any = (),
         missing: Any = "error",
         transform: Transform | None = None,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
     ) -> None:
         self.episodes: Episodes = getattr(episodes, "episodes", episodes)
         self.derive, self.transform, self.cache_bytes = derived.parse(derive), transform, cache_bytes
@@ -72,6 +74,16 @@ class EpisodeDataset(Dataset[Any]):
         found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
         nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, counts, strict=True)]
         return Items(len(nests), lambda i: self._finished(nests[i]), ragged=self._ragged, varying=self._varying)
+
+    def keeping(self, steps: float) -> Self:
+        """The same items; unless cache_bytes was given, the chunks of about so many steps are kept."""
+        if self.cache_bytes is not None:
+            return self
+        other = copy.copy(self)
+        other.__dict__.pop("_batches", None)
+        needed = LEAST_CACHE_BYTES + 1.5 * steps * row_bytes(self._schemas, self._selection, self.derive)
+        other.cache_bytes = int(min(needed, MOST_CACHE_BYTES))
+        return other
 
     @property
     def keeps_chunks(self) -> bool:
@@ -106,7 +118,14 @@ class EpisodeDataset(Dataset[Any]):
     @cached_property
     def _batches(self) -> Batches | None:
         """What reads a batch into arrays at once, where all fields are numbers of one row a step."""
-        return batches_of(self.episodes, self._schemas, self._selection, self.derive, self._bounds, self.cache_bytes)
+        return batches_of(
+            self.episodes,
+            self._schemas,
+            self._selection,
+            self.derive,
+            self._bounds,
+            CACHE_BYTES if self.cache_bytes is None else self.cache_bytes,
+        )
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         """An item's nest of tensors, from that of the steps read."""
@@ -140,7 +159,7 @@ class WindowDataset(EpisodeDataset):
         derive: Any = (),
         missing: Any = "error",
         transform: Transform | None = None,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
     ) -> None:
         if length < 1 or stride < 1:
             raise UsageError(f"length={length} and stride={stride} must both be at least 1")
@@ -191,7 +210,7 @@ class StepDataset(WindowDataset):
         derive: Any = (),
         missing: Any = "error",
         transform: Transform | None = None,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
     ) -> None:
         super().__init__(
             episodes, 1, fields=fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes

@@ -39,6 +39,7 @@ class Filling:
         """While a batch is fetched, nothing more is begun here. Raises what failed in the background, once."""
         error, self._error = self._error, None
         if error is not None:
+            self._thread = None  # starting again tries again
             raise error
         self._clear.clear()
 

@@ -48,9 +48,10 @@ class StreamDataset(IterableDataset[Any]):
         here = place(rank, world_size, "data", "data")
         self.dataset, self.rank, self.world_size, self.read_items = dataset, here.rank, here.world_size, read_items
         block_items = max(1, round(block_steps / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))
-        self.order = Order(
-            len(dataset), _SHUFFLES.get(shuffle, shuffle), seed, min(block_items, max(1, len(dataset))), pool_blocks
-        )
+        how = _SHUFFLES.get(shuffle, shuffle)
+        self.order = Order(len(dataset), how, seed, min(block_items, max(1, len(dataset))), pool_blocks)
+        if how != "full" and hasattr(dataset, "keeping"):
+            self.dataset = dataset.keeping(0 if how is None else self.order.pool_items * dataset.steps_per_item)
         self._epoch = Epoch(self.order, self.rank, self.world_size)
         self._items: tuple[Any, Ints] | None = None  # those of the epoch that `take` is in
 

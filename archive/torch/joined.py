@@ -69,6 +69,14 @@ class JoinedDataset(Dataset[Any]):
         steps = sum(len(d) * float(getattr(d, "steps_per_item", 1)) for d in self.datasets)
         return steps / max(1, len(self))
 
+    def keeping(self, steps: float) -> JoinedDataset:
+        """As that of the datasets, for each."""
+        return JoinedDataset([d.keeping(steps) if hasattr(d, "keeping") else d for d in self.datasets])
+
+    @property
+    def keeps_chunks(self) -> bool:
+        return all(getattr(d, "keeps_chunks", False) for d in self.datasets)
+
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The items of a batch: one read for each dataset that has some of them."""
         items = np.asarray(indices, np.int64)

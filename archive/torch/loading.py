@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from archive.errors import UsageError
-from archive.torch.collate import Items, check_kind
+from archive.torch import slabs
+from archive.torch.collate import Items, as_kind, check_kind
 from archive.torch.collate import collate as collated
 from archive.torch.epoch import Epoch
 from archive.torch.iterable import StreamDataset, fetch
@@ -23,7 +25,10 @@ class Loader:
         self, stream: StreamDataset, batch_size: int, num_workers: int, collate: Any, drop_last: bool, options: Any
     ) -> None:
         self.stream, self.batch_size, self.num_workers = stream, batch_size, num_workers
-        self._collate: Callable[[Sequence[Any]], Any] = collate if callable(collate) else _Collate(collate)
+        self._kind = None if callable(collate) else check_kind(collate)
+        self._collate: Callable[[Sequence[Any]], Any] = (
+            collate if callable(collate) else list if collate == "list" else collated
+        )
         self._options = options
         self._epoch = Epoch(
             stream.order, stream.rank, stream.world_size, max(1, num_workers), batch_size, drop_last=drop_last
@@ -46,17 +51,28 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
-        source = _Source(self.stream, epoch, self.batch_size, self._collate)
+        held = self._slots()
+        reader = None if held is None else slabs.Reader(held)
+        source = _Source(self.stream, epoch, self.batch_size, self._collate, held)
         batches = DataLoader(
             source, batch_size=None, num_workers=self.num_workers, collate_fn=_as_it_is, **self._options
         )
         number, before = epoch.number, epoch.batches
-        for seen, (lane, count, batch) in enumerate(batches):
+        for seen, (lane, count, sent) in enumerate(batches):
             if (epoch.number, epoch.batches) != (number, before + seen):
                 raise UsageError("the loader was iterated again or moved elsewhere; only one pass at a time goes on")
             epoch.deliver(lane, count)
-            yield batch
+            yield self._finished(sent if reader is None else reader.unpack(sent), count)
         epoch.begin(epoch.number + 1)
+
+    def _slots(self) -> torch.Tensor | None:
+        """For each worker as many slabs as batches it reads ahead, one that it writes, and what the caller holds."""
+        if not self.num_workers or self._options.get("pin_memory"):
+            return None
+        return slabs.flags(self.num_workers, (self._options.get("prefetch_factor") or 2) + 3)
+
+    def _finished(self, batch: Any, count: int) -> Any:
+        return as_kind(batch, count, self._kind) if self._kind is not None else batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is: the batches that it has delivered are done, those that workers read ahead are not."""
@@ -105,32 +121,27 @@ def loader(
 class _Source(IterableDataset[Any]):
     """What workers run: each reads its lane, a batch at a time, and says which lane and how many items a batch is."""
 
-    def __init__(self, stream: StreamDataset, epoch: Epoch, batch_size: int, collate: Any) -> None:
+    def __init__(
+        self, stream: StreamDataset, epoch: Epoch, batch_size: int, collate: Any, held: torch.Tensor | None
+    ) -> None:
         self._dataset, self._epoch, self._batch_size, self._collate = stream.dataset, epoch, batch_size, collate
-        self._read_batches = max(1, stream.read_items // batch_size)
+        self._read_batches, self._held = max(1, stream.read_items // batch_size), held
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         worker = get_worker_info()
         lane, left = self._epoch.ahead(0 if worker is None else worker.id)
+        pack = _as_it_is if worker is None or self._held is None else slabs.Writer(worker.id, self._held).pack
         items, size = self._epoch.items(left), self._batch_size
         at_once = size if getattr(self._dataset, "keeps_chunks", False) else size * self._read_batches
         for start in range(0, len(items), at_once):
             found = fetch(self._dataset, items[start : start + at_once])
             for first in range(0, len(found), size):
                 some = found if len(found) <= size else _part(found, first, first + size)
-                yield lane, len(some), self._collate(some)
+                yield lane, len(some), pack(self._collate(some))
 
 
 def _part(items: Sequence[Any], start: int, stop: int) -> Sequence[Any]:
     return items.part(start, stop) if isinstance(items, Items) else items[start:stop]
-
-
-class _Collate:
-    def __init__(self, kind: str) -> None:
-        self.kind = check_kind(kind)
-
-    def __call__(self, items: Sequence[Any]) -> Any:
-        return collated(items, self.kind)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -57,6 +57,11 @@ class Order:
         pool = np.repeat(place // self.pool_blocks, self.block_items)[: self.count]
         return np.lexsort((generator.random(self.count), pool))
 
+    @property
+    def pool_items(self) -> int:
+        """Items that are shuffled among each other."""
+        return min(self.count, self.block_items * self.pool_blocks)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

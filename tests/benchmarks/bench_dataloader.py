@@ -20,7 +20,7 @@ except ImportError:  # run as a script
 TITLE = "dataloader: windows through a DataLoader with 2 workers"
 STEPS, FRAME, LENGTH, BATCH, WORKERS = 200, (84, 84), 16, 32, 2
 EPISODES = max(4, int(os.environ.get("BENCH_BYTES", 400_000_000)) // (STEPS * 84 * 84))
-RANDOM_BATCHES = 400  # of an epoch of random windows
+RANDOM_BATCHES = 1500  # of an epoch of random windows, at most
 REPEATS = 3
 
 
@@ -170,7 +170,7 @@ def child_run(folder: str) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for _ in range(REPEATS):
         for name, make in ways(Path(folder)).items():
-            most = (RANDOM_BATCHES // 20 if "Parquet" in name else RANDOM_BATCHES) if "random" in name else 10**9
+            most = (RANDOM_BATCHES // 50 if "Parquet" in name else RANDOM_BATCHES) if "random" in name else 10**9
             found.setdefault(name, []).append(windows_per_s(make, most))
     return {name: statistics.median(speeds) for name, speeds in found.items()}
 

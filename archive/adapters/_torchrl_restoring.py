@@ -1,0 +1,208 @@
+"""Restoring replay buffers: which step goes to which cell, and what is derived from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from archive import tree
+from archive.adapters import _torchrl_extras, _torchrl_samplers, _torchrl_writers, common
+from archive.adapters._torchrl_episodes import Keys
+from archive.adapters._torchrl_parts import Parts, module
+from archive.adapters._torchrl_places import Given, Target, target_of
+from archive.adapters._torchrl_samplers import Placed
+from archive.adapters._torchrl_saving import Cells, cells_of
+from archive.adapters._torchrl_tensors import check_room
+from archive.adapters._torchrl_tracking import NONE, Record, Tracker, attach, forget_all, units_of
+from archive.ranges import Ints, spans
+
+_BATCH_BYTES = 32 * 1024 * 1024
+
+
+def restore(parts: Parts, given: Given, existing: str) -> common.Report:
+    """Fill one buffer from its share."""
+    cells = cells_of(parts)
+    common.check_room(existing, len(parts.storage), f"buffer {parts.name!r}")
+    target = target_of(cells, given)
+    check_room(cells, target.rows, target.inner)
+    with parts.rb._futures_lock:
+        parts.rb._clear_prefetch_queue_locked()
+        with parts.rb._replay_lock, parts.rb._write_lock:
+            forget_all(parts.storage)
+            _empty(parts)
+            try:
+                return _fill(parts, cells, given, target)
+            except BaseException:
+                _empty(parts)  # nothing rather than a part of it
+                raise
+
+
+def _empty(parts: Parts) -> None:
+    """As `rb.empty()`, also where the writer is one of data that does not change."""
+    if not isinstance(parts.writer, module("writers").ImmutableDatasetWriter):
+        parts.writer._empty()
+    for sampler in parts.samplers.values():
+        sampler._empty()
+    parts.storage._empty()
+
+
+def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Report:
+    closed, reclosed = _write(cells, given, target)
+    cells.finish(target.rows)
+    kept = np.flatnonzero(target.cell != NONE)
+    columns = {name: values[kept] for name, values in given.columns.items()}
+    placed = Placed(target.cell[kept], columns, target.own is not None, target.rows, max(1, target.columns))
+    if target.own is not None and target.own["storage"]["last_cursor"] is not None and not cells.listed:
+        parts.storage._set_last_cursor(target.own["storage"]["last_cursor"])
+    notes = _torchrl_writers.restore(parts, cells, _part(given, "writer"), _own(target, "writer"), placed)
+    for name, sampler in parts.samplers.items():
+        notes += _torchrl_samplers.restore(parts, sampler, _part(given, name), _own(target, name), placed)
+    notes += _unused(parts, columns)
+    extras = _torchrl_extras.restore(parts, _part(given, "extras"), _own(target, "extras"), given.share.seed)
+    _track(parts, cells, given, target, np.union1d(closed, reclosed))
+    opened = int(np.asarray(given.layout.open).sum()) - len(closed)
+    if target.own is not None and opened > 0:
+        notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
+    counts = {"closed": len(closed), "uneven_steps_dropped": len(target.cell) - len(kept)} | extras[0]
+    return common.Report(len(given.layout.length), len(kept), counts, (*notes, *extras[1]))
+
+
+def _part(given: Given, name: str) -> dict[int, Any]:
+    return {rank: state.get(name) for rank, state in given.states.items()}
+
+
+def _own(target: Target, name: str) -> Any:
+    return None if target.own is None else target.own.get(name)
+
+
+def _unused(parts: Parts, columns: Mapping[str, Any]) -> list[str]:
+    """Columns that are worth something, for which this buffer has no use."""
+    ranked = any(map(_torchrl_samplers.is_prioritized, parts.samplers.values()))
+    if "priority" in columns and not ranked:
+        return ["the checkpoint has priorities, this buffer's sampler has no use for them"]
+    return []
+
+
+# -- writing ----------------------------------------------------------------------------------------------------
+
+
+def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
+    """Write all steps; cells whose episode was ended now, and those that an earlier restore had ended."""
+    closed: list[Ints] = []
+    for lo, steps in _batches(given):
+        hi = lo + _length(steps)
+        cell = target.cell[lo:hi]
+        if (cell == NONE).any():
+            steps, cell = _picked(steps, np.flatnonzero(cell != NONE)), cell[cell != NONE]
+        if not len(cell):
+            continue
+        source = int(given.layout.source_rank[given.unit[lo]])
+        kinds = given.columns["kind"][lo:hi] if "kind" in given.columns else None
+        cells.reserve(steps, given.kinds(source), target.inner)
+        cells.put(cell, steps, given.kinds(source), kinds)
+        if target.own is None:
+            cells.set_index(cell)
+        closed.append(_close(cells, given, target, lo, hi, steps))
+    reclosed = _reclose(cells, given, target)
+    return np.concatenate([np.zeros(0, np.int64), *closed]), reclosed
+
+
+def _batches(given: Given) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of the first step, steps) of episodes that follow each other, some megabytes of one kind at a time."""
+    held: list[dict[tuple[str, ...], Any]] = []
+    kind: Any = None
+    start = steps = nbytes = 0
+    for i, (_, nest) in enumerate(given.part.stream()):
+        leaves = {p: v for p, v in tree.flatten(nest) if v is not None and not (isinstance(v, dict) and not v)}
+        length = int(given.layout.length[i])
+        if not length:
+            continue
+        this = int(given.layout.source_rank[i]), {p: _form(v) for p, v in leaves.items()}
+        if held and (this != kind or nbytes > _BATCH_BYTES):
+            yield start, _joined(held)
+            held, start, nbytes = [], steps, 0
+        kind, steps = this, steps + length
+        held.append(leaves)
+        nbytes += sum(int(getattr(v, "nbytes", 64)) for v in leaves.values())
+    if held:
+        yield start, _joined(held)
+
+
+def _form(leaf: Any) -> Any:
+    return "list" if isinstance(leaf, list) else (str(leaf.dtype), leaf.shape[1:])
+
+
+def _joined(parts: list[dict[tuple[str, ...], Any]]) -> dict[str, Any]:
+    out: dict[tuple[str, ...], Any] = {}
+    for path, first in parts[0].items():
+        every = [part[path] for part in parts]
+        if len(every) == 1:
+            out[path] = first
+        else:
+            out[path] = [v for e in every for v in e] if isinstance(first, list) else np.concatenate(every)
+    return tree.unflatten(out)
+
+
+def _length(steps: Mapping[str, Any]) -> int:
+    return len(next(leaf for _, leaf in tree.flatten(steps) if not isinstance(leaf, dict)))
+
+
+def _picked(steps: Mapping[str, Any], which: Ints) -> dict[str, Any]:
+    leaves = tree.flatten(steps)
+    return tree.unflatten({p: [v[i] for i in which] if isinstance(v, list) else v[which] for p, v in leaves})
+
+
+def _close(cells: Cells, given: Given, target: Target, lo: int, hi: int, steps: Mapping[str, Any]) -> Ints:
+    """Mark as ended what ends here and does not say so; the cells."""
+    end = given.keys.end
+    wanted = np.union1d(target.ends, target.seams)
+    wanted = wanted[(wanted >= lo) & (wanted < hi) & (target.cell[wanted] != NONE)] if len(wanted) else wanted
+    if end is None or not len(wanted):
+        return wanted[:0]
+    kept = np.flatnonzero(target.cell[lo:hi] != NONE) + lo
+    flag = dict(tree.flatten(steps)).get(end)
+    if flag is not None:
+        flags = [np.asarray(flag[i]).astype(bool).any() for i in np.searchsorted(kept, wanted).tolist()]
+        wanted = wanted[~np.array(flags, bool)]
+    return _mark(cells, given.keys, target.cell[wanted])
+
+
+def _mark(cells: Cells, keys: Keys, cell: Ints) -> Ints:
+    truncated = keys.beside("truncated")
+    for path in (keys.end, truncated):
+        if path is not None:
+            cells.set_flag(path, cell)
+    return cell
+
+
+def _reclose(cells: Cells, given: Given, target: Target) -> Ints:
+    """What an earlier restore had ended, though the steps in the archive do not say so."""
+    if "closed" not in given.columns:
+        return np.zeros(0, np.int64)
+    return _mark(cells, given.keys, target.cell[given.columns["closed"].astype(bool) & (target.cell != NONE)])
+
+
+# -- going on ---------------------------------------------------------------------------------------------------
+
+
+def _track(parts: Parts, cells: Cells, given: Given, target: Target, closed: Ints) -> None:
+    """A writer that goes on from the share knows these steps already."""
+    layout = given.layout
+    record = Record.of(target.rows * max(1, target.columns))
+    kept = np.flatnonzero(target.cell != NONE)
+    where = target.cell[kept]
+    record.env[where] = np.asarray(layout.env_id, np.int64)[given.unit][kept]
+    record.position[where] = spans(np.asarray(layout.position, np.int64), np.asarray(layout.length, np.int64))[kept]
+    record.closed[closed] = True
+    fresh = cells_of(parts)
+    record.hashes = fresh.hashes()
+    ids = given.part.episodes.table["episode_id"].to_pylist()
+    env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
+    record.units = units_of(env, position, length, ids)
+    if given.unfinished == "close":
+        opened = np.asarray(layout.open, bool)
+        record.to_close = np.unique(np.asarray(layout.env_id)[opened]).tolist()
+    tracker = attach(parts.storage, Tracker(None, record))
+    tracker.start(fresh)

@@ -1,0 +1,157 @@
+"""What ALF saved in a buffer of TorchRL, and that in one of RLinf: every transition, with what it is made of."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapter_helpers import save_world, shares
+from alf_buffer import LAST, ReplayBuffer, run
+
+import archive
+from archive.adapters import alf, exchange
+from archive.errors import NotFoundError, UsageError
+
+Seen = dict[int, tuple[float, bool, bool, int, list[float]]]
+
+
+def sources() -> list[ReplayBuffer]:
+    return [run(ReplayBuffer(2, 16), [20, 13], seed=rank) for rank in range(3)]
+
+
+def alf_share(buffers: list[ReplayBuffer], **plan: Any) -> Any:
+    (share,) = shares(save_world(f"memory://{uuid.uuid4().hex}", buffers, alf.save), 1, **plan)
+    return share
+
+
+def expected(buffers: list[ReplayBuffer]) -> Seen:
+    """Number of the step it begins at -> reward, terminated, truncated, number of the next step, action."""
+    out: Seen = {}
+    for rb in buffers:
+        for env in range(rb.num_environments):
+            slots = rb.live(env)
+            for k in range(len(slots) - 1):
+                now, after = slots[k], slots[k + 1]
+                if rb.field("step_type")[env, now] == LAST:
+                    continue
+                last = bool(rb.field("step_type")[env, after] == LAST)
+                terminated = last and float(rb.field("discount")[env, after]) == 0
+                closed = k == len(slots) - 2 and not last
+                out[int(rb.field("observation|number")[env, now])] = (
+                    float(rb.field("reward")[env, after]), terminated, (last and not terminated) or closed,
+                    int(rb.field("observation|number")[env, after]), rb.field("action")[env, now].float().tolist(),
+                )  # fmt: skip
+    return out
+
+
+def in_torchrl(rb: Any) -> Seen:
+    items = rb[:]
+    after = items["next"]
+    return {
+        int(items["observation", "number"][i]): (
+            float(after["reward"][i, 0]), bool(after["terminated"][i, 0]), bool(after["truncated"][i, 0]),
+            int(after["observation", "number"][i]), items["action"][i].float().tolist(),
+        )
+        for i in range(len(items))
+    }  # fmt: skip
+
+
+def in_rlinf(trajectories: list[Any]) -> Seen:
+    return {
+        int(one.curr_obs["number"][t, 0]): (
+            float(one.rewards[t, 0, 0]), bool(one.terminations[t, 0, 0]), bool(one.truncations[t, 0, 0]),
+            int(one.next_obs["number"][t, 0]), one.actions[t, 0].float().tolist(),
+        )
+        for one in trajectories
+        for t in range(len(one.rewards))
+    }  # fmt: skip
+
+
+def torchrl_buffer(size: int = 300) -> Any:
+    data = pytest.importorskip("torchrl.data", reason="torchrl is not installed")
+    return data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(size), batch_size=8)
+
+
+def rlinf_buffer() -> Any:
+    """A buffer that keeps what it was given, to look at."""
+    module = pytest.importorskip("rlinf.data.replay_buffer", reason="rlinf is not installed")
+    buffer = module.TrajectoryReplayBuffer(cache_size=100)
+    buffer.given, add = [], buffer.add_trajectories
+    buffer.add_trajectories = lambda several: (buffer.given.extend(several), add(several))
+    return buffer
+
+
+def test_alf_to_torchrl_to_rlinf() -> None:
+    torchrl = pytest.importorskip("archive.adapters.torchrl")
+    buffers, rb, other = sources(), torchrl_buffer(), rlinf_buffer()
+    every = expected(buffers)
+    share = alf_share(buffers, num_envs=2)
+    report = exchange.restore(rb, share)
+    assert in_torchrl(rb) == every
+    assert report.steps == len(every) > 60
+    with archive.open(f"memory://{uuid.uuid4().hex}", create=True).writer(0, 1) as w:
+        ck = torchrl.save(rb, w, step=5).result(60)
+    report = exchange.restore(other, ck, rank=0)
+    assert in_rlinf(other.given) == every
+    assert report.episodes == other.size == len(other.given)
+    assert all(one.actions.dtype == torch.bfloat16 for one in other.given)
+    batch = other.sample(16)
+    assert batch["curr_obs"]["image"].shape == (16, 2, 2)
+    assert torch.equal(batch["next_obs"]["number"] - 1, batch["curr_obs"]["number"])
+    rlinf = pytest.importorskip("archive.adapters.rlinf")
+    with archive.open(f"memory://{uuid.uuid4().hex}", create=True).writer(0, 1) as w:
+        last = rlinf.save(other, w, step=6).result(60)
+    assert sum(e.length for e in last.episodes) == len(every)
+    back = torchrl_buffer()
+    exchange.restore(back, last, rank=0)  # and from RLinf to TorchRL again
+    assert in_torchrl(back) == every
+
+
+def test_trajectories_stay_together_and_unfinished_ones_are_closed() -> None:
+    buffers, rb = sources(), torchrl_buffer()
+    report = exchange.restore(rb, alf_share(buffers))
+    items = rb[:]
+    ids, numbers = items["collector", "traj_ids"], items["observation", "number"]
+    for i in range(len(ids) - 1):
+        if ids[i] == ids[i + 1]:
+            assert numbers[i + 1] == numbers[i] + 1
+            assert not items["next", "done"][i]
+        else:
+            assert items["next", "done"][i]
+    unended = sum(int(b.field("step_type")[env, b.live(env)[-1]] != LAST) for b in buffers for env in range(2))
+    assert report.counts["closed"] == unended - report.counts["without_a_transition"] > 0
+
+
+def test_leaves_of_priority_trees_are_the_same_under_another_exponent() -> None:
+    leaves = np.array([0.25, 1.0, 3.5])
+    for alpha, eps in ((0.7, 1e-8), (1.0, 0.0)):
+        raw = exchange._before_alpha(SimpleNamespace(_alpha=alpha, _eps=eps), leaves)
+        np.testing.assert_allclose((raw.numpy() + eps) ** alpha, leaves, rtol=1e-6)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
+    share, rb = alf_share(sources()), torchrl_buffer(10)
+    with pytest.raises(UsageError, match="plan with capacity=10"):
+        exchange.restore(rb, share)
+    with pytest.raises(UsageError, match="dict is neither a buffer of TorchRL nor of RLinf"):
+        exchange.restore({}, share)
+    with pytest.raises(NotFoundError, match="no buffer 'demo'"):
+        exchange.restore(rb, share, buffer="demo")
+    arc = archive.create(f"memory://{uuid.uuid4().hex}")
+    with arc.writer(0, 1) as w:
+        w.append({"x": np.zeros(3)}, env_ids=0)
+        ck = w.checkpoint(1).result(60)
+    with pytest.raises(UsageError, match="neither ALF, TorchRL nor RLinf; their fields: x"):
+        exchange.restore(rb, ck, rank=0)
+    assert len(rb) == 0
+    full = torchrl_buffer()
+    exchange.restore(full, share)
+    with pytest.raises(UsageError, match="already holds"):
+        exchange.restore(full, share)
+    before = in_torchrl(full)
+    exchange.restore(full, share, existing="replace")
+    assert in_torchrl(full) == before
