@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest --quiet
 SOURCES := archive resharding
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test lint fmt bench soak clean
+.PHONY: demo test lint fmt docs bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
@@ -27,6 +27,9 @@ lint: $(STAMPS)/test
 fmt: $(STAMPS)/test
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
+
+docs: $(STAMPS)/core
+	@$(BIN)/python -m archive.cli.reference README.md
 
 bench: $(STAMPS)/test
 	@$(PYTEST) -m bench --timeout 0 --capture no tests/benchmarks </dev/null

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from archive import rawchunks
 from archive.chunkcache import DiskCache
 from archive.errors import CorruptChunkError
 from archive.fieldrows import Rows
 from archive.ranges import Ints
 from archive.reader import Reader
 from archive.rowpool import Array, RowPool
-from archive.shards import ShardView
 from archive.stepmap import Segments
 
 Key = tuple[RowPool, int]  # a chunk
@@ -82,10 +82,10 @@ class ChunkStore:
             p.resize(int(self._cache_bytes * (p.row_bytes + even) / whole))
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of rows that are in memory."""
+    def row_bytes(self) -> int:
+        """Bytes of one row of all arrays."""
         with self._changed:
-            return sum(p.held_bytes for p in self._pools.values())
+            return sum(p.row_bytes for p in self._pools.values())
 
     @property
     def full(self) -> bool:
@@ -196,34 +196,41 @@ class ChunkStore:
             own = self._from_disk(number, found, counts)
             cached[name] = dict(own.values())
             runs = _runs(number, [key for key in found if key not in own])
-            if runs or self._reader.view(name) is None:
+            if runs:
                 wanted[name] = runs
         for name in cached.keys() - wanted.keys():
-            view = self._reader.view(name)
-            assert view is not None
-            yield from self._decoded(name, view, by_shard[self._owners.number(name)], cached[name])
-        for name, reads, view, chunks in self._reader.stored_chunks(wanted, self._owners, max_bytes=self._ahead_bytes):
+            yield from self._decoded(name, by_shard[self._owners.number(name)], cached[name], counts)
+        for name, reads, chunks in self._reader.stored_chunks(wanted, self._owners, max_bytes=self._ahead_bytes):
             counts.requests += len(reads.requests)
             counts.bytes += reads.fetched_bytes
-            yield from self._decoded(name, view, by_shard[self._owners.number(name)], chunks | cached[name])
+            yield from self._decoded(name, by_shard[self._owners.number(name)], chunks | cached[name], counts)
 
     def _decoded(
-        self, shard: str, view: ShardView, keys: Sequence[Key], chunks: Mapping[str, Any]
+        self, shard: str, keys: Sequence[Key], chunks: Mapping[str, Any], counts: Counts
     ) -> Iterator[tuple[RowPool, int, Array]]:
         index = self._reader.index(shard)
         for pool, chunk in keys:
             array, number = index.arrays[pool.array], chunk - int(pool.first_chunk[pool.shard_of[chunk]])
-            values = self._reader.decoded_chunk(view, shard, pool.array, number, chunks, self._owners)
-            if values.dtype != pool.dtype or values.shape[1:] != pool.trailing:
-                raise CorruptChunkError(
-                    f"array {pool.array!r} of shard {shard} of {self._reader.snapshot.storage.url} holds "
-                    f"{values.dtype}{list(values.shape[1:])}, where its schema says {pool.dtype}{list(pool.trailing)}; "
-                    "run `archive verify`"
-                )
+            member = array.member[number]
+            plain = rawchunks.recognised(pool.array, pool.dtype, pool.trailing, array.rows, chunks[member])
+            values = None if plain is None else rawchunks.one_chunk(plain, number, chunks)
+            if values is None:
+                values = self._by_metadata(shard, pool, number, chunks, counts)
             if self._disk is not None and not pool.on_disk[chunk]:
-                member = array.member[number]
                 pool.on_disk[chunk] = self._disk.put(f"{shard}/{member}", chunks[member], int(array.crc32c[number]))
             yield pool, chunk, values
+
+    def _by_metadata(self, shard: str, pool: RowPool, number: int, chunks: Mapping[str, Any], counts: Counts) -> Array:
+        """The rows of a chunk of another kind, or one that is damaged: the shard's metadata says how to read it."""
+        counts.requests += not self._reader.has_view(shard)
+        values = self._reader.decoded_chunk(shard, pool.array, number, chunks, self._owners)
+        if values.dtype != pool.dtype or values.shape[1:] != pool.trailing:
+            raise CorruptChunkError(
+                f"array {pool.array!r} of shard {shard} of {self._reader.snapshot.storage.url} holds "
+                f"{values.dtype}{list(values.shape[1:])}, where its schema says {pool.dtype}{list(pool.trailing)}; "
+                "run `archive verify`"
+            )
+        return values
 
     def _from_disk(self, shard: int, keys: Sequence[Key], counts: Counts) -> dict[Key, tuple[str, bytes]]:
         """Chunk -> (its member's name, its bytes), of those that the disk cache has."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import numpy as np
 
 from archive import dtypes, jsontree, schema
-from archive.errors import NotFoundError
+from archive.errors import MissingPackageError, NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
 from archive.liveparts import LiveParts
@@ -21,6 +21,7 @@ from archive.views import page, plots, summaries
 
 if TYPE_CHECKING:
     import pandas
+    import polars
     import pyarrow as pa
 
 _BATCH = 1024
@@ -117,6 +118,14 @@ class Episodes(Sequence["Episode"]):
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
         return self.table.to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """The table as a Polars DataFrame (needs polars)."""
+        try:
+            import polars
+        except ImportError as e:
+            raise MissingPackageError(f"to_polars() needs Polars ({e}): pip install polars") from e
+        return polars.DataFrame(polars.from_arrow(self.table))
 
     @overload
     def __getitem__(self, key: int | str) -> Episode: ...

@@ -121,6 +121,11 @@ class Gather:
         return self._running().store.touched_bytes
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes of one step of the fields gathered so far; many, before any was."""
+        return self._running().store.row_bytes or 2**16
+
+    @property
     def full(self) -> bool:
         """Whether another chunk would push out one that is held."""
         return self._running().store.full

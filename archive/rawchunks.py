@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _CHECKSUM_BYTES = 4
+_ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
     "float16", "float32", "float64", "complex64", "complex128",
@@ -86,6 +87,18 @@ def described(path: str, node: Mapping[str, Any]) -> Plain | None:
         return Plain(path, np.dtype(node["data_type"]), shape, int(chunk[0]), "zstd" in codecs)
     except (LookupError, TypeError, ValueError, AttributeError):
         return None
+
+
+def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Plain | None:
+    """The array that a stored chunk is of, told by the chunk's length and first bytes, so that no zarr.json is needed;
+    None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
+    body = len(data) - _CHECKSUM_BYTES
+    size = rows * math.prod(trailing) * dtype.itemsize
+    begins = bytes(data[: len(_ZSTD_MAGIC)])
+    squeezed = begins == _ZSTD_MAGIC
+    if not _NATIVE or dtype.name not in _TYPES or (body == size) == (squeezed or begins.startswith(_GZIP_MAGIC)):
+        return None
+    return Plain(path, dtype, (rows, *trailing), rows, squeezed)
 
 
 def _sizes(values: Any) -> tuple[int, ...]:

@@ -170,29 +170,34 @@ class Reader:
 
     def stored_chunks(
         self, wanted: Mapping[str, chunkindex.Wanted], owners: Mapping[str, str], *, max_bytes: int = MAX_AHEAD_BYTES
-    ) -> Iterator[tuple[str, ShardReads, ShardView, dict[str, bytes | memoryview]]]:
+    ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
         """The chunks that rows of shards lie in, as they are stored, shard by shard; each was compared with the table.
 
         The shards' indexes must be loaded. At most `max_bytes` (and always one request) are fetched ahead.
         """
-        known = {shard: view for shard in wanted if (view := self._views.get(shard)) is not None}
-        for shard, reads, blocks in self._fetched(self._plan(wanted, known, {}), owners, max_bytes):
-            chunks = fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
-            yield shard, reads, known.get(shard) or self._new_view(shard, chunks), chunks
+        plan = ReadPlan({shard: self._index(shard).plan(arrays, metadata=False) for shard, arrays in wanted.items()})
+        for shard, reads, blocks in self._fetched(plan, owners, max_bytes):
+            yield shard, reads, fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
 
     def index(self, shard: str) -> ShardIndex:
         """Where the chunks of a shard lie, once `load_indexes` has fetched it."""
         return self._index(shard)
 
-    def view(self, shard: str) -> ShardView | None:
-        """The metadata of a shard, if it is at hand."""
-        return self._views.get(shard)
+    def has_view(self, shard: str) -> bool:
+        """Whether the metadata of a shard is at hand."""
+        return shard in self._views
 
     def decoded_chunk(
-        self, view: ShardView, shard: str, array: str, chunk: int, chunks: Mapping[str, Any], owners: Mapping[str, str]
+        self, shard: str, array: str, chunk: int, chunks: Mapping[str, Any], owners: Mapping[str, str]
     ) -> np.ndarray[Any, Any]:
-        """The rows of one chunk that was fetched; they may share its memory."""
+        """The rows of one chunk that was fetched, by the shard's metadata, which is fetched if it is not at hand."""
+        view = self._views.get(shard) or self._fetched_view(shard, owners)
         return self._told(lambda: view.chunk(array, chunk, chunks), shard, array, owners)
+
+    def _fetched_view(self, shard: str, owners: Mapping[str, str]) -> ShardView:
+        plan = ReadPlan({shard: self._index(shard).plan({})})
+        ((_, reads, blocks),) = self._fetched(plan, owners)
+        return self._new_view(shard, fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}"))
 
     def _tails(self, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Any]) -> dict[str, Tail]:
         """The chunk of each array that holds the last of these rows."""

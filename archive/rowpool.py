@@ -52,11 +52,6 @@ class RowPool:
         self._rows, self._pages = rows, pages
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the pages that are filled."""
-        return (self._fresh - len(self._free)) * self.page_bytes
-
-    @property
     def full(self) -> bool:
         """Whether there is no room for as much as the largest chunk, but that of others."""
         most = self._chunk_pages(int(self.rows_per_chunk.max(initial=1)))

@@ -87,6 +87,7 @@ class ShardView:
 
     def __init__(self, metadata: bytes) -> None:
         self._metadata = bytes(metadata)
+        self._described: dict[str, rawchunks.Plain | None] = {}
 
     @cached_property
     def _root(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class ShardView:
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
         """As `read`, for several ranges: the array is opened once, and each chunk decoded once."""
         ranges = list(ranges)
-        plain = rawchunks.described(path, self._trusted_node(path))
+        plain = self._plain(path)
         if plain is not None and (found := rawchunks.rows(plain, ranges, chunks)) is not None:
             return found
         array = self._open(path, chunks)
@@ -132,11 +133,16 @@ class ShardView:
 
     def chunk(self, path: str, number: int, chunks: Chunks) -> Array:
         """The rows of one chunk, maybe with the rows that fill up the last one; it may share memory with `chunks`."""
-        plain = rawchunks.described(path, self._trusted_node(path))
+        plain = self._plain(path)
         if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks)) is not None:
             return found
         array = self._open(path, chunks)
         return _rows(array, path, number * array.chunks[0], (number + 1) * array.chunks[0])
+
+    def _plain(self, path: str) -> rawchunks.Plain | None:
+        if path not in self._described:
+            self._described[path] = rawchunks.described(path, self._trusted_node(path))
+        return self._described[path]
 
     def _open(self, path: str, chunks: Chunks) -> zarr.Array[Any]:
         import zarr

@@ -2,7 +2,7 @@
 
 Steps keep their addresses (stream and position), so checkpoints, live sets and episodes are what they were; only where
 the bytes lie changes. What is not live stays in the old shards, for the archive's history. Earlier commits still name
-the old shards too; the newest checkpoint is published again, to be read from the new ones.
+the old shards too; each run's newest checkpoint is published again, to be read from the new ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ADDRESS = ("session", "rank", "sequence")
 WHERE = ("position", "start", "length", "shard")
+MARKS = ("latest_replay", "latest")  # of a run's entry in a commit
 
 Address = tuple[str, int, int]
 
@@ -72,10 +73,23 @@ def compact(
         return _body(archive, parent, replacement, planned, session, chunk_file)
 
     made = log.append(f"compact/{session}", build)
-    for run in _others(made):
-        made = log.append(f"compact/{session}/{run}", lambda parent, _, run=run: _again(archive, parent, run, session))  # type: ignore[misc]
+    ours = [made.number]
+    for mark in [m for m in _marked(made) if m[1] < made.number]:
+        made = log.append(f"compact/{session}/{mark[1]}", partial(_again, archive, mark, session, tuple(ours)))
+        ours.append(made.number)
     archive.refresh()
     return Compacted(len(thin), sum(p.hi - p.lo for p in moved), made.number)
+
+
+def compactable(archive: Archive, *, min_alive: float = 0.5) -> Compacted:
+    """What `compact` would do now: how many shards are thin, and their live steps. Writes nothing."""
+    if not 0 < min_alive <= 1:
+        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
+    archive.refresh()
+    live = _live_intervals(archive)
+    thin = _thin_shards(archive, live, min_alive)
+    steps = sum(p.hi - p.lo for p in _pieces(archive, live, thin) if p.live)
+    return Compacted(len(thin) if steps else 0, steps, None)
 
 
 def _live_intervals(archive: Archive) -> dict[int, tuple[Ints, Ints]]:
@@ -224,35 +238,36 @@ def _body(
     }  # fmt: skip
 
 
-def _marked(parent: Commit) -> list[str]:
-    """Runs with a checkpoint to be published again, in the order that keeps the newest of all the newest.
+def _marked(commit: Commit) -> list[tuple[str, int]]:
+    """(run, number) of the checkpoints to be published again, in the order that keeps the newest of all the newest.
 
-    None, where several runs have checkpoints and the newest of one has no replay data: it would seem to be older.
+    Those with replay data, to be read from the new shards; where there are several runs, the newest without it, too, or
+    they would seem to be older than what is published again.
     """
-    entries = {run: e for run, e in parent.runs.items() if "latest_replay" in e}
-    if len(entries) > 1 and any(e["latest"]["commit"] != e["latest_replay"]["commit"] for e in entries.values()):
-        return []
-    return sorted(entries, key=lambda run: entries[run]["latest_replay"]["commit"])
+    entries = {run: entry for run, entry in commit.runs.items() if "latest" in entry or "latest_replay" in entry}
+    names = MARKS if len(entries) > 1 else MARKS[:1]
+    marks = {(run, entry[name]["commit"]) for run, entry in entries.items() for name in names if name in entry}
+    return sorted(marks, key=lambda mark: mark[1]) if any("latest_replay" in e for e in entries.values()) else []
 
 
-def _others(made: Commit) -> list[str]:
-    """The runs whose newest checkpoint is still to be published again after the compaction's own commit."""
-    return [run for run in _marked(made) if run != made.run] if made.run else []
-
-
-def _again(archive: Archive, parent: Commit, run: str, session: str) -> Body:
+def _again(
+    archive: Archive, mark: tuple[str, int], session: str, ours: Sequence[int], parent: Commit, attempt: int
+) -> Body:
+    """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays so."""
+    marks = _marked(parent)
+    newer = [number for _, number in marks if number > ours[0] and number not in ours]
     about = {"kind": "compact", "run": "", "session": session, "added": {"segments": 0}}
-    return {**commits.carried(parent), **about, **_republished(archive, parent, run)}
+    again = {} if newer or mark not in marks else _republished(archive, parent, mark)
+    return {**commits.carried(parent), **about, **again}
 
 
-def _republished(archive: Archive, parent: Commit, run: str) -> Body:
+def _republished(archive: Archive, parent: Commit, mark: tuple[str, int]) -> Body:
     """A run's newest checkpoint again, so that resuming from it finds the compacted steps."""
-    runs = parent.runs
-    entry = dict(runs[run])
-    newest = commits.read(archive.storage, entry["latest_replay"]["commit"])
-    if entry["latest"]["commit"] == newest.number:
-        entry["latest"] = {**entry["latest"], "commit": parent.number + 1}
-    entry["latest_replay"] = {**entry["latest_replay"], "commit": parent.number + 1}
-    runs[run] = entry
+    run, number = mark
+    entry = {
+        name: {**value, "commit": parent.number + 1} if name in MARKS and value["commit"] == number else value
+        for name, value in parent.runs[run].items()
+    }
+    newest = commits.read(archive.storage, number)
     kept = {key: newest.body[key] for key in ("run", "session", "live", "checkpoint")}
-    return {**kept, "runs": runs}
+    return {**kept, "runs": {**parent.runs, run: entry}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,12 @@ def copy_shards(
     *,
     engine: str = "local",
     verify: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied.
 
-    verify: read and check every byte, even where the store would copy by itself.
+    verify: read and check every byte, even where the store would copy by itself.  progress: called with (shards done,
+    shards) of what this machine copies.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
@@ -50,7 +52,10 @@ def copy_shards(
     jobs = [
         job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
     ]
-    size = SHARDS_PER_TASK if engine == "ray" else max(1, len(jobs))
+    if engine == "local":
+        copy_all(source, target, verify, jobs, progress)
+        return len(jobs)
+    size = SHARDS_PER_TASK
     spread(engine, copy_all, (source, target, verify), [jobs[i : i + size] for i in range(0, len(jobs), size)])
     return len(jobs)
 
@@ -71,12 +76,19 @@ def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
     return name in present or (f"{name}/" in present and target.exists(f"{shard}/{METADATA}"))
 
 
-def copy_all(source: Roots, target: Storage, verify: bool, jobs: Sequence[Job]) -> None:
+def copy_all(
+    source: Roots,
+    target: Storage,
+    verify: bool,
+    jobs: Sequence[Job],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Copy some shards, a few at once; the first error ends it."""
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
     try:
-        for _ in pool.map(lambda job: _copy(source, target, verify, *job), jobs):
-            pass
+        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, verify, *job), jobs)):
+            if progress is not None:
+                progress(i + 1, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
 

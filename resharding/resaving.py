@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def reshard(
     source: Archive, plan: Plan, to: Any, *, copy: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Save the plan's shares as a checkpoint of its world size in another archive, which is made if it is not there.
 
     Episodes, columns, attributes and progress are carried over. State can't be divided: where the plan moves anything,
-    each rank has that of all source ranks, as {"source_states": {rank: state}}.  copy, engine: as of `merge`.
+    each rank has that of all source ranks, as {"source_states": {rank: state}}.  copy, engine, progress: as of `merge`.
     """
     checkpoint = plan.checkpoint
     if not checkpoint.replay_saved:
@@ -38,7 +39,14 @@ def reshard(
         )
     ids = checkpoint.episodes.table["episode_id"].to_pylist()
     target = filter(
-        source, to, copy=copy, engine=engine, storage_options=storage_options, allow_bases=allow_bases, episode_id=ids
+        source,
+        to,
+        copy=copy,
+        engine=engine,
+        storage_options=storage_options,
+        allow_bases=allow_bases,
+        progress=progress,
+        episode_id=ids,
     )
     session = new_session()
     with ExitStack() as stack:

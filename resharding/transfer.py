@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +69,7 @@ class Target:
     options: Mapping[str, Any] | None
     allow_bases: Any
     verify: bool = False
+    progress: Callable[[int, int], None] | None = None
 
     def opened(self, *, create: bool) -> Archive | None:
         if isinstance(self.to, Archive):
@@ -82,6 +83,7 @@ class Target:
 def merge(
     urls: Sequence[Any], to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Archive:  # fmt: skip
     """Make the episodes of several archives visible in one, which is made if it is not there.
 
@@ -89,16 +91,18 @@ def merge(
     copy=True copies them: a store that has both archives does so by itself, and compares sizes and ETags; with
     verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local", or "ray" to copy on
     a Ray cluster.  Merging again adds what is new.
+    progress: called with (shards copied, shards) of each source.
     """
     given = [urls] if isinstance(urls, (str, Archive)) else urls
     sources = [_opened(url, storage_options, allow_bases) for url in given]
     selections = [Selection(a, a.index.chains.rows) for a in sources]
-    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases, verify))
+    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases, verify, progress))
 
 
 def split(
     url: Any, to: Any, count: int, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> Archive:  # fmt: skip
     """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
     source = _opened(url, storage_options, allow_bases)
@@ -113,7 +117,8 @@ def split(
 
 def filter(
     url: Any, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (), **conditions: Any,
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None, **conditions: Any,
 ) -> Archive:  # fmt: skip
     """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
     source = _opened(url, storage_options, allow_bases)
@@ -278,7 +283,15 @@ def _copied(selection: Selection, archive: Archive, session: str, target: Target
     known = {
         s for s in archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
     }
-    copy_shards(selection.roots, archive.storage, chunks, known, engine=target.engine, verify=target.verify)
+    copy_shards(
+        selection.roots,
+        archive.storage,
+        chunks,
+        known,
+        engine=target.engine,
+        verify=target.verify,
+        progress=target.progress,
+    )
     ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
     if chunks.num_rows:
         plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])

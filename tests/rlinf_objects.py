@@ -88,7 +88,7 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
 
 
 def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def saved_trees(folder: Path) -> dict[str, Any]:

@@ -323,3 +323,19 @@ def test_defaults_where_the_checkpoint_knows_no_better() -> None:
     assert "no priorities" in str(report)
     assert "no episodic returns" in str(report)
     assert priority(3) != 1.0
+
+
+def test_an_empty_buffer_and_one_that_is_skipped() -> None:
+    arc, rb = fresh(), ReplayBuffer(2, 8)
+    with arc.writer(0, 1) as w:
+        empty = alf.save(rb, w, step=0).result(60)
+        run(rb, 5)
+        skipped = alf.save(rb, w, step=1, save_replay=False).result(60)
+        ck = alf.save(rb, w, step=2).result(60)
+    other = run(ReplayBuffer(2, 8), 3, seed=9)
+    report = alf.restore(other, empty, rank=0, existing="replace")
+    assert_same(other, ReplayBuffer(2, 8))
+    assert (report.steps, report.counts["empty_rows"]) == (0, 2)
+    assert (skipped.replay_saved, ck.buffers["replay"]["steps"]) == (False, 10)
+    alf.restore(other, ck, rank=0, unfinished="continue")
+    assert_same(other, rb)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from adapter_helpers import save_world, shares
 from alf_buffer import FIRST, LAST, MID, ReplayBuffer, priority, run
-from test_alf_adapter import returns_of
+from test_alf_adapter import returns_of, steps_in_shards
 
 import archive
 import resharding
@@ -91,9 +91,11 @@ def test_closed_once_is_closed_after_the_next_checkpoint_and_redistribution_too(
         rb._keep_episodic_info = False
         rb.add(0, 7_000 + int(share.rank), FIRST, 1.0)
     url = ck.snapshot.storage.url
+    before = steps_in_shards(archive.open(url))
     writers = [archive.open(url).writer(resume=share, session="second") for share in found]
     pending = [alf.save(rb, w, step=2) for rb, w in zip(buffers, writers, strict=True)]
     later = pending[0].result(60)
+    assert steps_in_shards(archive.open(url)) == before + 2  # what is new
     (share,) = shares(later, 1, num_envs=1, max_length=64)
     one = ReplayBuffer(1, 64)
     alf.restore(one, share)

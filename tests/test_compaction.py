@@ -309,30 +309,6 @@ def test_a_failure_changes_nothing(packed: Job, part: str, monkeypatch: pytest.M
     packed.w.close()
 
 
-def test_several_runs(tmp_path: Path) -> None:
-    """Each run's newest checkpoint is read from the new shards, and the newest of all stays the newest."""
-    arc = archive.create(tmp_path / "a")
-    writers = {run: arc.writer(run=run) for run in ("left", "right")}
-    kept: dict[str, Any] = {}
-    for i, (run, w) in enumerate(writers.items()):
-        w.append({"k": np.arange(i * 1000, i * 1000 + 1000)}, env_ids=0, last=True)
-        w.evict(0, positions=np.flatnonzero(np.arange(1000) % 7))
-        kept[run] = w.checkpoint(i, name=f"of-{run}").result()
-    cost = {run: fetched(ck) for run, ck in kept.items()}
-    resharding.compact(arc)
-    now = archive.open(arc.url)
-    assert now.checkpoints.latest.name == "of-right"
-    for run, ck in kept.items():
-        latest = now.checkpoints.of(run).latest
-        assert latest.number > kept["right"].number
-        assert latest.live.equals(ck.live)
-        assert equal(latest.episodes.read(), ck.episodes.read())
-        assert fetched(latest) < cost[run]
-    assert resharding.compact(arc).commit is None
-    for w in writers.values():
-        w.close()
-
-
 def test_merge_sees_the_same_episodes_before_and_after(packed: Job, tmp_path: Path) -> None:
     """What was merged before a compaction of the source is not merged again after it."""
     packed.w.close()

@@ -330,3 +330,14 @@ def test_what_lerobot_has_and_this_does_not_read_is_refused(tmp_path: Path) -> N
     assert len(arc.refresh().episodes) == before  # nothing of it
     with pytest.raises(UsageError, match="Give fps="):
         lerobot.export_dataset(arc, io.StringIO("x"))
+
+
+def test_lerobot_itself_reads_them(tmp_path: Path) -> None:
+    real = pytest.importorskip(
+        "lerobot.datasets.lerobot_dataset", reason="lerobot is not installed", exc_type=ImportError
+    )
+    lerobot.export_dataset(lerobot.import_dataset(write_lerobot(tmp_path / "pusht"), fresh()), tmp_path / "again")
+    dataset = real.LeRobotDataset("some/body", root=tmp_path / "again")
+    assert (dataset.num_episodes, dataset.num_frames, dataset.fps) == (2, 7, 10)
+    assert (dataset[2]["task"], dataset[2]["observation.state"].tolist()) == ("pull", [2, 0.5])
+    assert dataset[6]["grid"].tolist() == [[2, 1], [2, 3]]

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from adapter_helpers import save_world, shares
-from alf_buffer import LAST, ReplayBuffer, run
+from alf_buffer import LAST, ReplayBuffer, priority, run
+from test_alf_adapter import check_row
 
 import archive
 from archive.adapters import alf, exchange
-from archive.errors import NotFoundError, UsageError
+from archive.errors import CapacityError, NotFoundError, UsageError
 
 Seen = dict[int, tuple[float, bool, bool, int, list[float]]]
 
@@ -76,6 +77,10 @@ def torchrl_buffer(size: int = 300) -> Any:
     return data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(size), batch_size=8)
 
 
+def torchrl_items(count: int) -> Any:
+    return pytest.importorskip("tensordict").TensorDict({"x": torch.arange(count)}, [count])
+
+
 def rlinf_buffer() -> Any:
     """A buffer that keeps what it was given, to look at."""
     module = pytest.importorskip("rlinf.data.replay_buffer", reason="rlinf is not installed")
@@ -111,6 +116,53 @@ def test_alf_to_torchrl_to_rlinf() -> None:
     assert in_torchrl(back) == every
 
 
+@pytest.mark.parametrize("way", ["torchrl", "rlinf"])
+def test_back_to_alf(way: str) -> None:
+    adapter = pytest.importorskip(f"archive.adapters.{way}")
+    buffers, between = sources(), torchrl_buffer() if way == "torchrl" else rlinf_buffer()
+    every = expected(buffers)
+    exchange.restore(between, alf_share(buffers))
+    with archive.open(f"memory://{uuid.uuid4().hex}", create=True).writer(0, 1) as w:
+        ck = adapter.save(between, w, step=5).result(60)
+    small, rb = ReplayBuffer(2, 16), ReplayBuffer(3, 64)
+    with pytest.raises(CapacityError, match="the buffer takes 16"):
+        exchange.restore(small, ck, rank=0)
+    if way == "rlinf":  # its observations have no nesting
+        rb.register_buffer("unknown", torch.ones(3, 64))
+    report = exchange.restore(rb, ck, rank=0)
+    assert expected([rb]) == every
+    assert ("nothing is known of unknown" in str(report)) == (way == "rlinf")
+    assert not rb.get_buffer("unknown").any() if way == "rlinf" else True
+    for env in range(3):
+        assert set(rb.field("env_id")[env, rb.live(env)].tolist()) == {env}
+        check_row(rb, env)
+    assert rb._sum_tree._nnz > 0
+
+
+class Prioritized:
+    """What a prioritized sampler has, beside that of torchrl, whose trees do not load everywhere."""
+
+    def __init__(self) -> None:
+        self._sum_tree: dict[int, float] = {}
+        self._alpha, self._eps = 0.6, 1e-8
+
+
+def test_leaves_of_alfs_trees_become_those_of_torchrls(monkeypatch: pytest.MonkeyPatch) -> None:
+    samplers = pytest.importorskip("torchrl.data.replay_buffers.samplers", reason="torchrl is not installed")
+
+    class Sampler(Prioritized, samplers.RandomSampler):
+        def update_priority(self, index: Any, priority: Any, **_: Any) -> None:
+            self._sum_tree |= dict(zip(index.tolist(), ((priority + self._eps) ** self._alpha).tolist(), strict=True))
+
+    rb, buffers = torchrl_buffer(), sources()
+    rb._sampler = sampler = Sampler()
+    exchange.restore(rb, alf_share(buffers))
+    numbers = rb[:]["observation", "number"].tolist()
+    assert sorted(sampler._sum_tree) == list(range(len(numbers)))
+    for i, number in enumerate(numbers):
+        assert sampler._sum_tree[i] == pytest.approx(priority(number))
+
+
 def test_trajectories_stay_together_and_unfinished_ones_are_closed() -> None:
     buffers, rb = sources(), torchrl_buffer()
     report = exchange.restore(rb, alf_share(buffers))
@@ -137,7 +189,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
     share, rb = alf_share(sources()), torchrl_buffer(10)
     with pytest.raises(UsageError, match="plan with capacity=10"):
         exchange.restore(rb, share)
-    with pytest.raises(UsageError, match="dict is neither a buffer of TorchRL nor of RLinf"):
+    with pytest.raises(UsageError, match="dict is no buffer of TorchRL, RLinf or ALF"):
         exchange.restore({}, share)
     with pytest.raises(NotFoundError, match="no buffer 'demo'"):
         exchange.restore(rb, share, buffer="demo")
@@ -148,6 +200,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
     with pytest.raises(UsageError, match="neither ALF, TorchRL nor RLinf; their fields: x"):
         exchange.restore(rb, ck, rank=0)
     assert len(rb) == 0
+    small = torchrl_buffer(10)
+    small.extend(full_items := torchrl_items(3))
+    with pytest.raises(UsageError, match="plan with capacity=10"):
+        exchange.restore(small, share, existing="replace")
+    assert torch.equal(small[:]["x"], full_items["x"])
     full = torchrl_buffer()
     exchange.restore(full, share)
     with pytest.raises(UsageError, match="already holds"):

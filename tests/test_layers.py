@@ -129,6 +129,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "tensordict": ("statetree", "statetorch", "frameworks"),
     "torchrl": ("frameworks",),
     "ray": ("frameworks", "resharding"),
+    "polars": ("engine",),
     "pandas": ("engine", "facade", "resharding", "tools"),
     "matplotlib": ("views.plots",),
     "click": ("tools",),

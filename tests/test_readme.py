@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from archive import cli
+from archive.cli import reference
+from archive.errors import NotFoundError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -97,6 +99,12 @@ def test_every_dependency_has_its_reason() -> None:
 
 def test_every_command_is_listed() -> None:
     assert re.findall(r"^\| `archive ([\w-]+)", README, re.MULTILINE) == list(cli.COMMANDS)
+
+
+def test_the_reference_of_commands_is_up_to_date() -> None:
+    assert reference.put_into(README) == README, "run `make docs`"
+    with pytest.raises(NotFoundError, match="no <!-- commands"):
+        reference.put_into("nothing")
 
 
 def test_the_two_commands_are_targets() -> None:

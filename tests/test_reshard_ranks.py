@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Backend
+from conftest import Backend, make_backend
 from reshard_helpers import SCHEMA, Rank, assert_sound, checkpoint, close, fields_of, job, numbers, priority, resumed
 
 import archive
@@ -335,12 +335,19 @@ def test_resuming_from_an_older_checkpoint_supersedes_the_tail() -> None:
 # -- real processes ------------------------------------------------------------------------------------------------------
 
 
-WORLDS = [(3, 2, 4), *(pytest.param(w, marks=pytest.mark.soak) for w in [(1, 8, 3), (8, 5, 1), (2, 7, 6), (6, 4, 8)])]
+SOAK = [(1, 8, 3), (8, 5, 1), (2, 7, 6), (6, 4, 8)]
+WORLDS = [
+    *(("moto", (3, 2, 4)), ("seaweedfs", (3, 2, 4)), ("seaweedfs", (1, 8, 3)), ("moto", (8, 5, 1))),
+    *(pytest.param(server, w, marks=pytest.mark.soak) for server in ("moto", "seaweedfs") for w in SOAK),
+]
 
 
-@pytest.mark.parametrize("worlds", WORLDS, ids=str)
-def test_processes_save_and_resume(s3_backend: Backend, worlds: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("server", "worlds"), WORLDS, ids=str)
+def test_processes_save_and_resume(
+    request: pytest.FixtureRequest, tmp_path: Path, server: str, worlds: tuple[int, int, int]
+) -> None:
     """Processes save; others resume what a plan gives them, add steps and save; others again look at it."""
+    s3_backend = make_backend(request, server, tmp_path)
     archive.create(s3_backend.url, storage_options=s3_backend.storage_options)
     first = _processes(s3_backend, worlds[0], "save")
     second = _processes(s3_backend, worlds[1], "resume")

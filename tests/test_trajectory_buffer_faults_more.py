@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trajectories import Trajectory, check_batch, everything, loaded, make, rlinf, same, sample_for_a_while, saving
+from trajectories import (
+    Trajectory,
+    check_batch,
+    everything,
+    loaded,
+    make,
+    rlinf,
+    same,
+    sample_for_a_while,
+    saved_trees,
+    saving,
+)
 
 import archive
 from archive.buffers import TrajectoryReplayBuffer
@@ -79,8 +90,9 @@ def test_9_what_is_half_saved_is_never_seen(tmp_path: Path) -> None:
 # -- 10: errors in the background, and changes after adding
 
 
-def test_10_what_is_changed_after_adding_does_not_change_what_was_added(tmp_path: Path) -> None:
-    with saving(tmp_path, sample_window_size=0) as buffer:
+@pytest.mark.parametrize("auto_save", [False, True])
+def test_10_what_is_changed_after_adding_does_not_change_what_was_added(tmp_path: Path, auto_save: bool) -> None:
+    with saving(tmp_path, sample_window_size=0, auto_save=auto_save) as buffer:
         given = make(3)
         buffer.add_trajectories([given])
         for tensor in (*(v for v in vars(given).values() if isinstance(v, torch.Tensor)), *given.curr_obs.values()):
@@ -90,6 +102,8 @@ def test_10_what_is_changed_after_adding_does_not_change_what_was_added(tmp_path
         buffer.save_checkpoint(f"{tmp_path}/rank_0")
     with loaded(tmp_path, cache_size=0) as other:
         assert everything(other) == {3}
+    (tree,) = saved_trees(tmp_path)
+    same(tree, dict(vars(make(3))))
 
 
 def test_10_a_failed_save_is_raised_by_the_next_call(tmp_path: Path) -> None:

@@ -147,6 +147,11 @@ def test_one_rank_of_several_can_be_split(tmp_path: Path) -> None:
         demo.load_checkpoint(tmp_path / "rank_1", is_distributed=True, local_rank=rank, world_size=2)
         parts.append(demo.trajectory_ids)
     assert parts == [[1, 3], [5]]
+    demo.add_trajectories([make(8)])
+    demo._job.world_size, demo._job.rank = 1, 0
+    demo.save_checkpoint(tmp_path / "demo" / "rank_0")  # elsewhere: copied
+    demo.close()
+    assert [e.metadata["trajectory_id"] for e in archive.open(tmp_path / "demo").episodes] == [5, 7]
     with pytest.raises(NotFoundError, match="rank 7"):
         TrajectoryReplayBuffer().load_checkpoint(tmp_path / "rank_7", is_distributed=True, world_size=1)
     close(buffers)

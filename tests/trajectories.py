@@ -102,8 +102,8 @@ def rlinf() -> Any:
 
 
 def saving(url: Any, **options: Any) -> TrajectoryReplayBuffer:
-    options = {"cache_size": 2, "world_size": 1} | options
-    return TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"{url}/rank_0", **options)
+    options = {"cache_size": 2, "world_size": 1, "auto_save": True} | options
+    return TrajectoryReplayBuffer(auto_save_path=f"{url}/rank_0", **options)
 
 
 def loaded(url: Any, **options: Any) -> TrajectoryReplayBuffer:

@@ -188,7 +188,8 @@ def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
 
 def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, base: Schema) -> Schema:
     """What the writer was told, these axes, and that next_obs repeats the next rows of curr_obs."""
-    current, following = (dict(_leaves(steps.get(key) or {})) for key in ("curr_obs", "next_obs"))
+    nests = (steps.get(key) for key in ("curr_obs", "next_obs"))
+    current, following = (dict(_leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
     next_of = {
         ("next_obs", *path): ("curr_obs", *path)
         for path, value in following.items()

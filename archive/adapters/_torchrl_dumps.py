@@ -58,7 +58,6 @@ class ArchiveCheckpointer:
 
     def load(self, rb: Any, url: Any) -> Any:
         """Restore the buffer from the newest checkpoint at `url`; the Report."""
-        import resharding
         from archive.adapters import torchrl
 
         url = os.fspath(url)
@@ -66,9 +65,10 @@ class ArchiveCheckpointer:
         if found is None:
             raise NotFoundError(f"the archive at {url} has no checkpoint yet")
         rank, world_size = self._place
-        plan = resharding.plan(found, world_size=world_size)
-        if not plan.is_identity:
-            plan = resharding.plan(found, world_size=world_size, capacity=int(rb._storage.max_size))
+        plan = common.planned(found, world_size=world_size)
+        room = int(rb._storage.max_size)
+        if not plan.is_identity or max(plan.steps) > room:
+            plan = common.planned(found, world_size=world_size, capacity=room)
         share = plan.share(rank)
         report = torchrl.restore({self._buffer: rb}, share, existing=self._existing)[self._buffer]
         self._end(url)

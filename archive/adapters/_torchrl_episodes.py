@@ -90,8 +90,8 @@ def marks_of(cells: Any, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
     if ids is not None:
         changes[grid[:-1].ravel()] = (ids[grid[:-1]] != ids[grid[1:]]).ravel()
     last: Mask = ended | changes
-    first: Mask = np.where(previous >= 0, last[previous], not wrapped)
-    first = first | _flags(cells, ("is_init",), count)
+    begins = np.where(previous >= 0, last[previous], not wrapped)
+    first = np.asarray(begins | _flags(cells, ("is_init",), count), bool)
     truncated, terminated = (_flags(cells, keys.beside(n), count) for n in ("truncated", "terminated"))
     return Marks(first, last, terminated & last, truncated & last, previous, columns)
 
@@ -103,8 +103,7 @@ def _flags(cells: Any, path: Path | None, count: int) -> Mask:
     array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if array.dtype.kind not in "biu":
         return np.zeros(count, bool)
-    out: Mask = array.reshape(count, -1).astype(bool).any(axis=1) if count else np.zeros(0, bool)
-    return out
+    return np.asarray(array.reshape(count, -1).astype(bool).any(axis=1) if count else np.zeros(0), bool)
 
 
 def _ids(cells: Any, path: Path, count: int) -> Any:

@@ -92,18 +92,9 @@ class ListCells:
         ]
         return kind, tuple(shapes)
 
-    def json_fields(self) -> list[Path]:
-        found: dict[Path, None] = {}
-        for cell in range(self.rows):
-            found |= {p: None for p, v in self._item(cell)[1].items() if isinstance(v, _Json)}
-        return list(found)
-
-    def ragged_fields(self) -> list[Path]:
-        found: dict[Path, None] = {}
-        for cell in range(self.rows):
-            leaves = self._item(cell)[1].items()
-            found |= {p: None for p, v in leaves if isinstance(v, torch.Tensor | np.ndarray) and v.ndim}
-        return list(found)
+    def json_fields(self, cells: Ints) -> list[Path]:
+        """Fields that hold JSON, in items of one signature."""
+        return [p for p, v in self._item(int(cells[0]))[1].items() if isinstance(v, _Json)]
 
     def next_fields(self) -> dict[Path, Path]:
         return {}
@@ -233,7 +224,7 @@ def _digest(kind: str, leaves: Leaves) -> int:
         if isinstance(leaf, torch.Tensor):
             plain = leaf.detach().as_subclass(torch.Tensor).contiguous().cpu()
             out.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            out.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+            out.update(torch.cat([plain.reshape(-1)]).view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, np.ndarray):
             out.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
         else:

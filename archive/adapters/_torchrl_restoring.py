@@ -163,9 +163,10 @@ def _close(cells: Cells, given: Given, target: Target, lo: int, hi: int, steps: 
         return wanted[:0]
     kept = np.flatnonzero(target.cell[lo:hi] != NONE) + lo
     flag = dict(tree.flatten(steps)).get(end)
-    if flag is not None:
-        flags = [np.asarray(flag[i]).astype(bool).any() for i in np.searchsorted(kept, wanted).tolist()]
-        wanted = wanted[~np.array(flags, bool)]
+    if flag is None:
+        return wanted[:0]
+    flags = [np.asarray(flag[i]).astype(bool).any() for i in np.searchsorted(kept, wanted).tolist()]
+    wanted = wanted[~np.array(flags, bool)]
     return _mark(cells, given.keys, target.cell[wanted])
 
 

@@ -77,14 +77,14 @@ def _declare(inner: BufferWriter, cells: Cells, keys: Keys) -> None:
         known,
         episode_id=tuple(dict.fromkeys((*known.episode_id, *([keys.traj] if keys.traj else [])))),
         next_of={**follows, **known.next_of},
-        axes={**dict.fromkeys(cells.ragged_fields(), "ragged"), **known.axes},
-        json=tuple(dict.fromkeys((*known.json, *cells.json_fields()))),
         unit=keys.unit,
     )
 
 
 def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks: Marks, order: Ints) -> None:
+    declared = inner.schema
     for chosen in _slabs(cells, record, order):
+        inner.schema = replace(declared, json=tuple(dict.fromkeys((*declared.json, *cells.json_fields(chosen)))))
         env = chosen % cells.columns
         heads = np.r_[True, env[1:] != env[:-1]]
         if keys.unit == "step":
@@ -102,6 +102,7 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
             update_count=None, metadata=None, positions=positions, owned=True,
         )  # fmt: skip
         record.env[chosen], record.position[chosen] = env, positions
+    inner.schema = declared
 
 
 def _slabs(cells: Cells, record: Record, order: Ints) -> Iterator[Ints]:

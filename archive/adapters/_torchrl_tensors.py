@@ -99,12 +99,10 @@ class TensorCells:
     def kinds(self, cells: Ints) -> Ints | None:
         return None
 
-    def json_fields(self) -> list[Path]:
-        leaves = self.leaves().items()
-        return [p for p, leaf in leaves if isinstance(leaf, list) and not all(isinstance(v, str) for v in leaf)]
-
-    def ragged_fields(self) -> list[Path]:
-        return []
+    def json_fields(self, cells: Ints) -> list[Path]:
+        """Fields that hold, in some cells, something else than tensors and texts."""
+        leaves = [(p, leaf) for p, leaf in self.leaves().items() if isinstance(leaf, list)]
+        return [p for p, leaf in leaves if not all(isinstance(leaf[i], str) for i in cells.tolist())]
 
     def next_fields(self) -> dict[Path, Path]:
         """next/x -> x, for all fields of the same kind."""
@@ -259,9 +257,9 @@ def _numbered(held: Any) -> Any:
 def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
     """What a user would have given: a TensorDict, a tensor or a tree of them."""
     found = {path: _value(leaf, part, path) for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)}
-    if kind == "tensor":
+    if kind == "tensor" or found.keys() == {ROOT}:
         return found[ROOT]
-    if isinstance(kind, dict):
+    if isinstance(kind, dict) and "tree" in kind:
         order, spec = torch.utils._pytree.tree_flatten(kind["tree"])
         numbered = {number: path for path, number in _tree_leaves(kind["tree"])}
         return torch.utils._pytree.tree_unflatten([found[numbered[i]] for i in order], spec)
@@ -270,6 +268,10 @@ def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
 
 
 def _value(leaf: Any, part: slice, path: Path) -> Any:
+    if isinstance(leaf, list) and leaf and isinstance(leaf[0], np.ndarray):
+        if len({(row.dtype, row.shape) for row in leaf}) > 1:
+            raise FieldError(f"field {show(path)!r} differs in length from item to item; restore into a LazyStackStorage")
+        leaf = np.stack(leaf)
     if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
         return module_tensordict().NonTensorStack(*leaf[part])
     value = dtypes.to_torch(leaf[part])

@@ -90,9 +90,9 @@ def restore(
     objects = several(buffers)
     for name, rb in objects.items():
         check_room(existing, int(_tensors(rb).size.sum()), f"the ALF buffer {name!r}")
-    made = {name: rebuild(share, name, _target(rb), unfinished) for name, rb in objects.items()}
+    made = {name: rebuild(share, name, target_of(rb), unfinished) for name, rb in objects.items()}
     for name, rb in objects.items():
-        _write(rb, made[name])
+        write(rb, made[name])
     reports: dict[str, Report] = {name: one.report for name, one in made.items()}
     return reports if isinstance(buffers, Mapping) else next(iter(reports.values()))
 
@@ -114,7 +114,8 @@ def _tensors(rb: Any) -> Tensors:
     return Tensors(dict(rb.named_buffers()))
 
 
-def _target(rb: Any) -> Target:
+def target_of(rb: Any) -> Target:
+    """What a buffer takes."""
     tensors = _tensors(rb)
     return Target(
         tensors.num_envs,
@@ -131,7 +132,8 @@ def _target(rb: Any) -> Target:
 
 
 @torch.no_grad()
-def _write(rb: Any, made: Rebuilt) -> None:
+def write(rb: Any, made: Rebuilt) -> None:
+    """Put what was made for a buffer into it."""
     with _locked(rb):
         for name, tensor in _tensors(rb).named.items():
             found = made.named.get(name)

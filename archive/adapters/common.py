@@ -74,9 +74,14 @@ def share_of(source: Any, rank: int | None = None) -> Any:
         raise UsageError(
             f"restoring from checkpoint {source.name!r}: give rank=, or a share: resharding.plan(checkpoint).share()"
         )
+    return planned(source, world_size=source.world_size).share(rank)
+
+
+def planned(checkpoint: Checkpoint, **options: Any) -> Any:
+    """`resharding.plan()`."""
     import resharding  # built on this package, so not imported with it
 
-    return resharding.plan(source, world_size=source.world_size).share(rank)
+    return resharding.plan(checkpoint, **options)
 
 
 def share_buffer(share: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ torchrl.save(torchrl_buffer, w, step=ck.step).result()  # from now on it is Torc
 |---|---|---|
 | ALF, TorchRL, RLinf | TorchRL | one item a transition: observation, action, next, collector/traj_ids; leaves of its tree |
 | ALF, TorchRL, RLinf | RLinf | one trajectory [T, 1, ...] an episode: curr_obs, next_obs, actions, rewards, dones |
+| TorchRL, RLinf | ALF | T + 1 steps, FIRST to LAST, dealt to the env rows; leaves of its trees |
 
 The same system's own adapter restores more, and exactly.
 """
@@ -23,6 +24,8 @@ import numpy as np
 import torch
 
 from archive import dtypes
+from archive.adapters import alf
+from archive.adapters._exchange_alf import rebuilt
 from archive.adapters._exchange_read import Transitions, nest_of, transitions_of
 from archive.adapters.common import Report, check_room, share_buffer, share_of, system
 from archive.checkpoints import MAIN_BUFFER
@@ -35,46 +38,54 @@ __all__ = ["restore"]
 def restore(
     target: Any, source: Any, *, rank: int | None = None, buffer: str = MAIN_BUFFER, existing: str = "error"
 ) -> Report:
-    """Add what a share, or a rank of a checkpoint, has to a buffer of another system; what there was of it.
+    """Fill a buffer with what a share, or a rank of a checkpoint of another system, has; what there was of it.
 
-    target: a TorchRL ReplayBuffer of tensordicts, or RLinf's TrajectoryReplayBuffer.
-    existing: "error" if the buffer holds anything, "replace" to empty it first.
+    target: a TorchRL ReplayBuffer of tensordicts, RLinf's TrajectoryReplayBuffer, or ALF's ReplayBuffer.
+    existing: "error" if the buffer holds anything, "replace" to empty it first. Nothing is changed if anything does not fit.
     """
-    load, held, clear = _kind(target)
+    load, held = _kind(target)
     check_room(existing, held, f"the {type(target).__name__}")
     part = share_buffer(share_of(source, rank), buffer)
     found = list(transitions_of(part))
-    if held:
-        clear()
-    load(target, found)
-    steps = sum(one.length for one in found)
+    notes = load(target, found)
     counts = {
         "closed": sum(one.closed for one in found),
-        "without_a_transition": len(part) - len(found) if len(found) <= len(part) else 0,
+        "without_a_transition": max(0, len(part) - len(found)),
     }
-    return Report(len(found), steps, counts)
+    return Report(len(found), sum(one.length for one in found), counts, notes)
 
 
-def _kind(target: Any) -> tuple[Any, int, Any]:
-    """How to fill it, how much it holds, and how to empty it."""
+def _kind(target: Any) -> tuple[Any, int]:
+    """What replaces its content, and how much it holds."""
     if hasattr(target, "add_trajectories"):
-        return _into_rlinf, int(target.size), target.clear
+        return _into_rlinf, int(target.size)
     if hasattr(target, "extend") and hasattr(target, "storage"):
-        return _into_torchrl, len(target), target.empty
-    raise UsageError(
-        f"{type(target).__name__} is neither a buffer of TorchRL nor of RLinf; ALF's has an adapter of its own"
-    )
+        return _into_torchrl, len(target)
+    if hasattr(target, "_current_pos") and hasattr(target, "_current_size"):
+        return _into_alf, int(target._current_size.sum())
+    raise UsageError(f"{type(target).__name__} is no buffer of TorchRL, RLinf or ALF")
+
+
+# -- ALF ---------------------------------------------------------------------------------------------------------------
+
+
+def _into_alf(rb: Any, found: list[Transitions]) -> tuple[str, ...]:
+    made = rebuilt(found, alf.target_of(rb))
+    alf.write(rb, made)
+    return made.report.notes
 
 
 # -- TorchRL -----------------------------------------------------------------------------------------------------------
 
 
-def _into_torchrl(rb: Any, found: list[Transitions]) -> None:
+def _into_torchrl(rb: Any, found: list[Transitions]) -> tuple[str, ...]:
     _check_capacity(rb, sum(one.length for one in found))
+    rb.empty()
     for number, one in enumerate(found):
         index = rb.extend(_tensordict(one, number))
         if one.priority is not None and hasattr(rb.sampler, "_sum_tree"):
             rb.update_priority(index, _before_alpha(rb.sampler, one.priority))
+    return ()
 
 
 def _check_capacity(rb: Any, steps: int) -> None:
@@ -114,13 +125,13 @@ def _before_alpha(sampler: Any, leaves: Any) -> torch.Tensor:
 # -- RLinf -------------------------------------------------------------------------------------------------------------
 
 
-def _into_rlinf(buffer: Any, found: list[Transitions]) -> None:
-    make = _trajectory_class()
-    buffer.add_trajectories([make(**fields) for fields in map(_trajectory, found)])
-
-
-def _trajectory_class() -> Any:
-    return system("rlinf.data.embodied_io_struct", "rlinf==0.3.0").Trajectory
+def _into_rlinf(buffer: Any, found: list[Transitions]) -> tuple[str, ...]:
+    make = system("rlinf.data.embodied_io_struct", "rlinf==0.3.0").Trajectory
+    trajectories = [make(**_trajectory(one)) for one in found]
+    if buffer.size:
+        buffer.clear()
+    buffer.add_trajectories(trajectories)
+    return ()
 
 
 def _trajectory(one: Transitions) -> dict[str, Any]:

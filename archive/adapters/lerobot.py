@@ -1,9 +1,9 @@
 """LeRobot datasets of version 3 (Parquet files and their metadata) into an archive and back; no package needed.
 
 ```python
-ck = lerobot.import_dataset("s3://bucket/pusht", arc, on_video="skip")
+ck = lerobot.import_dataset("pusht", arc, on_video="skip")  # a folder, or any fsspec URL
 print(ck.episodes.filter(where="metadata.task = 'push'").table)
-lerobot.export_dataset(ck.episodes, "/data/pusht-again", fps=10)
+lerobot.export_dataset(ck, "pusht-again")  # episodes of another origin: fps=10
 ```
 
 | of LeRobot | in the archive |

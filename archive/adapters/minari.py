@@ -1,10 +1,11 @@
 """Minari datasets into an archive and back.
 
 ```python
-ck = minari.import_dataset("D4RL/pen/human-v2", arc)  # a local dataset's id, or a MinariDataset
-minari.export_dataset(ck, "mine/pen-again-v0")
+ck = minari.import_dataset("hand/pen-v0", arc)  # a local dataset's id, or a MinariDataset
+minari.export_dataset(ck, "hand/pen-again-v0")
 good = ck.episodes.filter(where="return > 100")
-minari.export_dataset(good, "mine/pen-good-v0", action_space=space)  # spaces that are not given are boxes
+if len(good):
+    minari.export_dataset(good, "hand/pen-good-v0")  # spaces that are not known are boxes without bounds
 ```
 
 | of Minari | in the archive |
@@ -43,7 +44,7 @@ from archive.facade import Archive
 from archive.schema import Path, Schema, to_path
 from archive.tree import flatten
 
-INSTALL = "'minari[hdf5,create]'"
+INSTALL = "'minari[hdf5]'"
 NOT_KEPT = ("observation_space", "action_space", "data_format", "dataset_size", "total_steps", "total_episodes")
 
 

@@ -1,8 +1,8 @@
 """Offline datasets as npz or HDF5 files, laid out as D4RL and d3rlpy do, into an archive and back.
 
 ```python
-ck = npz.import_dataset("halfcheetah-medium.hdf5", arc)  # or .npz, on any filesystem
-npz.export_dataset(ck.episodes.filter(where="return > 4000"), "good.h5")  # d3rlpy's ReplayBuffer.load reads it
+ck = npz.import_dataset("hopper-medium.npz", arc)  # or .hdf5, on any filesystem
+npz.export_dataset(ck.episodes.filter(complete=True), "whole.h5")  # d3rlpy's ReplayBuffer.load reads it
 npz.export_dataset(ck, "all.npz")
 ```
 

@@ -6,7 +6,7 @@
 
 | of the buffer | saved as | back, nothing moved | other ranks or capacities |
 |---|---|---|---|
-| items of tensor storages and of lists | steps; ragged where they differ | as they were | by time; what fills no row of 2-d ones is dropped |
+| items of tensor storages and of lists | steps, ragged where they differ | as they were | oldest first |
 | trajectories (1) | episodes, a stream a column | as they were | ids renumbered; what stops is ended: truncated, done |
 | slot of each step | column `slot` | as it was | anew, "index" with it |
 | write cursor, write count, generations | state | as they were | behind the newest step |
@@ -19,6 +19,7 @@
 | prefetched batches | state | as they were | dropped, counted |
 
 (1) Told apart by `traj_key`, else the collector's ids, else `end_key`; without either, steps stand on their own.
+Steps that fill no whole row of a 2-d storage are dropped and counted.
 Not saved: hooks, collate functions, the process's own random generators (give the buffer a generator).
 Only what changed since the last save is written: a tracker on the storage is told of each write; where
 something else wrote (another process, `rb[i] = x`, `empty()`), digests tell which rows differ. What is changed behind

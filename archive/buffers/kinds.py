@@ -57,7 +57,7 @@ def kinds_of(episodes: Episodes, envs: Ints, cache_bytes: int, disk_cache: Any) 
     for (text, count), number in place.items():
         mine = np.flatnonzero(kind == number)
         within[mine] = np.arange(len(mine))
-        share = max(1, cache_bytes * len(mine) // len(each))
+        share = cache_bytes * len(mine) // len(each)
         kinds.append(Kind(episodes[mine], schema.loads(text), count, cache_bytes=share, disk_cache=disk_cache))
     return kinds, kind, within
 

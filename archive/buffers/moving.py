@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any
+
+import torch
 
 from archive.adapters._rlinf_numbers import NUMBER
 from archive.buffers import flatten, mapping
@@ -12,33 +15,36 @@ from archive.buffers.contents import Contents, Entry
 from archive.buffers.home import ArchiveHome
 from archive.buffers.sink import Sink
 
-BATCH_SAMPLES = 4096  # transitions of trajectories that are read together
+BATCH_BYTES = 64 * 1024 * 1024  # of trajectories that are read together
 Tree = dict[str, Any]
 
 
-def batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Some trajectories at a time, of bounded size."""
-    some: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if some and size + entry.samples > BATCH_SAMPLES:
-            yield some
-            some, size = [], 0
-        some.append(entry)
-        size += entry.samples
-    if some:
-        yield some
-
-
 def read(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tree]]:
-    """Trajectories that lie in archives, whole, in order."""
-    for some in batches(entries):
-        found: dict[Entry, Tree] = {}
-        for home in dict.fromkeys(e.home for e in some):
-            mine = [e for e in some if e.home is home]
-            assert isinstance(home, ArchiveHome)
-            found |= zip(mine, home.trees([e.name for e in mine]), strict=True)
-        yield from ((e, found[e]) for e in some)
+    """Trajectories that lie in archives, whole, in order; in batches of about `BATCH_BYTES`, as the first ones tell."""
+    at, samples, nbytes, limit = 0, 0, 0, 1
+    while at < len(entries):
+        some = _first(entries[at:], limit)
+        for entry, tree in zip(some, _trees(some), strict=True):
+            samples += entry.samples
+            nbytes += sum(t.nbytes for _, t in flatten.leaves(tree) if isinstance(t, torch.Tensor))
+            yield entry, tree
+        at += len(some)
+        limit = BATCH_BYTES * samples // max(1, nbytes)
+
+
+def _first(entries: Sequence[Entry], samples: int) -> Sequence[Entry]:
+    """The first of them, with at most so many transitions, but at least one."""
+    ends = itertools.accumulate(e.samples for e in entries)
+    return entries[: max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= samples, ends)))]
+
+
+def _trees(entries: Sequence[Entry]) -> list[Tree]:
+    found: dict[Entry, Tree] = {}
+    for home in dict.fromkeys(e.home for e in entries):
+        mine = [e for e in entries if e.home is home]
+        assert isinstance(home, ArchiveHome)
+        found |= zip(mine, home.trees([e.name for e in mine]), strict=True)
+    return [found[e] for e in entries]
 
 
 def fill(contents: Contents, entries: Sequence[Entry], in_memory: int | None) -> Contents:
@@ -56,14 +62,25 @@ def bring(contents: Contents, lock: RLock, sink: Sink) -> None:
     with lock:
         entries = list(contents.entries.values())
     sink.keep_only(e.trajectory_id for e in entries)
-    for some in batches([e for e in entries if e.trajectory_id not in sink.owned]):
-        with lock:
-            held = {e: contents.tree(e) for e in some if e.in_memory}
-        held |= read([e for e in some if e not in held])
-        for entry in some:
-            taken = mapping.take(held[entry])
-            assert taken is not None
-            append(sink, entry, taken)
+    lacking = [e for e in entries if e.trajectory_id not in sink.owned]
+    elsewhere = read([e for e in lacking if not e.in_memory])
+    ahead = next(elsewhere, None)
+    for entry in lacking:
+        if ahead is not None and ahead[0] is entry:
+            tree, ahead = ahead[1], next(elsewhere, None)
+        else:
+            tree = _held(contents, lock, entry)
+        taken = mapping.take(tree)
+        assert taken is not None
+        append(sink, entry, taken)
+
+
+def _held(contents: Contents, lock: RLock, entry: Entry) -> Tree:
+    """The tree of a trajectory that is, or was a moment ago, in memory."""
+    with lock:
+        if entry.in_memory:
+            return contents.tree(entry)
+    return _trees([entry])[0]
 
 
 def append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:

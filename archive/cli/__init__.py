@@ -26,11 +26,15 @@ COMMANDS = {  # name: module and function; the order of --help
     "sample": "sample:sample",
     "log": "look:log",
     "checkpoints": "ranks:checkpoints",
+    "diff": "compare:diff",
     "plan": "ranks:plan",
+    "reshard": "transfer:reshard",
     "request-checkpoint": "ranks:request_checkpoint",
     "merge": "transfer:merge",
     "split": "transfer:split",
     "filter": "transfer:filter_",
+    "export": "exchange:export",
+    "import": "exchange:import_",
     "compact": "transfer:compact",
     "verify": "care:verify",
     "repair": "care:repair",
@@ -78,7 +82,14 @@ class Commands(click.Group):
             raise (Misused if isinstance(error, UsageError) else Failed)(error) from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+EPILOG = """\b
+Exit codes: 0 done, 1 it failed, 2 the call is wrong; one line on stderr says what to do.
+Completion: eval "$(_ARCHIVE_COMPLETE=bash_source archive)", or zsh_source, fish_source."""
+
+
+@click.group(
+    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="archive")
 def main() -> None:
     """Replay buffers and trajectories on any object store."""

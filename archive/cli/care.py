@@ -8,6 +8,7 @@ import click
 
 from archive.cli import output
 from archive.cli.options import Target, on_archive
+from archive.cli.progress import bar
 
 
 @click.command()
@@ -17,7 +18,10 @@ def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums. Exit code 1 if something is wrong."""
     from archive import maintenance
 
-    report = maintenance.verify(target.open(), deep=deep)
+    arc = target.open()
+    with bar("verify", [arc]) as advance:
+        total = len(arc.shards) + arc.head.number
+        report = maintenance.verify(arc, deep=deep, progress=lambda r: advance(r.shards + r.commits, total))
     if target.as_json:
         output.as_json({"sound": report.sound} | asdict(report))
     else:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.options import Target, meeting, on_archive
+from archive.errors import NotFoundError
+from archive.layout import ARCHIVE_KEY
 
 if TYPE_CHECKING:
     from archive import Archive, Commit
+
+LOGGED = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
+LOG_BATCH = 100
 
 
 @click.command()
@@ -52,19 +58,57 @@ def _episodes(arc: Archive) -> dict[str, Any]:
 
 
 @click.command()
+@click.option("--where", metavar="CONDITION", help="Only shards with episodes that meet it, as in 'return > 10'.")
 @on_archive()
-def ls(target: Target) -> None:
-    """The shards, with URLs that zarr.open_group takes."""
-    arc = target.open()
+def ls(target: Target, where: str | None) -> None:
+    """The shards, with URLs that zarr.open_group takes; of a folder that is no archive, the archives in it."""
+    try:
+        arc = target.open()
+    except NotFoundError:
+        found = _archives_below(target)
+        if not found or target.commit is not None:
+            raise
+        _show(target, found, ("archive", "commit", "committed_at", "runs", "url"))
+        return
+    wanted = None if where is None else _shards_of(arc, where)
     rows = [
         {"shard": i, "url": arc.shard_url(key)} | counts
         for i, (key, counts) in enumerate(_shard_counts(arc).items())
-    ]  # fmt: skip
+        if wanted is None or key in wanted
+    ]
+    _show(target, rows, ("shard", "steps", "segments", "session", "rank", "commit", "url"))
+
+
+def _show(target: Target, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     if target.as_json:
         output.as_json(rows)
     else:
-        columns = ("shard", "steps", "segments", "session", "rank", "commit", "url")
         output.table(([row[c] for c in columns] for row in rows), columns)
+
+
+def _archives_below(target: Target) -> list[dict[str, Any]]:
+    """The archives directly in the folder."""
+    import archive
+    from archive.storage import Storage
+
+    storage = Storage.connect(target.url, target.storage_options)
+    out = []
+    for name in storage.list(""):
+        if name.endswith("/") and storage.exists(f"{name}{ARCHIVE_KEY}"):
+            arc = archive.open(storage.full_url(name.rstrip("/")), storage_options=target.storage_options)
+            head = {"commit": arc.head.number, "committed_at": arc.head.created_at if arc.head.number else None}
+            out.append({"archive": name.rstrip("/"), **head, "runs": list(arc.head.runs), "url": arc.url})
+    return out
+
+
+def _shards_of(arc: Archive, where: str) -> set[str]:
+    """The shards that hold steps of the episodes that meet a condition."""
+    import numpy as np
+
+    found = arc.episodes.filter(where=where)
+    rows = [arc.index.chains.of(int(number)) for number in found.numbers]
+    table = arc.snapshot.take(np.concatenate([np.zeros(0, np.int64), *rows]), ["shard"])
+    return {name for name in table["shard"].cast("string").to_pylist() if name is not None}
 
 
 def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
@@ -82,17 +126,36 @@ def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
 
 @click.command()
 @click.option("--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help="How many; 0 for all.")
+@click.option("--where", metavar="CONDITION", help="Only those that meet it, as in \"kind = 'checkpoint'\".")
 @on_archive()
-def log(target: Target, limit: int) -> None:
+def log(target: Target, limit: int, where: str | None) -> None:
     """The commits, newest first."""
     commits = target.open().commits
     numbers = range(len(commits) - 1, -1, -1)
-    rows = [_logged(commits[i]) for i in islice(numbers, limit or None)]
-    if target.as_json:
-        output.as_json(rows)
-    else:
-        columns = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
-        output.table(([row[c] for c in columns] for row in rows), columns)
+    rows = (_logged(commits[i]) for i in numbers)
+    _show(target, list(islice(_meeting(rows, where), limit or None)), LOGGED)
+
+
+def _meeting(rows: Iterator[dict[str, Any]], where: str | None) -> Iterator[dict[str, Any]]:
+    """Those that meet the condition, as they come: a table at a time, as commits are read one by one."""
+    import pyarrow as pa
+
+    while where is not None and (some := list(islice(rows, LOG_BATCH))):
+        table = pa.table({name: [row[name] for row in some] for name in LOGGED}, schema=_log_schema())
+        yield from meeting(where, table).to_pylist()
+    yield from rows
+
+
+def _log_schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {
+        "commit": pa.int64(),
+        "rank": pa.int64(),
+        "segments": pa.int64(),
+        "committed_at": pa.timestamp("us", "UTC"),
+    }
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in LOGGED])
 
 
 def _logged(commit: Commit) -> dict[str, Any]:

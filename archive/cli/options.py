@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import DEBUG
+from archive.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from archive import Archive
 
 Command = Callable[..., None]
@@ -80,6 +83,39 @@ def storage_options(pairs: Iterable[str], endpoint_url: str | None, profile: str
         level[last] = _value(text)
     named = {"endpoint_url": endpoint_url, "profile": profile}
     return out | {key: value for key, value in named.items() if value is not None}
+
+
+def meeting(condition: str | None, table: pa.Table) -> pa.Table:
+    """The rows of any table that meet a condition over its columns."""
+    if condition is None:
+        return table
+    import pyarrow as pa
+
+    from archive import expressions
+
+    plain = pa.table({n: table[n].cast("string") if _is_coded(table[n].type) else table[n] for n in table.column_names})
+    expression, _ = expressions.parse(condition, table.column_names)
+    try:
+        return plain.filter(expression)
+    except pa.ArrowException as e:
+        raise UsageError(f"the condition {condition} cannot be applied to these columns: {e}") from e
+
+
+def _is_coded(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_dictionary(kind)) and bool(pa.types.is_string(kind.value_type))
+
+
+def option_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """What `--set key=value` gives; a value may be JSON."""
+    out = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"--set {pair}: give KEY=VALUE")
+        out[key] = _value(text)
+    return out
 
 
 def _value(text: str) -> Any:

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.options import Target, meeting, on_archive
 from archive.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from archive import Archive, Checkpoint
+    from resharding import Plan
+
+
+_planning = (
+    click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
+    click.option("--policy", default="balanced", show_default=True, help="balanced, interleaved or by_trajectory."),
+    click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
+    click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped."),
+    click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped."),
+    click.option("--incomplete", default="keep", show_default=True, help="keep or drop headless and open episodes."),
+    click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'."),
+)
+
+
+def planning(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say how to deal out steps."""
+    for option in reversed(_planning):
+        command = option(command)
+    return command
+
+
+def named_checkpoint(arc: Archive, name: str | None) -> Checkpoint:
+    """By name; without one, the newest whole one."""
+    found = arc.checkpoints[name] if name else arc.checkpoints.latest
+    if found is None:
+        raise NotFoundError(f"there is no checkpoint at {arc.url} yet; `archive log` shows what is there")
+    return found
+
+
+def planned(checkpoint: Checkpoint, world_size: int, where: str | None, **how: Any) -> Plan:
+    import resharding
+
+    return resharding.plan(checkpoint, world_size, filter=where, **how)
 
 
 @click.command()
+@click.option("--where", metavar="CONDITION", help="Only those that meet it, as in 'step >= 1000 and whole = true'.")
 @on_archive()
-def checkpoints(target: Target) -> None:
+def checkpoints(target: Target, where: str | None) -> None:
     """The checkpoints, oldest first."""
-    rows = target.open().checkpoints.table.to_pylist()
+    rows = meeting(where, target.open().checkpoints.table).to_pylist()
     if target.as_json:
         output.as_json(rows)
     else:
@@ -26,32 +64,18 @@ def checkpoints(target: Target) -> None:
 @click.command()
 @on_archive()
 @click.argument("world_size", type=click.IntRange(1))
-@click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one.")
-@click.option("--policy", default="balanced", show_default=True, help="balanced, interleaved or by_trajectory.")
-@click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank.")
-@click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped.")
-@click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped.")
-@click.option("--incomplete", default="keep", show_default=True, help="keep or drop headless and open episodes.")
-@click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
-def plan(target: Target, world_size: int, name: str | None, where: str | None, **how: Any) -> None:
+@planning
+def plan(target: Target, world_size: int, name: str | None, **how: Any) -> None:
     """What resuming on WORLD_SIZE ranks takes: who gets what, bytes, requests, and what is dropped. Reads no data."""
-    import resharding
-
-    saved = target.open().checkpoints
-    checkpoint = saved[name] if name else saved.latest
-    if checkpoint is None:
-        raise NotFoundError(f"there is no checkpoint at {target.url} yet; `archive log` shows what is there")
-    made = resharding.plan(checkpoint, world_size, filter=where, **how)
-    if target.as_json:
-        ranks = [
-            dict(zip(("episodes", "steps"), pair, strict=True)) for pair in zip(made.episodes, made.steps, strict=True)
-        ]
-        shares = [{"rank": i} | rank | cost for i, (rank, cost) in enumerate(zip(ranks, made.cost(), strict=True))]
-        output.as_json(
-            {"checkpoint": checkpoint.name, "identity": made.is_identity, "ranks": shares, "dropped": made.dropped}
-        )
-    else:
+    checkpoint = named_checkpoint(target.open(), name)
+    made = planned(checkpoint, world_size, **how)
+    if not target.as_json:
         click.echo(str(made))
+        return
+    totals = zip(made.episodes, made.steps, made.cost(), strict=True)
+    shares = [{"rank": i, "episodes": e, "steps": s} | cost for i, (e, s, cost) in enumerate(totals)]
+    about = {"checkpoint": checkpoint.name, "identity": made.is_identity}
+    output.as_json(about | {"ranks": shares, "dropped": made.dropped})
 
 
 @click.command("request-checkpoint")

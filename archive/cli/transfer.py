@@ -1,4 +1,4 @@
-"""Tool: `archive merge`, `split`, `filter`, `compact`: episodes of some archives in another, and bytes moved together."""
+"""Tool: `archive merge`, `split`, `filter`, `reshard`, `compact`: episodes of some archives in another, bytes moved together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import click
 
 from archive.cli import output
 from archive.cli.options import Target, on_archive
+from archive.cli.progress import bar
+from archive.cli.ranks import named_checkpoint, planned, planning
+from archive.errors import UsageError
 
 if TYPE_CHECKING:
     from archive import Archive
@@ -25,8 +28,17 @@ def _moving(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _how(target: Target, copy: bool) -> dict[str, Any]:
-    return {"copy": copy, "storage_options": target.storage_options, "allow_bases": True}
+def _moved(target: Target, copy: bool, what: str, sources: list[Archive], do: Callable[..., Any]) -> Any:
+    """What `do` gives, called with how to do it, while a bar is drawn."""
+    how = {"copy": copy, "storage_options": target.storage_options, "allow_bases": True}
+    with bar(what, sources) as advance:
+        return do(progress=advance, **how)
+
+
+def _opened(target: Target, url: str) -> Archive:
+    import archive
+
+    return archive.open(url, storage_options=target.storage_options, allow_bases=True)
 
 
 def _tell(target: Target, made: Archive) -> None:
@@ -44,18 +56,29 @@ def merge(target: Target, others: tuple[str, ...], to: str, copy: bool) -> None:
     """Make the episodes of archives (URL and OTHERS) visible in one. Again later, it adds what is new."""
     import resharding
 
-    _tell(target, resharding.merge([target.url, *others], to, **_how(target, copy)))
+    sources = [_opened(target, url) for url in (target.url, *others)]
+    _tell(target, _moved(target, copy, "merge", sources, lambda **how: resharding.merge(sources, to, **how)))
 
 
 @click.command()
 @on_archive(time_travel=False)
 @click.argument("count", type=click.IntRange(1))
+@click.option("--where", metavar="CONDITION", help="The first of those that meet it, as in 'return > 10'.")
 @_moving
-def split(target: Target, count: int, to: str, copy: bool) -> None:
+def split(target: Target, count: int, where: str | None, to: str, copy: bool) -> None:
     """Make the first COUNT episodes visible in another archive."""
     import resharding
 
-    _tell(target, resharding.split(target.url, to, count, **_how(target, copy)))
+    source = _opened(target, target.url)
+    found = source.episodes.filter(where=where)
+    if count > len(found):
+        raise UsageError(f"COUNT is {count}, and there are {len(found)} such episodes at {source.url}")
+    ids = found[:count].table["episode_id"].to_pylist()
+
+    def do(**how: Any) -> Archive:
+        return resharding.filter(source, to, episode_id=ids, **how)
+
+    _tell(target, _moved(target, copy, "split", [source], do))
 
 
 @click.command("filter")
@@ -66,7 +89,34 @@ def filter_(target: Target, where: str, to: str, copy: bool) -> None:
     """Make the episodes that meet a condition visible in another archive."""
     import resharding
 
-    _tell(target, resharding.filter(target.url, to, where=where, **_how(target, copy)))
+    source = _opened(target, target.url)
+    source.episodes.filter(where=where)  # refused before anything is made
+
+    def do(**how: Any) -> Archive:
+        return resharding.filter(source, to, where=where, **how)
+
+    _tell(target, _moved(target, copy, "filter", [source], do))
+
+
+@click.command()
+@on_archive(time_travel=False)
+@click.argument("world_size", type=click.IntRange(1))
+@planning
+@_moving
+def reshard(target: Target, world_size: int, name: str | None, to: str, copy: bool, **how: Any) -> None:
+    """Save a checkpoint anew in another archive, as WORLD_SIZE ranks will resume from it. `plan` shows what it does."""
+    import resharding
+
+    source = _opened(target, target.url)
+    plan = planned(named_checkpoint(source, name), world_size, **how)
+    made = _moved(target, copy, "reshard", [source], lambda **h: resharding.reshard(source, plan, to, **h))
+    told = {"checkpoint": made.name, "commit": made.number, "ranks": made.world_size, "steps": plan.steps}
+    if target.as_json:
+        output.as_json(told | {"dropped": plan.dropped})
+        return
+    click.echo(
+        f"checkpoint {made.name!r} is in {to}, saved by {made.world_size} ranks of {output.cell(plan.steps)} steps"
+    )
 
 
 @click.command()
@@ -78,13 +128,19 @@ def filter_(target: Target, where: str, to: str, copy: bool) -> None:
 def compact(target: Target, min_alive: float, yes: bool) -> None:
     """Write live steps anew, close together, that lie thinly in their shards. Deletes nothing."""
     import resharding
+    from resharding.compaction import compactable
 
+    arc = target.open()
     if not yes:
-        click.echo(
-            "would rewrite the live steps of thin shards, as `archive plan URL N` counts them; add --yes to do it"
-        )
+        would = compactable(arc, min_alive=min_alive)
+        if target.as_json:
+            output.as_json({"shards": would.shards, "steps": would.steps, "commit": None})
+            return
+        what = f"would write {would.steps} live steps of {would.shards} thin shards anew; add --yes to do it"
+        click.echo(what if would.shards else "nothing to do: no shard is that thin")
         return
-    done = resharding.compact(target.open(), min_alive=min_alive)
+    with bar("compact", [arc]):
+        done = resharding.compact(arc, min_alive=min_alive)
     if target.as_json:
         output.as_json({"shards": done.shards, "steps": done.steps, "commit": done.commit})
     else:

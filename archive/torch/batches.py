@@ -16,6 +16,7 @@ from archive.fields import Selection
 from archive.gathering import Gather
 from archive.ranges import Ints, spans
 from archive.schema import FieldSpec, Path
+from archive.torch.collate import Kinds
 
 
 def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
@@ -25,13 +26,15 @@ def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
     return [schema.loads(text) for text in texts]
 
 
-def varying_fields(
-    schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation], *, whole: bool
-) -> frozenset[Path]:
-    """Fields whose rows differ in number from item to item: ragged ones, and in whole episodes all of one row a step."""
-    axes = ("step", "offset", "ragged") if whole else ("ragged",)
-    found = {path for one in schemas for path, spec in selection.specs(one).items() if spec.axis in axes}
-    return frozenset(found | ({d.name for d in derive} if whole else set()))
+def kinds_of(
+    schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation], *, varying: bool
+) -> Kinds:
+    """What collation has to know of the fields. In items of varying length, all of one row a step are ragged."""
+    specs = [spec for one in schemas for spec in selection.specs(one).values()]
+    axes = ("step", "offset", "ragged") if varying else ("ragged",)
+    ragged = {s.path for s in specs if s.axis in axes and s.dtype != "json"}
+    opaque = frozenset(s.path for s in specs if s.dtype == "json")
+    return Kinds(frozenset(ragged | ({d.name for d in derive} if varying else set())), opaque, varying)
 
 
 def row_bytes(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 import torch
 
 from archive.errors import FieldError, MissingPackageError, UsageError
@@ -20,22 +21,51 @@ from archive.tree import Ragged
 KINDS = ("dict", "tensordict", "list")
 
 
-class Items(Sequence[Any]):
-    """The items of a batch: each made when asked for, or all of them stacked in `whole`.
+class Kinds(NamedTuple):
+    """What cannot be told from values.
 
-    ragged: paths of the fields whose rows differ in number from item to item.  varying: so do the steps.
+    ragged: fields, or nests of such, whose rows differ in number from item to item.  opaque: fields of JSON, which are
+    no nests.  varying: whether items differ in their number of steps.
     """
 
+    ragged: frozenset[Path] = frozenset()
+    opaque: frozenset[Path] = frozenset()
+    varying: bool = False
+
+    def merged(self, values: list[Any], path: Path = ()) -> Any:
+        """The items' values of a field, or of all below it, as one."""
+        first = values[0]
+        if path in self.opaque:
+            return values
+        if isinstance(first, Mapping):
+            _check_alike(values, path)
+            return {k: self.merged([v[k] for v in values], (*path, k)) for k in first}
+        if isinstance(first, Ragged):
+            return self._nested([list(torch.split(v.values, v.lengths.tolist())) for v in values])
+        if isinstance(first, torch.Tensor):
+            return _end_to_end(values, path) if self._is_ragged(path) else _stacked(values)
+        if isinstance(first, list) and self._is_ragged(path):
+            return self._nested(values)
+        return [v.tolist() for v in values] if isinstance(first, np.ndarray) else values
+
+    def _is_ragged(self, path: Path) -> bool:
+        return any(path[:n] in self.ragged for n in range(1, len(path) + 1))
+
+    def _nested(self, items: list[list[Any]]) -> Ragged:
+        """Rows of each step of each item: the lengths are [items, steps], or ragged where the steps differ in number."""
+        lengths = [torch.tensor([len(row) for row in item], dtype=torch.int64) for item in items]
+        counts: Any = _end_to_end(lengths, ()) if self.varying else torch.stack(lengths)
+        rows = [row for item in items for row in item]
+        return Ragged(torch.cat(rows) if rows else torch.zeros(0), counts)  # type: ignore[arg-type]
+
+
+class Items(Sequence[Any]):
+    """The items of a batch: each made when asked for, or all of them stacked in `whole`."""
+
     def __init__(
-        self,
-        count: int,
-        make: Callable[[int], Any],
-        *,
-        whole: dict[str, Any] | None = None,
-        ragged: frozenset[Path] = frozenset(),
-        varying: bool = False,
+        self, count: int, make: Callable[[int], Any], *, whole: dict[str, Any] | None = None, kinds: Kinds | None = None
     ) -> None:
-        self._count, self._make, self.whole, self.ragged, self.varying = count, make, whole, ragged, varying
+        self._count, self._make, self.whole, self.kinds = count, make, whole, kinds or Kinds()
 
     def __len__(self) -> int:
         return self._count
@@ -51,7 +81,7 @@ class Items(Sequence[Any]):
     def part(self, start: int, stop: int) -> Items:
         """Some of them that follow one another; of items that were not stacked."""
         count = len(range(self._count)[start:stop])
-        return Items(count, lambda i: self._make(start + i), ragged=self.ragged, varying=self.varying)
+        return Items(count, lambda i: self._make(start + i), kinds=self.kinds)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._make, range(self._count))
@@ -63,8 +93,7 @@ def collate(items: Sequence[Any], kind: str = "dict") -> Any:
     if check_kind(kind) == "list":
         return list(items)
     whole = getattr(items, "whole", None)
-    rule = _Rule(getattr(items, "ragged", frozenset()), getattr(items, "varying", False))
-    merged = rule.merged(list(items)) if whole is None else whole
+    merged = getattr(items, "kinds", Kinds()).merged(list(items)) if whole is None else whole
     return as_kind(merged, len(items), kind)
 
 
@@ -78,31 +107,6 @@ def check_kind(kind: Any) -> str:
     if kind not in KINDS:
         raise UsageError(f"collate={kind!r}: give one of {', '.join(KINDS)}, or a function of the list of items")
     return str(kind)
-
-
-class _Rule(NamedTuple):
-    ragged: frozenset[Path]
-    varying: bool
-
-    def merged(self, values: list[Any], path: Path = ()) -> Any:
-        first = values[0]
-        if isinstance(first, Mapping):
-            _check_alike(values, path)
-            return {k: self.merged([v[k] for v in values], (*path, k)) for k in first}
-        if isinstance(first, Ragged):
-            return self._nested([list(torch.split(v.values, v.lengths.tolist())) for v in values])
-        if isinstance(first, torch.Tensor):
-            return _end_to_end(values, path) if path in self.ragged else _stacked(values)
-        if isinstance(first, list) and path in self.ragged:
-            return self._nested(values)
-        return values
-
-    def _nested(self, items: list[list[Any]]) -> Ragged:
-        """Rows of each step of each item: the lengths are [items, steps], or ragged where the steps differ in number."""
-        lengths = [torch.tensor([len(row) for row in item], dtype=torch.int64) for item in items]
-        counts: Any = _end_to_end(lengths, ()) if self.varying else torch.stack(lengths)
-        rows = [row for item in items for row in item]
-        return Ragged(torch.cat(rows) if rows else torch.zeros(0), counts)  # type: ignore[arg-type]
 
 
 def _check_alike(values: list[Any], path: Path) -> None:

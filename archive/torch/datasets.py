@@ -22,13 +22,13 @@ from archive.episodes import Episodes
 from archive.errors import UsageError
 from archive.fields import Selection
 from archive.ranges import Ints
-from archive.schema import Path, ShardSchema
-from archive.torch.batches import Batches, batches_of, row_bytes, schemas_of, varying_fields
-from archive.torch.collate import Items
+from archive.schema import ShardSchema
+from archive.torch.batches import Batches, batches_of, kinds_of, row_bytes, schemas_of
+from archive.torch.collate import Items, Kinds
 from archive.tree import Ragged
 
 Transform = Callable[[dict[str, Any]], Any]
-CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**25, 2**30
+CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
 
 
 class EpisodeDataset(Dataset[Any]):
@@ -73,7 +73,7 @@ class EpisodeDataset(Dataset[Any]):
             return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
         found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
         nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, counts, strict=True)]
-        return Items(len(nests), lambda i: self._finished(nests[i]), ragged=self._ragged, varying=self._varying)
+        return Items(len(nests), lambda i: self._finished(nests[i]), kinds=self._kinds)
 
     def keeping(self, steps: float) -> Self:
         """The same items; unless cache_bytes was given, the chunks of about so many steps are kept."""
@@ -112,8 +112,8 @@ class EpisodeDataset(Dataset[Any]):
         return schemas_of(self.episodes)
 
     @cached_property
-    def _ragged(self) -> frozenset[Path]:
-        return varying_fields(self._schemas, self._selection, self.derive, whole=self._varying)
+    def _kinds(self) -> Kinds:
+        return kinds_of(self._schemas, self._selection, self.derive, varying=self._varying)
 
     @cached_property
     def _batches(self) -> Batches | None:
@@ -191,12 +191,15 @@ class WindowDataset(EpisodeDataset):
         return {**_fill(nest, steps, self.length), "mask": torch.arange(self.length) < steps}
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
-        mask = torch.arange(self.length) < torch.from_numpy(counts)[:, None]
         if len(counts) * self.length == int(counts.sum()):
             out = _mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
         else:
-            out = _mapped(nest, lambda rows: _spread(rows, mask))
-        return {**out, "mask": mask} if self.pad else out
+            out = _mapped(nest, lambda rows: _spread(rows, self._mask(counts)))
+        return {**out, "mask": self._mask(counts)} if self.pad else out
+
+    def _mask(self, counts: Ints) -> torch.Tensor:
+        """Which steps of padded windows are real."""
+        return torch.arange(self.length) < torch.from_numpy(counts)[:, None]
 
 
 class StepDataset(WindowDataset):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 
 from archive.gathering import Gather
 from archive.ranges import Ints, spans
 
-_STEPS_AT_ONCE = 4096
-_LOOKED_AT = 1 << 20  # steps at most, to say how much is local
+_BYTES_AT_ONCE = 8 * 1024 * 1024
+_HEAD_START_S = 0.5  # for the first batch
+_LOOKED_AT = 1 << 18  # steps at most, to say how much is local
 
 
 class Filling:
@@ -25,7 +25,7 @@ class Filling:
         lengths = gather.lengths[episodes]
         self._numbers = np.repeat(episodes, lengths)
         self._steps = spans(np.zeros(len(episodes), np.int64), lengths)
-        self._stopped, self._clear = threading.Event(), threading.Event()
+        self._stopped, self._clear, self._begun = threading.Event(), threading.Event(), threading.Event()
         self._clear.set()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -45,6 +45,7 @@ class Filling:
 
     def __exit__(self, *_: object) -> None:
         self._clear.set()
+        self._begun.set()
 
     @property
     def ready(self) -> float:
@@ -57,6 +58,7 @@ class Filling:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until it ends; whether it did. Raises what failed."""
+        self._begun.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self:
@@ -65,18 +67,21 @@ class Filling:
     def stop(self) -> None:
         self._stopped.set()
         self._clear.set()
+        self._begun.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
+        self._begun.wait(_HEAD_START_S)
         try:
-            for start in range(0, len(self._numbers), _STEPS_AT_ONCE):
+            start = 0
+            while start < len(self._numbers):
                 self._clear.wait()
                 if not self._wanted() or (self._gather.full and self._gather.disk_cache is None):
                     return
-                part = slice(start, start + _STEPS_AT_ONCE)
-                self._gather.load(self._numbers[part], self._steps[part], wanted=self._wanted)
-                time.sleep(0)
+                stop = start + max(1, _BYTES_AT_ONCE // self._gather.step_bytes)
+                self._gather.load(self._numbers[start:stop], self._steps[start:stop], wanted=self._wanted)
+                start = stop
         except BaseException as e:
             self._error = e
 

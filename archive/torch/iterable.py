@@ -15,7 +15,7 @@ from archive.torch.epoch import Epoch
 from archive.torch.order import Order, Split
 
 _SHUFFLES: dict[Any, Any] = {True: "full", False: None}  # as torch's DataLoader says it
-BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 1024, 16, 64
+BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 256, 32, 64
 
 
 class StreamDataset(IterableDataset[Any]):

@@ -13,7 +13,7 @@ from archive.errors import FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints
 from archive.schema import Path
-from archive.torch.collate import Items
+from archive.torch.collate import Items, Kinds
 from archive.torch.iterable import fetch
 from archive.tree import Ragged
 
@@ -105,10 +105,11 @@ def _joined(parts: Sequence[Sequence[Any]], back: Ints) -> Sequence[Any]:
     whole = None
     if wholes and all(w is not None for w in wholes):
         whole = _picked(concatenated(wholes), torch.from_numpy(back))
-    ragged: frozenset[Path] = frozenset().union(*(getattr(p, "ragged", frozenset()) for p in parts))
-    varying = any(getattr(part, "varying", False) for part in parts)
+    kinds = [part.kinds for part in parts if isinstance(part, Items)]
+    ragged, opaque = (frozenset[Path]().union(*sets) for sets in ([k.ragged for k in kinds], [k.opaque for k in kinds]))
+    joined = Kinds(ragged, opaque, any(k.varying for k in kinds))
     order = [every[i] for i in back.tolist()]
-    return Items(len(order), lambda i: order[i][0][order[i][1]], whole=whole, ragged=ragged, varying=varying)
+    return Items(len(order), lambda i: order[i][0][order[i][1]], whole=whole, kinds=joined)
 
 
 def _picked(nest: Any, index: torch.Tensor) -> Any:

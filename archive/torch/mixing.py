@@ -89,7 +89,7 @@ def mix(
     timeout_s: float | None = None,
 ) -> Mix:
     """Batches of `batch_size` items, of each source as many as its ratio says; what a batch's size leaves over is made
-    up for by the next ones, so that the counts are exact in the long run and never off by one or more.
+    up for by the next ones, so that the counts are exact in the long run and never off by more than one.
 
     sources: name -> a sampler or replay buffer (with `sample(n)`), a dataset or stream of items (endless, epoch after
     epoch), or a loader of batches (of the size that its ratio comes to); None is left out.
@@ -198,8 +198,12 @@ def _shares(
     """How many items each source gives, and what each is owed after that: the largest remainders are paid first."""
     due = {name: owed[name] + ratio * size for name, ratio in ratios.items()}
     counts = {name: max(0, int(value)) for name, value in due.items()}
-    for name in sorted(due, key=lambda n: counts[n] - due[n])[: max(0, size - sum(counts.values()))]:
+    by_need = sorted(due, key=lambda n: (counts[n] - due[n], -ratios[n]))
+    spare = size - sum(counts.values())
+    for name in by_need[: max(0, spare)]:
         counts[name] += 1
+    for name in [n for n in reversed(by_need) if counts[n]][: max(0, -spare)]:
+        counts[name] -= 1
     return {name: due[name] - counts[name] for name in due}, counts
 
 

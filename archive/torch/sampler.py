@@ -222,6 +222,9 @@ class Sampler:
                 stack.callback(self._gather.close)
                 stack.enter_context(self._filling)
 
+    def __getstate__(self) -> Any:
+        raise UsageError("a sampler draws in one process and does not pickle; its state_dict() does")
+
     def __enter__(self) -> Sampler:
         return self
 

@@ -35,7 +35,7 @@ def source_of(given: Any, buffer: str | None = None) -> Source:
     """The source of Episodes, an archive, a checkpoint, a share of a plan, or one buffer of a share."""
     if isinstance(given, Checkpoint):
         return _of_checkpoint(given, buffer)
-    if hasattr(given, "layout") and hasattr(given, "columns"):
+    if hasattr(type(given), "layout") and hasattr(type(given), "columns"):  # of the type: they are read when asked for
         own = given if buffer is None else given.buffer(buffer)
         return Source(own.episodes, lambda name: _named(own.columns, name), own.renumber_rows, given.seed, True)
     episodes = given if isinstance(given, Episodes) else getattr(given, "episodes", None)

@@ -1,0 +1,170 @@
+"""Tool: `archive export` and `import`: episodes and checkpoints as files of other systems, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from archive.cli import output
+from archive.cli.options import Target, on_archive, option_values
+from archive.cli.progress import bar
+from archive.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from archive import Archive, Checkpoint, Episodes
+
+BULK = ("npz", "parquet")  # plain files that need no other system
+
+
+class Format(NamedTuple):
+    """What an adapter reads and writes: its module, and whether it takes checkpoints or episodes."""
+
+    module: str
+    unit: str
+
+
+ADAPTERS = {
+    "rlinf": Format("rlinf", "checkpoint"),
+    "alf": Format("alf", "checkpoint"),
+    "minari": Format("minari", "dataset"),
+    "lerobot": Format("lerobot", "dataset"),
+    "d3rlpy": Format("npz", "dataset"),
+}
+_CHOSEN = ("checkpoint", "where", "weights", "fields")
+_more = click.option(
+    "--set", "given", multiple=True, metavar="KEY=VALUE",
+    help="An option of the format's adapter, as in 'fps=10'; VALUE may be JSON. May be repeated.",
+)  # fmt: skip
+
+
+@click.command()
+@on_archive()
+@click.argument("to")
+@click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
+@click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
+@click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
+@click.option("--weights", multiple=True, metavar="UUID", help="Only episodes made by these. May be repeated.")
+@click.option("--field", "fields", multiple=True, metavar="NAME", help="npz, parquet: only these. May be repeated.")
+@_more
+@click.option("--yes", is_flag=True, help="Replace files that are there.")
+def export(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...], **how: Any) -> None:
+    """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
+
+    rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all).
+    """
+    arc = target.open()
+    if name in BULK:
+        _bulk(target, arc, to, name, yes, option_values(given), how)
+        return
+    format = ADAPTERS[name]
+    if how.pop("fields"):
+        raise UsageError(f"--field is for {' and '.join(BULK)}; {name} has whole episodes")
+    write = _function(format, "export", name, given)
+    if format.unit == "checkpoint":
+        if how["where"] or how["weights"]:
+            raise UsageError(
+                f"{name} takes a checkpoint whole: leave out --where and --weights, or `archive filter` first"
+            )
+        source: Any = _checkpoint(arc, how["checkpoint"] or "latest")
+    else:
+        source = _episodes(arc, **how)
+    with bar(f"export {name}", [arc]):
+        write(source, to, **_stores(write, target), **option_values(given))
+    _tell(target, {"to": to, "format": name, "source": str(source)}, f"{source} was written to {to} for {name}")
+
+
+def _bulk(
+    target: Target, arc: Archive, to: str, name: str, yes: bool, given: Mapping[str, Any], how: Mapping[str, Any]
+) -> None:
+    import resharding
+
+    if given:
+        raise UsageError(f"--set is for adapters; {name} has none")
+    episodes = _episodes(arc, how["checkpoint"], how["where"], how["weights"])
+    there = _present(to, name, target.storage_options)
+    if there and not yes:
+        raise UsageError(
+            f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing was "
+            "done: give another folder, or add --yes"
+        )
+    with bar(f"export {name}", [arc]) as advance:
+        files = resharding.export(
+            episodes, to, format=name, fields=list(how["fields"]) or None, storage_options=target.storage_options,
+            progress=advance,
+        )  # fmt: skip
+    about = {"to": to, "format": name, "episodes": len(episodes), "files": files}
+    _tell(target, about, f"{len(episodes)} episodes are in {len(files)} files at {to}")
+
+
+def _present(to: str, name: str, options: Mapping[str, Any]) -> int:
+    """How many files there are that an export may replace."""
+    from archive.storage import Storage
+
+    return sum(n.startswith("part-") and n.endswith(f".{name}") for n in Storage.connect(to, dict(options)).list(""))
+
+
+def _episodes(arc: Archive, checkpoint: str | None, where: str | None, weights: tuple[str, ...]) -> Episodes:
+    found = _checkpoint(arc, checkpoint).episodes if checkpoint else arc.episodes
+    return found.filter(where=where, model_weights_uuid=weights or None)
+
+
+def _checkpoint(arc: Archive, name: str) -> Checkpoint:
+    """By name; the newest whole one with its buffers as "latest"."""
+    found = arc.checkpoints.newest(replay=True) if name == "latest" else arc.checkpoints[name]
+    if found is None:
+        raise NotFoundError(f"there is no checkpoint at {arc.url} yet; `archive log` shows what is there")
+    return found
+
+
+@click.command("import")
+@on_archive(time_travel=False)
+@click.argument("source")
+@click.option("--format", "-f", "name", type=click.Choice(list(ADAPTERS)), required=True, help="What SOURCE is.")
+@click.option("--run", default="imported", show_default=True, help="The run that the checkpoint belongs to.")
+@_more
+@click.option("--yes", is_flag=True, help="Do it though it ends the session of a run that is there.")
+def import_(target: Target, source: str, name: str, run: str, given: tuple[str, ...], yes: bool) -> None:
+    """Add what another system saved at SOURCE as a checkpoint. Makes the archive if it is not there."""
+    import archive
+
+    read = _function(ADAPTERS[name], "import", name, given)
+    arc = archive.open(target.url, create=True, storage_options=target.storage_options)
+    if run in arc.head.runs and not yes:
+        raise UsageError(
+            f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was done: give "
+            "another --run, or add --yes"
+        )
+    with bar(f"import {name}", [arc]):
+        made = read(source, arc, run=run, **_stores(read, target), **option_values(given))
+    about = {"checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size}
+    about["episodes"] = len(made.episodes)
+    _tell(target, about, f"checkpoint {made.name!r} of {arc.url} has {len(made.episodes)} episodes of {source}")
+
+
+def _function(format: Format, verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
+    """The adapter's function, once it is known to take the options given."""
+    module = import_module(f"archive.adapters.{format.module}")
+    found: Callable[..., Any] = getattr(module, f"{verb}_{format.unit}")
+    known = [p.name for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    unknown = sorted(set(option_values(given)) - set(known) | {"run", "storage_options"} & set(option_values(given)))
+    if unknown:
+        choices = ", ".join(n for n in known if n not in ("run", "storage_options"))
+        raise UsageError(f"--set {unknown[0]}: {verb} of {name} takes {choices or 'no options'}")
+    return found
+
+
+def _stores(function: Callable[..., Any], target: Target) -> dict[str, Any]:
+    """The storage options, for a function that takes them."""
+    takes = "storage_options" in inspect.signature(function).parameters
+    return {"storage_options": target.storage_options} if takes else {}
+
+
+def _tell(target: Target, about: dict[str, Any], text: str) -> None:
+    if target.as_json:
+        output.as_json(about)
+    else:
+        click.echo(text)
