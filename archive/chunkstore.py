@@ -250,20 +250,18 @@ class ChunkStore:
         return out
 
     def _index(self, wants: Sequence[Rows]) -> None:
-        """Make the shards of these rows known to their pools; their chunk tables are fetched once."""
-        for want in wants:
-            new = want.shards[~want.pool.knows(want.shards)]
-            if len(new):
-                self._add(want.pool, np.unique(new).tolist())
-
-    def _add(self, pool: RowPool, shards: Sequence[int]) -> None:
-        rows = [self._owners.row(shard) for shard in shards]
-        self._reader.load_indexes(list(self._reader.segments(rows).values()))
+        """Make the shards of these rows known to their pools; the chunk tables that have them are fetched once."""
+        new = [found for want in wants if len(found := want.shards[~want.pool.knows(want.shards)])]
+        if not new:
+            return
+        shards = np.unique(np.concatenate(new)).tolist()
+        unread = [self._owners.row(n) for n in shards if not self._reader.has_index(self._segments.shards[n])]
+        self._reader.load_indexes(list(self._reader.segments(unread).values()) if unread else [])
         with self._changed:
-            for shard in shards:
-                if not pool.knows(np.array([shard]))[0]:
-                    array = self._reader.index(self._segments.shards[shard]).array(pool.array)
-                    pool.add_shard(shard, array.rows, len(array.offset))
+            for want in wants:
+                for shard in np.unique(want.shards[~want.pool.knows(want.shards)]).tolist():
+                    array = self._reader.index(self._segments.shards[shard]).array(want.pool.array)
+                    want.pool.add_shard(shard, array.rows, len(array.offset))
 
 
 class _Owners(Mapping[str, str]):

@@ -233,12 +233,12 @@ def apply(data: Mapping[str, Any], episode: Any, derive: Any) -> dict[str, Any]:
 
 
 def whole_rows(episode: Any) -> Rows:
-    """All steps of an episode (anything with length, terminated and truncated; `runs` and `ended` where it has holes)."""
-    steps = int(episode.length)
-    runs = getattr(episode, "runs", None) or [(0, steps)]
-    begin = np.repeat([a for a, _ in runs], [b - a for a, b in runs]).astype(np.int64)
-    stop = np.repeat([b for _, b in runs], [b - a for a, b in runs]).astype(np.int64)
-    ends = (stop == steps) & bool(getattr(episode, "ended", True))
+    """All steps of an episode: anything with length, terminated and truncated, and `bounds` if it may have holes."""
+    steps, bounds = int(episode.length), getattr(episode, "bounds", None)
+    starts = np.zeros(min(1, steps), np.int64) if bounds is None else bounds.run_starts
+    stops = np.append(starts[1:], steps)[: len(starts)]
+    begin, stop = (np.repeat(edges, stops - starts) for edges in (starts, stops))
+    ends = (stop == steps) & (bounds is None or bool(bounds.ended[0]))
     flags = (np.full(steps, bool(getattr(episode, name, False))) for name in ("terminated", "truncated"))
     return Rows(np.arange(steps), begin, stop, ends, *flags)
 

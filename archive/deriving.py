@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.derived import Bools, Derivation, Rows, put
+from archive.derived import Bools, Derivation, Rows, parse, put
 from archive.fields import Selection
 from archive.ranges import Ints, spans
 from archive.segments import cut
@@ -90,6 +90,20 @@ def read(
             rows = bounds.rows(numbers[one], starts[one], stops[one], lo[one], hi[one])
             out[i] = put(out[i], derivation, derivation.of(next(rest) if derivation.fields else {}, rows))
     return out
+
+
+def read_one(alone: Episodes, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:
+    """Steps [start, stop) of the one episode that there is."""
+    first, last, _ = slice(start, stop).indices(int(alone.lengths()[0]))
+    number, a, b = (np.array([value], np.int64) for value in (0, first, max(first, last)))
+    (out,) = read(alone, number, a, b, selection, parse(derive))
+    return out
+
+
+def read_all(episodes: Episodes, selection: Selection, derive: Any) -> list[dict[str, Any]]:
+    """All steps of each episode."""
+    lengths = episodes.lengths()
+    return read(episodes, np.arange(len(lengths)), np.zeros_like(lengths), lengths, selection, parse(derive))
 
 
 def _filled(column: Any) -> Bools:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 
-from archive import dtypes, jsontree, schema
+from archive import deriving, dtypes, jsontree, schema
 from archive.errors import MissingPackageError, NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
@@ -172,13 +172,16 @@ class Episodes(Sequence["Episode"]):
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
         ]
 
-    def read(self, fields: Any = None, *, missing: Any = "error", ragged: str = "list") -> list[dict[str, Any]]:
+    def read(
+        self, fields: Any = None, *, missing: Any = "error", ragged: str = "list", derive: Any = ()
+    ) -> list[dict[str, Any]]:
         """The steps of all of them, a nested dict each, fetched together: each chunk is read once.
 
         fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
-        for episodes that lack a field asked for.
+        for episodes that lack a field asked for.  derive: fields computed from others, see `archive.derived`.
         """
-        return self._reader.read(self.parts(), Selection(fields, missing, ragged))
+        selection = Selection(fields, missing, ragged)
+        return deriving.read_all(self, selection, derive) if derive else self._reader.read(self.parts(), selection)
 
     def lengths(self) -> Ints:
         """Steps of each (live steps, of a checkpoint's)."""
@@ -356,16 +359,31 @@ class Episode:
         *,
         missing: Any = "error",
         ragged: str = "list",
+        derive: Any = (),
     ) -> dict[str, Any]:
-        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read."""
-        (out,) = self._reader.read([self.parts(start, stop)], Selection(fields, missing, ragged))
+        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read, and what the
+        fields to `derive` (see `archive.derived`) need beyond them."""
+        selection = Selection(fields, missing, ragged)
+        if derive:
+            return deriving.read_one(self.alone(), start, stop, selection, derive)
+        (out,) = self._reader.read([self.parts(start, stop)], selection)
         return out
 
+    def alone(self) -> Episodes:
+        """This one as Episodes."""
+        live = None if self._live is None else LiveParts.of_one(self._live)
+        return Episodes(self._reader, self._index, np.array([self._number]), live, self._attributes)
+
+    @property
+    def bounds(self) -> deriving.Bounds:
+        """Which of its steps follow one another in time: all, unless some left the buffer."""
+        return deriving.Bounds(self.alone())
+
     def to_torch(
-        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error"
+        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()
     ) -> dict[str, Any]:
         """As `read`, with tensors; strings and JSON stay as they are."""
-        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing))
+        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing, derive=derive))
         return out
 
     def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:

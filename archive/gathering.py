@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,7 @@ class Gather:
     @property
     def io_stats(self) -> IOStats:
         engine = self._running()
-        return IOStats(engine.batch, engine.store.total)
+        return IOStats(replace(engine.batch), replace(engine.store.total))
 
     @property
     def held_bytes(self) -> int:

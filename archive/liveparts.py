@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from archive.ranges import Ints, spans, sums
@@ -13,6 +15,12 @@ class LiveParts:
 
     def __init__(self, offsets: Ints, rows: Ints, lo: Ints, hi: Ints) -> None:
         self.offsets, self.rows, self.lo, self.hi = offsets, rows, lo, hi
+
+    @classmethod
+    def of_one(cls, parts: Sequence[Part]) -> LiveParts:
+        """The parts of one episode."""
+        rows, lo, hi = (np.array([p[i] for p in parts], np.int64) for i in range(3))
+        return cls(np.array([0, len(parts)]), rows, lo, hi)
 
     def of(self, i: int) -> list[Part]:
         span = range(int(self.offsets[i]), int(self.offsets[i + 1]))

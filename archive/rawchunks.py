@@ -92,13 +92,12 @@ def described(path: str, node: Mapping[str, Any]) -> Plain | None:
 def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Plain | None:
     """The array that a stored chunk is of, told by the chunk's length and first bytes, so that no zarr.json is needed;
     None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
-    body = len(data) - _CHECKSUM_BYTES
-    size = rows * math.prod(trailing) * dtype.itemsize
     begins = bytes(data[: len(_ZSTD_MAGIC)])
-    squeezed = begins == _ZSTD_MAGIC
-    if not _NATIVE or dtype.name not in _TYPES or (body == size) == (squeezed or begins.startswith(_GZIP_MAGIC)):
+    zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
+    raw = len(data) - _CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
+    if not _NATIVE or dtype.name not in _TYPES or gzip or raw == zstd:
         return None
-    return Plain(path, dtype, (rows, *trailing), rows, squeezed)
+    return Plain(path, dtype, (rows, *trailing), rows, zstd)
 
 
 def _sizes(values: Any) -> tuple[int, ...]:

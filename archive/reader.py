@@ -183,6 +183,10 @@ class Reader:
         """Where the chunks of a shard lie, once `load_indexes` has fetched it."""
         return self._index(shard)
 
+    def has_index(self, shard: str) -> bool:
+        """Whether `load_indexes` has fetched where the chunks of a shard lie."""
+        return shard in self._indexes
+
     def has_view(self, shard: str) -> bool:
         """Whether the metadata of a shard is at hand."""
         return shard in self._views

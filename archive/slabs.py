@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SLABS = 32  # of a buffer, at least: eviction cuts one of them, and what is left of it is many short runs
-LEAST_SLAB_BYTES = 2 * 1024 * 1024
+LEAST_SLAB_BYTES = 4 * 1024 * 1024
 LEAST_RUN, LEAST_RUN_BYTES = 8, 2048  # steps of an env row in a slab, or bytes: each run is a row of the segments table
 
 

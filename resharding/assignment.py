@@ -102,6 +102,23 @@ def identity(units: Units, position: Ints) -> Placement:
     return Placement(parts, _dropped([]))
 
 
+def within_bounds(units: Units, rules: Rules) -> bool:
+    """Whether what each rank has is within the bounds as it is: it has just these env rows, and nothing is too much."""
+    ranks = range(rules.world_size)
+    if rules.num_envs is not None:
+        rows = np.arange(rules.num_envs)
+        if not all(np.array_equal(np.unique(units.env[units.rank == rank]), rows) for rank in ranks):
+            return False
+    rank_and_row = np.unique(np.stack([units.rank, units.env]), axis=1, return_inverse=True)[1].reshape(-1)
+    most = {
+        "max_length": np.bincount(rank_and_row, weights=units.steps),
+        "capacity": np.bincount(units.rank, weights=units.steps),
+        "max_episodes": np.bincount(units.rank),
+    }
+    bounds = {name: getattr(rules, name) for name in most}
+    return all(bounds[name] is None or most[name].max(initial=0) <= bounds[name] for name in most)
+
+
 def place(units: Units, rules: Rules, wanted: Mask) -> Placement:
     """Deal the units out by the rules; `wanted` are those that a filter let pass."""
     drops: list[tuple[str, Ints, Ints, Ints]] = []

@@ -55,7 +55,8 @@ def spread(
     except ray.exceptions.RayError as e:
         raise StorageError(f"Ray did not finish the work: {e}; nothing was committed, run it again") from e
     finally:
-        for one in under_way:
+        _, left = ray.wait(under_way, num_returns=len(under_way), timeout=0) if under_way else ([], [])
+        for one in left:  # Ray may crash if told to cancel what has just ended
             ray.cancel(one)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from archive.checkpoints import Checkpoint
 from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
 from archive.views import page, plots, summaries
-from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place
+from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place, within_bounds
 from resharding.source import Source, filtered
 
 FORMAT = 1
@@ -224,9 +224,10 @@ def plan(
     policy: "balanced" (contiguous, by running steps or `weights`), "interleaved" (by number within the source rank,
     then rank) or "by_trajectory" (contiguous, by count).  weights: "steps", "bytes" or a column's name.
     num_envs, max_length: env rows of each target and steps each holds.  capacity: steps, max_episodes: episodes a
-    target holds. The oldest are dropped first, counted and listed.  incomplete: "keep" or "drop" headless and open
-    episodes.  unfinished: what becomes of open episodes: "close" (default), "continue" (default where nothing moves;
-    else only the one at the end of each row) or "drop".  filter: a condition, or what `Episodes.filter` takes.
+    target holds. The oldest are dropped first, counted and listed. Bounds that the same ranks keep already move nothing.
+    incomplete: "keep" or "drop" headless and open episodes.  unfinished: what becomes of open episodes: "close"
+    (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".
+    filter: a condition, or what `Episodes.filter` takes.
     allow_missing: plan without the ranks that a crash checkpoint lacks.
     """
     if not checkpoint.whole and not allow_missing:
@@ -235,24 +236,20 @@ def plan(
             "them, or plan the last whole one (arc.checkpoints.latest)"
         )
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
-    plain = (num_envs, max_length, capacity, max_episodes, filter, weights) == (None,) * 6 and incomplete == "keep"
-    same = plain and policy == "balanced" and world_size == checkpoint.world_size and checkpoint.whole
-    unfinished = unfinished or ("continue" if same else "close")
-    same = same and unfinished == "continue"
-    source = Source(checkpoint)
-    rules, placements = {}, {}
-    for name, buffer in source.buffers.items():
-        rules[name] = Rules(
-            world_size,
-            num_envs,
-            max_length,
-            capacity,
-            max_episodes,
-            incomplete,
-            unfinished,
-            policy,
-            source.divisible(buffer),
+    source, chosen = Source(checkpoint), unfinished or "continue"
+    rules = {
+        name: Rules(
+            world_size, num_envs, max_length, capacity, max_episodes, incomplete, chosen, policy, source.divisible(buffer)
         )
+        for name, buffer in source.buffers.items()
+    }  # fmt: skip
+    plain = filter is None and weights is None and (incomplete, policy, chosen) == ("keep", "balanced", "continue")
+    same = plain and world_size == checkpoint.world_size and checkpoint.whole
+    same = same and all(within_bounds(source.units(buffer), rules[name]) for name, buffer in source.buffers.items())
+    if unfinished is None and not same:
+        rules = {name: replace(one, unfinished="close") for name, one in rules.items()}
+    placements = {}
+    for name, buffer in source.buffers.items():
         units = source.units(buffer, weights)
         placements[name] = (
             identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))

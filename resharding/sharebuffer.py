@@ -59,8 +59,9 @@ class ShareEpisode(Episode):
         *,
         missing: Any = "error",
         ragged: str = "list",
+        derive: Any = (),
     ) -> dict[str, Any]:
-        data = super().read(fields, start, stop, missing=missing, ragged=ragged)
+        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive)
         return self._renumber(data)
 
     def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,21 @@ def buffer(
     made = package().TrajectoryReplayBuffer(seed=seed, sample_window_size=window, cache_size=cache, **kept)
     for number in numbers:
         made.add_trajectories([trajectory(number, steps=3 + number % 4)])
+    wait_for_files(made)
     return made
+
+
+def wait_for_files(made: Any) -> None:
+    """RLinf writes them in the background, and cannot sample what is not there yet."""
+    deadline = time.monotonic() + 60
+    for number in made._trajectory_file_path:
+        while True:
+            try:
+                made._load_trajectory(number, made._trajectory_index[number]["model_weights_id"])
+                break
+            except (OSError, RuntimeError, EOFError):
+                assert time.monotonic() < deadline, number
+                time.sleep(0.01)
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:

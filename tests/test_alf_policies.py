@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from adapter_helpers import save_world, shares
 from alf_buffer import FIRST, LAST, MID, ReplayBuffer, priority, run
-from test_alf_adapter import returns_of, steps_in_shards
+from test_alf_adapter import assert_same, returns_of, steps_in_shards
 
 import archive
 import resharding
@@ -233,3 +233,22 @@ def test_the_example_runs() -> None:
     kept = set(returns_of([rb]))
     exec(code, {**names, "iterations": 1})
     assert set(returns_of([rb])) == kept  # the checkpoint, not what train_iter() added
+
+
+@pytest.mark.parametrize(
+    ("bounds", "same"),
+    [
+        ({"num_envs": 2, "max_length": 8}, True), ({"num_envs": 2, "max_length": 100}, True), ({"capacity": 16}, True),
+        ({"num_envs": 3}, False), ({"max_length": 7}, False), ({"capacity": 15}, False), ({"max_episodes": 3}, False),
+        ({"num_envs": 2, "incomplete": "drop"}, False), ({"num_envs": 2, "unfinished": "close"}, False),
+    ],
+)  # fmt: skip
+def test_a_plan_for_the_size_that_was_saved_moves_nothing(bounds: dict[str, Any], same: bool) -> None:
+    """So a job that says the size of its buffers gets them back bit for bit where nothing has changed."""
+    sources = unended(2)
+    plan = resharding.plan(world(sources), world_size=2, **bounds)
+    assert plan.is_identity == same
+    for rank in range(2) if same else ():
+        rb = ReplayBuffer(2, 8)
+        alf.restore(rb, plan.share(rank), unfinished="continue")
+        assert_same(rb, sources[rank])

@@ -173,6 +173,9 @@ def test_alf_comes_in_and_goes_out(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     told = document("import", tmp_path / "a", DATA / "alf" / "rank_0.pt", "-f", "alf", "--set", "step=7")
     assert (told["step"], told["ranks"]) == (7, 1)
+    files = [DATA / "alf" / f"rank_{i}.pt" for i in range(4)]
+    assert document("import", tmp_path / "all", *files, "-f", "alf")["ranks"] == 4
+    assert call("import", tmp_path / "none", *files, "-f", "rlinf").exit_code == 2
     printed("export", tmp_path / "a", tmp_path / "out.pt", "-f", "alf", "--set", "rank=0")
     assert document("import", tmp_path / "b", tmp_path / "out.pt", "-f", "alf")["episodes"] == told["episodes"]
 
@@ -188,6 +191,17 @@ def test_datasets_go_out_and_come_in(tmp_path: Path, name: str, file: str, given
             w.add_episode(steps | {"reward": np.full(4 + i, i, np.float32)}, terminated=True, metadata={"task": "push"})
     printed("export", root, tmp_path / file, "-f", name, *given, "--where", "length > 4")
     assert document("import", tmp_path / "b", tmp_path / file, "-f", name)["episodes"] == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Minari's, of what the call leaves out
+def test_minari_goes_out_and_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari", reason="Minari is not installed")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    steps = {"observations": np.ones((5, 2), np.float32), "actions": np.zeros((4, 1)), "rewards": np.ones(4)}
+    with archive.create(tmp_path / "a").writer(schema=archive.Schema(axes={"observations": "offset"})) as w:
+        w.add_episode(steps, terminated=True)
+    printed("export", tmp_path / "a", "cli/made-v0", "-f", "minari", "--set", "algorithm_name=none")
+    assert document("import", tmp_path / "b", "cli/made-v0", "-f", "minari")["episodes"] == 1
 
 
 # -- bars and completion -------------------------------------------------------------------------------------------

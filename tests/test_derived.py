@@ -149,6 +149,10 @@ def test_nothing_is_derived_across_a_hole_in_the_buffer(tmp_path: Path) -> None:
         same(found, whole)
         (found,) = windows(episodes, [(number, 2, 5)])
         same(found, whole, slice(2, 5))
+        same(derived.apply(episodes[number].read(), episodes[number], _all()), whole)
+        same(episodes[number].read(derive=_all()), whole)
+        same(episodes[number].read(["obs"], 2, 5, derive=_all()), whole, slice(2, 5))
+        same(episodes.read(["reward", "obs"], derive=_all())[number], whole)
 
 
 def test_a_terminated_episode_whose_last_step_left_the_buffer_has_no_done(tmp_path: Path) -> None:
@@ -191,6 +195,17 @@ def test_only_what_a_derivation_needs_is_read(tmp_path: Path) -> None:
     assert found["discounted_return"] == pytest.approx([2.0])
     assert "reward" not in found
     assert used.bytes_in < big.nbytes / 20 + 16_000
+
+
+def test_tensors_and_empty_parts_and_episodes_without_steps(arc: archive.Archive) -> None:
+    ep = arc.episodes[by_env(arc.episodes)[0]]
+    assert ep.to_torch(["reward"], derive="done")["done"].tolist() == [False] * 12 + [True]
+    assert ep.read(["reward"], 3, 3, derive=["done", "next_obs"])["next_obs"]["x"].shape == (0, 2)
+    none = SimpleNamespace(length=0, terminated=True, truncated=False)
+    found = derived.apply(
+        {"x": np.zeros(0), "reward": np.zeros(0)}, none, ["next_x", "done", derived.discounted_return(1)]
+    )
+    assert [len(found[name]) for name in ("next_x", "done", "discounted_return")] == [0, 0, 0]
 
 
 def test_lists_have_a_next_too_and_frames_must_be_arrays() -> None:

@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "staging",
                 "liveview",
                 "liveparts",
+                "derived",
                 "rowpool",
                 "stepmap",
                 "fieldrows",

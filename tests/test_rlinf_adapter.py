@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlinf_objects import assert_same
 import archive
 import resharding
 from archive.adapters import rlinf
-from archive.errors import IntegrityError, NotFoundError, UsageError
+from archive.errors import IntegrityError, NotFoundError, StorageError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,7 @@ def test_the_same_world_goes_on_exactly(url: str, tmp_path: Path, auto_save: boo
     assert_same(objects.samples(one), objects.samples(other))
     for made in (one, other):
         made.add_trajectories([objects.trajectory(7), objects.trajectory(8, steps=9)])
+        objects.wait_for_files(made)
     assert_same(objects.samples(one), objects.samples(other))
     one.close()
     other.close()
@@ -132,6 +134,31 @@ def test_another_archive_gets_everything(url: str) -> None:
         assert len(saved(one, made).episodes) == 3
 
 
+def test_the_same_ids_in_another_archive_are_others(url: str) -> None:
+    one, other = objects.buffer(range(3)), objects.buffer([7, 8, 9])
+    saved(url, one, session="same")
+    with archive.create(url + "-other").writer(0, 1, session="same") as w:
+        rlinf.save(other, w, step=1).result()
+        ck = rlinf.save(one, w, step=2).result()
+    again = objects.buffer()
+    rlinf.restore(again, ck, rank=0)
+    assert_same(objects.plain_state(one), objects.plain_state(again))
+
+
+def test_numbers_of_several_sources_are_given_anew_and_kept(url: str) -> None:
+    ck = save_world(url, [objects.buffer(range(4)), objects.buffer([20])], rlinf.save)
+    assert [ep.metadata["trajectory_id"] for ep in ck.episodes] == [1, 2, 3, 0]
+    (share,) = shares(ck, 1)
+    made = objects.buffer(window=9)
+    rlinf.restore(made, share)
+    assert made._trajectory_id_list == [0, 1, 2, 3]
+    with archive.open(url).writer(resume=share, session="second") as w:
+        ck = rlinf.save(made, w, step=2).result()
+    again = objects.buffer(window=9)
+    rlinf.restore(again, ck, rank=0)
+    assert_same(objects.plain_state(made), objects.plain_state(again))
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("store", STORES)
 def test_another_world_gets_every_trajectory_once(
@@ -202,6 +229,42 @@ def test_what_a_buffer_holds_is_replaced_only_if_asked_to(url: str) -> None:
     rlinf.restore(fresh, ck, rank=0)
     assert_same(objects.plain_state(fresh), objects.plain_state(made))
     assert_same(objects.samples(fresh), objects.samples(made))  # no window of what was there before
+
+
+def test_the_window_of_what_was_there_before_is_forgotten(url: str) -> None:
+    ck = save_world(url, [objects.buffer(range(4)), objects.buffer(range(4))], rlinf.save)
+    made = objects.buffer([7])
+    objects.samples(made, 1)
+    made._trajectory_counter = 50
+    made.clear()
+    made.add_trajectories([])
+    report = rlinf.restore(made, shares(ck, 1)[0], existing="replace")
+    assert made._window_cache_ids == []
+    assert report.episodes == len(made) == 3
+    objects.samples(made, 3)
+
+
+def test_a_share_that_cannot_be_read_leaves_the_buffer_empty(url: str) -> None:
+    ck = saved(url, objects.buffer(range(3)))
+    storage = archive.open(url).storage
+    storage.delete(archive.open(url).shards)
+    made = objects.buffer([7, 8])
+    with pytest.raises(StorageError):
+        rlinf.restore(made, ck, rank=0, existing="replace")
+    assert (len(made), made.get_stats()["cache_size"], made._trajectory_index) == (0, 0, {})
+
+
+def test_files_that_rlinf_is_still_writing_are_waited_for(url: str, tmp_path: Path) -> None:
+    made = objects.buffer(range(2), folder=tmp_path)
+    made._save_executor.shutdown()
+    path = next(tmp_path.glob("trajectory_1_*"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    timer = threading.Timer(0.3, path.write_bytes, [whole])
+    timer.start()
+    ck = saved(url, made)
+    timer.join()
+    assert ck.episodes[1].read(["dones"])["dones"].shape == (5, 2, 1)  # of the file: the cache has four rows
 
 
 def test_several_buffers_in_one_checkpoint(url: str) -> None:

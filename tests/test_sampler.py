@@ -218,6 +218,18 @@ def test_priorities_are_updated_by_index(arc: archive.Archive) -> None:
         Sampler(arc, ["t"]).update_priorities([0], [1.0])
 
 
+@pytest.mark.parametrize("options", [{"unit": "window", "length": 4}, {"unit": "episode"}])
+def test_what_is_drawn_ahead_is_what_would_have_been_drawn(arc: archive.Archive, options: dict[str, Any]) -> None:
+    plain, ahead = (
+        Sampler(arc, FAST, batch_size=3, generator=seeded(), prefetch=n, index=True, **options) for n in (0, 2)
+    )
+    for _ in range(10):
+        first, second = plain.sample(), ahead.sample()
+        assert torch.equal(first["_index"], second["_index"])
+        assert str(first["x"]) == str(second["x"])
+    ahead.close()
+
+
 def test_a_strategy_of_ones_own(arc: archive.Archive) -> None:
     class Newest(Uniform):
         def draw(self, size: int, generator: Any) -> Any:
@@ -241,10 +253,15 @@ def test_filling_makes_everything_local(arc: archive.Archive) -> None:
         sampler.sample()
 
 
-def test_filling_stops_where_memory_ends_unless_there_is_a_disk(arc: archive.Archive, tmp_path: Path) -> None:
+def test_filling_stops_where_memory_ends_unless_there_is_a_disk(
+    arc: archive.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archive.torch.filling._BYTES_AT_ONCE", 20_000)
     with Sampler(arc, FAST, cache_bytes=150_000) as small:
         assert small.fill(60)
         assert 0.1 < small.ready < 0.9
+        held = sum(np.count_nonzero(pool.present) for pool in small._gather._running().store._pools.values())
+        assert small.io_stats.total.chunks - small.io_stats.total.hits <= held + 10  # nothing was pushed out again
     with Sampler(arc, FAST, batch_size=64, cache_bytes=150_000, disk_cache=tmp_path / "c") as disk:
         assert disk.fill(60)
         assert disk.ready == 1.0

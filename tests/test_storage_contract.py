@@ -256,6 +256,7 @@ def test_stats(backend: Backend) -> None:
         "list": 1,
         "delete": 1,
         "head": 1,
+        "copy": 0,
         "bytes_in": 20,
         "bytes_out": 21,
         "retries": 0,

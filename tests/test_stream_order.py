@@ -144,6 +144,15 @@ def test_the_state_of_a_finished_epoch_begins_the_next() -> None:
     assert sorted(again.deliver(0)) == list(range(10))
 
 
+def test_the_last_batch_of_a_rank_may_be_smaller_than_that_of_another() -> None:
+    order = Order(7, "full", 1)
+    world = World(order, 2, 1, batch=2)
+    sizes = [len(world.deliver(rank, 2)) for rank in range(2)]
+    assert sizes == [4, 3]
+    for epoch in world.ranks:
+        assert World(order, 3, 1, epoch.state()).ranks[0].number == 1
+
+
 def test_what_cannot_be_resumed_is_an_error() -> None:
     order = Order(40, "full", 1)
     world = World(order, 2, 1)

@@ -161,34 +161,47 @@ def test_a_failed_dump_leaves_the_last_one(checkpointer: Any) -> None:
     assert mem.exists("/dumps/failed/archive.json")
 
 
-def test_the_example_of_the_docstring() -> None:
-    """Replay and demo buffers, saved and restored as a job does."""
-    URL = "memory://dumps/job"  # noqa: N806
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
-    demo = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
-    demo.extend(steps(500, 20))
+def test_the_example_of_the_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line[4:] for line in torchrl.__doc__.splitlines() if line.startswith("    ")]
+    assert 0 < len(lines) <= 15
+    learned: list[Any] = []
+    names = {"archive": archive, "resharding": resharding, "torchrl": torchrl, "learn": learned.append}
+    exec("\n".join(lines), names)
+    train: Any = names["train"]
+    train("memory://dumps/example", buffer(100), [steps(lo, 10) for lo in range(0, 50, 10)])
+    rb = buffer(100)
+    train("memory://dumps/example", rb, [steps(50, 10)])
+    assert "50 steps" in capsys.readouterr().out
+    assert contents(rb) == [float(i) for i in range(60)]
+    assert len(learned) == 6
 
-    def run(rb: Any, demo: Any, collector: Any) -> Any:
-        arc = archive.open(URL, create=True)
+
+def test_replay_and_demo_as_a_job_has_them() -> None:
+    url = "memory://dumps/job"
+
+    def run(batches: Any) -> Any:
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
+        demo = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
+        arc = archive.open(url, create=True)
         ck, share = arc.checkpoints.latest, None
         buffers = {"replay": rb, "demo": demo}
         if ck:
             share = resharding.plan(ck, capacity=rb.storage.max_size).share()
             torchrl.restore(buffers, share)
+        else:
+            demo.extend(steps(500, 20))
         with arc.writer(resume=share) as w:
-            for step, batch in enumerate(collector, start=ck.step + 1 if ck else 0):
+            for step, batch in enumerate(batches, start=ck.step + 1 if ck else 0):
                 rb.extend(batch.reshape(-1)), rb.sample(), demo.sample()
                 torchrl.save(buffers, w, step=step)
-        return arc.checkpoints.latest
+        return arc.checkpoints.latest, rb, demo
 
-    first = run(rb, demo, [steps(lo, 10) for lo in range(0, 50, 10)])
-    again = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
-    demo2 = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
-    second = run(again, demo2, [steps(lo, 10) for lo in range(50, 70, 10)])
+    first, rb, demo = run([steps(lo, 10) for lo in range(0, 50, 10)])
+    second, again, demo_again = run([steps(lo, 10) for lo in range(50, 70, 10)])
     assert (first.step, second.step) == (4, 6)
     assert contents(again)[:50] == contents(rb)
-    assert contents(demo2) == contents(demo)
-    assert appended(URL) == 10
+    assert contents(demo_again) == contents(demo)
+    assert appended(url) == 10
 
 
 def test_the_adapter_is_imported_without_torchrl() -> None:

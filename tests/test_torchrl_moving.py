@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from adapter_helpers import STORES, WORLDS, save_world, shares
 from conftest import make_backend
-from torchrl_buffers import buffer, contents, rectangle, steps
+from torchrl_buffers import assert_same_samples, buffer, contents, rectangle, same, steps
 
 import archive
 import resharding
@@ -248,7 +248,7 @@ def test_an_end_made_by_a_restore_lasts() -> None:
     checkpoint = save_world("memory://moving/lasting", ranks(1, 31), torchrl.save)
     share = resharding.plan(checkpoint, world_size=1, capacity=80).share(0)
     rb = buffer(80)
-    torchrl.restore(rb, share)
+    torchrl.restore(rb, share, unfinished="close")
     arc = archive.open("memory://moving/lasting")
     with arc.writer(session="second", resume=share) as w:
         rb.extend(steps(500, 4))
@@ -258,6 +258,60 @@ def test_an_end_made_by_a_restore_lasts() -> None:
     assert bool((other[:]["next", "done"] == rb[:]["next", "done"]).all())
     assert bool(other[30]["next", "done"])
     assert [ep.length for ep in second.episodes] == [7, 7, 7, 7, 3, 4]
+
+
+@pytest.mark.parametrize("envs", [None, 4])
+def test_a_second_generation_is_as_exact_as_the_first(envs: int | None) -> None:
+    """After a move, a save uploads only what is new, and restoring it gives back the buffer, ids and all."""
+    url = f"memory://moving/generations-{envs}"
+
+    def make(seed: int) -> Any:
+        storage = LazyTensorStorage(200) if envs is None else LazyTensorStorage(200, ndim=2)
+        return buffer(storage=storage, seed=seed, sampler=SliceSampler(**SLICES))
+
+    sources = [make(0), make(1)]
+    for rb in sources:
+        data = steps(0, 33, ids=True) if envs is None else rectangle(0, 9, 3)
+        rb.extend(data)
+    checkpoint = save_world(url, sources, torchrl.save)
+    share = shares(checkpoint, 1, num_envs=envs)[0]
+    rb, other = make(2), make(3)
+    torchrl.restore(rb, share)
+    arc = archive.open(url)
+    with arc.writer(session="second", resume=share) as w:
+        assert fresh(torchrl.save(rb, w, step=2).result(60)) == 0
+        rb.extend(steps(900, 5, ids=True) if envs is None else rectangle(900, 2, envs))
+        second = torchrl.save(rb, w, step=3).result(60)
+    assert fresh(second) == (5 if envs is None else 2 * envs)
+    torchrl.restore(other, second, rank=0)
+    assert same(
+        rb._storage._storage[: rb._storage._len_along_dim0], other._storage._storage[: rb._storage._len_along_dim0]
+    )
+    assert_same_samples(rb, other, count=20)
+    again = arc.writer(session="third", resume=shares(second, 1)[0])
+    assert fresh(torchrl.save(other, again, step=4).result(60)) == 0
+    third = make(4)
+    torchrl.restore(third, arc.checkpoints.latest, rank=0)
+    assert_same_samples(other, third, count=5)
+    again.close()
+
+
+def fresh(checkpoint: archive.Checkpoint) -> int:
+    """Steps that this checkpoint's commit brought."""
+    table = checkpoint.snapshot.columns(["commit", "length"])
+    return int(np.sum(table["length"].to_numpy()[table["commit"].to_numpy() == checkpoint.number]))
+
+
+def test_prefetched_batches_are_dropped_and_counted() -> None:
+    sources = ranks(2, prefetch=2)
+    for rb in sources:
+        rb.sample()
+    share = shares(save_world("memory://moving/prefetch", sources, torchrl.save), 1)[0]
+    rb = buffer(200, prefetch=2)
+    report = torchrl.restore(rb, share)
+    assert report.counts["prefetched_batches_dropped"] == 4
+    assert "4 prefetched batches dropped" in str(report)
+    assert not rb._prefetch_queue
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing_half_restored() -> None:

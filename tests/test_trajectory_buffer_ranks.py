@@ -48,8 +48,10 @@ def close(buffers: Sequence[TrajectoryReplayBuffer]) -> None:
         buffer.close()
 
 
-@pytest.mark.parametrize("store", adapter_helpers.STORES)
-@pytest.mark.parametrize(("before", "after"), adapter_helpers.WORLDS)
+@pytest.mark.parametrize(
+    ("before", "after", "store"),
+    [*((4, 3, store) for store in adapter_helpers.STORES), *((2, 5, store) for store in ("memory", "local"))],
+)
 def test_a_world_of_another_size_goes_on(
     before: int, after: int, store: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -278,13 +280,13 @@ def run_job(url: str, tmp_path: Path, size: int, **environment: str) -> None:
 
 def test_the_workers_own_calls_with_a_process_group(tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
-    run_job(url, tmp_path, 2)
-    run_job(url, tmp_path, 3, RESUME="1")
+    run_job(url, tmp_path, 1)
+    run_job(url, tmp_path, 2, RESUME="1")
     found = archive.open(url).checkpoints
-    assert [(ck.world_size, len(ck.episodes)) for ck in found] == [(2, 4), (2, 8), (3, 14), (3, 20)]
+    assert [(ck.world_size, len(ck.episodes)) for ck in found] == [(1, 2), (1, 4), (2, 8), (2, 12)]
     merged = TrajectoryReplayBuffer(sample_window_size=0)
     merged.load_checkpoint(url)
-    expected = {10 * s + r for s in range(4) for r in range(2)} | {100 + 10 * s + r for s in range(4) for r in range(3)}
+    expected = {10 * s for s in range(4)} | {100 + 10 * s + r for s in range(4) for r in range(2)}
     assert everything(merged) == expected
 
 

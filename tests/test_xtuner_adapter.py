@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xtuner_models
 from adapter_helpers import STORES, WORLDS, save_world, shares
 from conftest import make_backend
+from pydantic import BaseModel, ConfigDict
 from xtuner_models import (
     FIFOReplayPolicy,
     FunctionCall,
@@ -302,6 +304,27 @@ def test_a_renamed_task_is_no_blocker() -> None:
     again = buffer()
     asyncio.run(xtuner.restore(again, share_of(ck), tasks={"old": "new"}))
     assert asyncio.run(again.count("new", Status.COMPLETED)) == 3
+
+
+def test_another_class_of_rollouts_is_no_blocker(monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = asyncio.run(filled(buffer(), range(2)))
+    with fresh().writer() as w:
+        ck = saved(rb, w)
+
+    class Later(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        rollout_id: int | None = None
+        response_ids: list[int] | None = None
+        status: Status = Status.INIT
+        note: str = "new"
+
+    monkeypatch.setattr(xtuner_models, "RolloutState", Later)
+    again = buffer()
+    report = asyncio.run(xtuner.restore(again, share_of(ck)))
+    ((first, _), _) = asyncio.run(again.get(2, "math", Status.COMPLETED))
+    assert isinstance(first, Later)
+    assert (first.response_ids, first.note) == (rollout(first.rollout_id // 10, 0).response_ids, "new")
+    assert "4 values of 'Later.logprobs' had no field here" in report.notes
 
 
 def test_other_episodes_are_refused() -> None:

@@ -18,6 +18,7 @@ from xtuner_models import PandasStorage, RolloutState, Status
 
 import archive
 from archive.adapters import xtuner
+from archive.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,21 @@ def test_refs_of_unchanged_groups_are_not_resolved(ray: Any, monkeypatch: pytest
     with archive.open(arc.url).writer(resume=share) as w:
         third = asyncio.run(xtuner.save(again, w, step=3)).result()
     assert (asked, uploaded(arc, third.number - 1)) == ([], 0)
+
+
+def test_without_ray_the_values_can_stand_for_the_refs(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = buffer()
+    asyncio.run(rb.put(referring(ray, 3), "math"))
+    with fresh().writer() as w:
+        ck = asyncio.run(xtuner.save(rb, w, step=1)).result()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    again = buffer()
+    with pytest.raises(UsageError, match=r"ray\.init\(\) first"):
+        asyncio.run(xtuner.restore(again, share_of(ck)))
+    assert len(again) == 0
+    asyncio.run(xtuner.restore(again, share_of(ck), refs="values"))
+    ((first, _),) = asyncio.run(again.get(1, "math", Status.COMPLETED))
+    assert first.mm_info["pixel_values"].shape == (50, 60)
 
 
 def test_prompts_keep_their_pictures(ray: Any) -> None:

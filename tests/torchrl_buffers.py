@@ -81,7 +81,7 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, LazyStackedTensorDict) and same(list(a.tensordicts), list(b.tensordicts))
     if isinstance(a, TensorDictBase):
         keys = set(map(str, a.keys())) == set(map(str, b.keys()))
-        return keys and a.batch_size == b.batch_size and all(same(a.get(k), b.get(k)) for k in a)
+        return keys and a.batch_size == b.batch_size and all(same(v, b.get(k)) for k, v in a.items())
     if hasattr(a, "tolist") and hasattr(a, "batch_size"):
         return bool(a.tolist() == b.tolist())
     if isinstance(a, torch.Tensor):

@@ -120,19 +120,13 @@ class ListCells:
             item = _together(own, (), leaves, place)
             self._taken[cell] = "", {ROOT: self.storage._to_device(item)}
 
-    def set_flag(self, path: Path, cells: Ints) -> None:
-        for cell in cells.tolist():
+    def fill(self, path: Path, cells: Ints, values: Any) -> None:
+        """Set a field of TensorDicts to one number a cell, where there is one."""
+        for cell, value in zip(cells.tolist(), np.asarray(values).tolist(), strict=True):
             item = self._taken[cell][1][ROOT]
-            found = item.get(path, None) if hasattr(item, "get") and hasattr(item, "batch_size") else None
+            found = item.get(path, None) if hasattr(item, "batch_size") else None
             if isinstance(found, torch.Tensor):
-                found.reshape(-1)[-1:] = torch.ones((), dtype=found.dtype)
-
-    def set_index(self, cells: Ints) -> None:
-        for cell in cells.tolist():
-            item = self._taken[cell][1][ROOT]
-            found = item.get("index", None) if hasattr(item, "batch_size") else None
-            if isinstance(found, torch.Tensor) and found.dtype == torch.int64:
-                found.fill_(cell)
+                found[...] = value
 
     def finish(self, rows: int) -> None:
         """Set all items."""

@@ -46,6 +46,11 @@ class Given:
         return np.repeat(np.arange(len(self.layout.length)), self.layout.length)
 
     @property
+    def moved(self) -> bool:
+        """Whether the ids of trajectories are given anew."""
+        return not self.share.plan.is_identity
+
+    @property
     def keys(self) -> Keys:
         state = next(iter(self.states.values()), None)
         return Keys(None, END) if state is None else Keys.from_state(state["storage"]["keys"])

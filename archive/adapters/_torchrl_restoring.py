@@ -50,6 +50,7 @@ def _empty(parts: Parts) -> None:
 
 def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Report:
     closed, reclosed = _write(cells, given, target)
+    renumbered = _renumber(cells, given, target)
     cells.finish(target.rows)
     kept = np.flatnonzero(target.cell != NONE)
     columns = {name: values[kept] for name, values in given.columns.items()}
@@ -61,7 +62,10 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Re
         notes += _torchrl_samplers.restore(parts, sampler, _part(given, name), _own(target, name), placed)
     notes += _unused(parts, columns)
     extras = _torchrl_extras.restore(parts, _part(given, "extras"), _own(target, "extras"), given.share.seed)
-    _track(parts, cells, given, target, np.union1d(closed, reclosed))
+    record = _record(parts, given, target)
+    record.closed[np.union1d(closed, reclosed)] = True
+    record.renumbered[renumbered] = True
+    attach(parts.storage, Tracker(None, record)).start(cells_of(parts))
     opened = int(np.asarray(given.layout.open).sum()) - len(closed)
     if target.own is not None and opened > 0:
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
@@ -103,7 +107,7 @@ def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
         cells.reserve(steps, given.kinds(source), target.inner)
         cells.put(cell, steps, given.kinds(source), kinds)
         if target.own is None:
-            cells.set_index(cell)
+            cells.fill(("index",), cell, cell // max(1, target.columns))
         closed.append(_close(cells, given, target, lo, hi, steps))
     reclosed = _reclose(cells, given, target)
     return np.concatenate([np.zeros(0, np.int64), *closed]), reclosed
@@ -174,7 +178,7 @@ def _mark(cells: Cells, keys: Keys, cell: Ints) -> Ints:
     truncated = keys.beside("truncated")
     for path in (keys.end, truncated):
         if path is not None:
-            cells.set_flag(path, cell)
+            cells.fill(path, cell, np.ones(len(cell), bool))
     return cell
 
 
@@ -185,25 +189,34 @@ def _reclose(cells: Cells, given: Given, target: Target) -> Ints:
     return _mark(cells, given.keys, target.cell[given.columns["closed"].astype(bool) & (target.cell != NONE)])
 
 
-# -- going on ---------------------------------------------------------------------------------------------------
+def _renumber(cells: Cells, given: Given, target: Target) -> Ints:
+    """Give trajectories the ids that they had in the buffer; cells whose id is another than in the archive."""
+    path = given.keys.traj
+    if path is None:
+        return np.zeros(0, np.int64)
+    if given.moved:
+        return target.cell[target.cell != NONE]
+    known = given.part.attributes.get("trajectory", {})
+    if not known:
+        return np.zeros(0, np.int64)
+    names = given.part.episodes.table["episode_id"].to_pylist()
+    numbers = np.array([known.get(name, NONE) for name in names], np.int64)[given.unit]
+    chosen = np.array([name in known for name in names], bool)[given.unit] & (target.cell != NONE)
+    cells.fill(path, target.cell[chosen], numbers[chosen])
+    return target.cell[chosen]
 
 
-def _track(parts: Parts, cells: Cells, given: Given, target: Target, closed: Ints) -> None:
-    """A writer that goes on from the share knows these steps already."""
+def _record(parts: Parts, given: Given, target: Target) -> Record:
+    """What a writer that goes on from the share knows already."""
     layout = given.layout
     record = Record.of(target.rows * max(1, target.columns))
     kept = np.flatnonzero(target.cell != NONE)
     where = target.cell[kept]
-    record.env[where] = np.asarray(layout.env_id, np.int64)[given.unit][kept]
-    record.position[where] = spans(np.asarray(layout.position, np.int64), np.asarray(layout.length, np.int64))[kept]
-    record.closed[closed] = True
-    fresh = cells_of(parts)
-    record.hashes = fresh.hashes()
-    ids = given.part.episodes.table["episode_id"].to_pylist()
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
-    record.units = units_of(env, position, length, ids)
+    record.env[where] = env[given.unit][kept]
+    record.position[where] = spans(position, length)[kept]
+    record.hashes = cells_of(parts).hashes()
+    record.units = units_of(env, position, length, given.part.episodes.table["episode_id"].to_pylist())
     if given.unfinished == "close":
-        opened = np.asarray(layout.open, bool)
-        record.to_close = np.unique(np.asarray(layout.env_id)[opened]).tolist()
-    tracker = attach(parts.storage, Tracker(None, record))
-    tracker.start(fresh)
+        record.to_close = np.unique(env[np.asarray(layout.open, bool)]).tolist()
+    return record

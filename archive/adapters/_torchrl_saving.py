@@ -44,6 +44,7 @@ class Appended:
     keys: Keys
     record: Record
     live: Ints  # cells, in live order
+    ids: dict[str, int]  # episode id -> id of its trajectory, where that is another than in the archive
 
 
 def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: Any) -> Appended:
@@ -59,14 +60,26 @@ def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: 
         changed, hashes = tracker.changed(cells, verify=verify)
         record.resized(cells.rows * cells.columns)
         record.forget(np.repeat(changed, cells.columns))
-        record.hashes = record.hashes[:0]  # until all is appended, nothing is known to be
         evict_unknown(inner, record)
         marks = marks_of(cells, keys, order, wrapped=wrapped)
         _append(inner, cells, keys, record, marks, order)
         record.hashes, record.units, record.to_close = hashes, None, []
         tracker.start(cells)
-    live = np.flatnonzero(record.position != NONE)
-    return Appended(cells, keys, record, live[np.lexsort((record.position[live], record.env[live]))])
+        live = np.flatnonzero(record.position != NONE)
+        live = live[np.lexsort((record.position[live], record.env[live]))]
+        return Appended(cells, keys, record, live, _ids(inner, cells, keys, record.renumbered[live], live))
+
+
+def _ids(inner: BufferWriter, cells: Cells, keys: Keys, renumbered: Mask, live: Ints) -> dict[str, int]:
+    """Ids of trajectories that a restore has renumbered, by episode."""
+    values = cells.flat(keys.traj) if keys.traj is not None and renumbered.any() else None
+    if values is None:
+        return {}
+    runs = inner.live_set.runs()
+    heads = np.cumsum(runs.length) - runs.length
+    chosen = [i for i in range(len(heads)) if runs.length[i] and renumbered[heads[i]]]
+    numbers = np.asarray(values).reshape(len(values), -1)[:, 0]
+    return {inner.streams.records[int(runs.episode[i])].id: int(numbers[live[heads[i]]]) for i in chosen}
 
 
 def _declare(inner: BufferWriter, cells: Cells, keys: Keys) -> None:

@@ -156,20 +156,14 @@ class TensorCells:
         except (RuntimeError, TypeError, ValueError, KeyError) as e:
             raise FieldError(f"the saved steps do not fit into this storage: {e}; give one of the same kind") from e
 
-    def set_flag(self, path: Path, cells: Ints) -> None:
-        """Set a field of booleans in some cells, if there is one."""
+    def fill(self, path: Path, cells: Ints, values: Any) -> None:
+        """Set a field of tensors in some cells to one number a cell, if there is one."""
         leaf = self.leaves().get(path)
-        if isinstance(leaf, torch.Tensor) and len(cells):
-            leaf[self._index(cells)] = torch.ones((), dtype=leaf.dtype, device=leaf.device)
-
-    def set_index(self, cells: Ints) -> None:
-        """The field "index" that writers of TensorDicts add says in which row a cell lies."""
-        leaf = self.leaves().get(("index",))
-        if not isinstance(leaf, torch.Tensor) or leaf.dtype != torch.int64 or not len(cells):
+        if not isinstance(leaf, torch.Tensor) or not len(cells):
             return
-        rows = torch.from_numpy(cells // max(1, self.columns)).to(leaf.device)
-        extra = leaf.ndim - 1 - len(self.inner)
-        leaf[self._index(cells)] = rows.reshape(-1, *[1] * extra).expand(-1, *leaf.shape[1 + len(self.inner) :])
+        extra = leaf.shape[1 + len(self.inner) :]
+        numbers = torch.from_numpy(np.asarray(values)).to(leaf.device, leaf.dtype)
+        leaf[self._index(cells)] = numbers.reshape(-1, *[1] * len(extra)).expand(-1, *extra)
 
     def finish(self, rows: int) -> None:
         """Say how many rows are in use."""
@@ -270,7 +264,9 @@ def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
 def _value(leaf: Any, part: slice, path: Path) -> Any:
     if isinstance(leaf, list) and leaf and isinstance(leaf[0], np.ndarray):
         if len({(row.dtype, row.shape) for row in leaf}) > 1:
-            raise FieldError(f"field {show(path)!r} differs in length from item to item; restore into a LazyStackStorage")
+            raise FieldError(
+                f"field {show(path)!r} differs in length from item to item; restore into a LazyStackStorage"
+            )
         leaf = np.stack(leaf)
     if isinstance(leaf, list) or (isinstance(leaf, np.ndarray) and leaf.dtype == object):
         return module_tensordict().NonTensorStack(*leaf[part])

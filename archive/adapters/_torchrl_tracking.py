@@ -28,13 +28,14 @@ class Record:
     position: Ints
     hashes: np.ndarray[Any, np.dtype[np.uint64]]
     closed: Mask  # ended by a restore, though the step in the archive does not say so
+    renumbered: Mask  # its trajectory has another id here than in the archive
     units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
 
     @classmethod
     def of(cls, cells: int) -> Record:
         nothing = np.full(cells, NONE, np.int64)
-        return cls(nothing, nothing.copy(), np.zeros(0, np.uint64), np.zeros(cells, bool))
+        return cls(nothing, nothing.copy(), np.zeros(0, np.uint64), np.zeros(cells, bool), np.zeros(cells, bool))
 
     def resized(self, cells: int) -> None:
         """As many entries as there are cells now."""
@@ -42,10 +43,11 @@ class Record:
         self.env = np.r_[self.env[:cells], np.full(more, NONE, np.int64)]
         self.position = np.r_[self.position[:cells], np.full(more, NONE, np.int64)]
         self.closed = np.r_[self.closed[:cells], np.zeros(more, bool)]
+        self.renumbered = np.r_[self.renumbered[:cells], np.zeros(more, bool)]
 
     def forget(self, cells: Any) -> None:
         self.position[cells] = NONE
-        self.closed[cells] = False
+        self.closed[cells] = self.renumbered[cells] = False
 
 
 class Tracker:

@@ -1,8 +1,15 @@
 """TorchRL's replay buffers: saved as trajectories, restored exactly where nothing moved, dealt out anew where it did.
 
-    from archive.adapters import torchrl
-    torchrl.save(rb, w, step=1000)                        # w = arc.writer(); {"replay": rb, "demo": demo} for several
-    report = torchrl.restore(rb, share)                   # share = resharding.plan(checkpoint).share()
+    def train(url, rb, batches):
+        arc, share = archive.open(url, create=True), None
+        if ck := arc.checkpoints.latest:
+            share = resharding.plan(ck, capacity=rb.storage.max_size).share()
+            print(torchrl.restore(rb, share))  # or {"replay": rb, "demo": demo}; here and below
+        with arc.writer(resume=share) as w:
+            for step, batch in enumerate(batches, start=ck.step + 1 if ck else 0):
+                rb.extend(batch)
+                learn(rb.sample())
+                torchrl.save(rb, w, step=step)  # in the background; errors surface at the next call
 
 | of the buffer | saved as | back, nothing moved | other ranks or capacities |
 |---|---|---|---|
@@ -92,7 +99,7 @@ def _saved(part: Buffer, parts: Parts, queue: Any, **how: Any) -> Saved:
         "extras": _torchrl_extras.state_of(parts, queue),
     }
     state |= {name: _torchrl_samplers.state_of(sampler, parts) for name, sampler in parts.samplers.items()}
-    return Saved(columns=columns, state=state)
+    return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state)
 
 
 def restore(

@@ -30,8 +30,11 @@ What is saved:
 
 Only groups that are new or changed since the last save are uploaded, and only their object refs resolved. Order and
 expiry follow from staleness and timestamps, so it doesn't matter which storage or policy class restores what another
-saved. Not saved: rollouts under way (a save refuses while there are any), which fields of `ARCHIVED` use, trace
-sessions, the rollout controller.
+saved; fields that the class of rollouts no longer has are left out, and reported. Not saved: rollouts under way (a save
+refuses while there are any), trace sessions, the rollout controller.
+
+Each owner of a buffer is a rank. On another number of ranks groups stay whole and get new uids and timestamps, in the
+order of the old ones; samplers can't be divided, so a manager is restored by a world of the size that saved it.
 
 With `no_save_replay_buffer=True` progress is rolled back as XTuner does it, and the prompts of the groups in the buffer
 are kept without their responses. `restore` puts them back as ABORTED, which asynchronous strategies take before they

@@ -203,18 +203,17 @@ def check_enough(window: Window, count: int, *, replace: bool) -> None:
 
 
 def _misses(window: Window, places: torch.Tensor, which: torch.Tensor, local: torch.Tensor) -> list[Miss]:
-    if not len(places):
-        return []
+    """What has to be read, by the archive that it lies in."""
     distinct, place = torch.unique(which[places], return_inverse=True)
     entries = [window.entries[i] for i in distinct.tolist()]
-    homes = list(dict.fromkeys(e.home for e in entries if e.home is not None))
-    envs = torch.tensor([e.envs for e in entries])[place]
-    rows = local[places]
-    of = torch.tensor([homes.index(e.home) for e in entries if e.home is not None])[place]
-    names = [e.name for e in entries]
     out = []
-    for number, home in enumerate(homes):
-        mine = torch.nonzero(of == number).reshape(-1)
-        step, env = rows[mine] // envs[mine], rows[mine] % envs[mine]
-        out.append(Miss(places[mine], home, names, place[mine], step, env))
+    for home in dict.fromkeys(e.home for e in entries):
+        assert home is not None
+        here = torch.tensor([e.home is home for e in entries])
+        mine = torch.nonzero(here[place]).reshape(-1)
+        among = (torch.cumsum(here, 0) - 1)[place[mine]]  # which of those that lie here
+        envs = torch.tensor([e.envs for e in entries])[place[mine]]
+        rows = local[places[mine]]
+        names = [e.name for e in entries if e.home is home]
+        out.append(Miss(places[mine], home, names, among, rows // envs, rows % envs))
     return out

@@ -119,17 +119,17 @@ class Sinks:
         self._earlier.clear()
 
     def settle(self) -> None:
-        for sink in self._open.values():
+        for sink in list(self._open.values()):
             sink.settle()
 
     def surface(self) -> None:
-        for sink in self._open.values():
+        for sink in list(self._open.values()):
             sink.surface()
 
     def finish(self) -> None:
-        for sink in self._open.values():
+        for sink in list(self._open.values()):
             sink.finish()
 
     def commit(self) -> None:
-        for sink in self._open.values():
+        for sink in list(self._open.values()):
             sink.commit()

@@ -47,6 +47,9 @@ def repair(target: Target, yes: bool) -> None:
     storage = Storage.connect(target.url, target.storage_options)
     if not yes:
         number = maintenance.damaged_commit(storage)
+        if target.as_json:
+            output.as_json({"commit": number, "kept_as": None})
+            return
         click.echo(
             f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what "
             "only it made visible stays in the store, unseen. Stop all writers, then add --yes"

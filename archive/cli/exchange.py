@@ -34,7 +34,7 @@ ADAPTERS = {
     "lerobot": Format("lerobot", "dataset"),
     "d3rlpy": Format("npz", "dataset"),
 }
-_CHOSEN = ("checkpoint", "where", "weights", "fields")
+OURS = {"run", "storage_options"}  # have options of their own
 _more = click.option(
     "--set", "given", multiple=True, metavar="KEY=VALUE",
     help="An option of the format's adapter, as in 'fps=10'; VALUE may be JSON. May be repeated.",
@@ -122,15 +122,21 @@ def _checkpoint(arc: Archive, name: str) -> Checkpoint:
 
 @click.command("import")
 @on_archive(time_travel=False)
-@click.argument("source")
-@click.option("--format", "-f", "name", type=click.Choice(list(ADAPTERS)), required=True, help="What SOURCE is.")
+@click.argument("sources", nargs=-1, required=True)
+@click.option("--format", "-f", "name", type=click.Choice(list(ADAPTERS)), required=True, help="What SOURCES are.")
 @click.option("--run", default="imported", show_default=True, help="The run that the checkpoint belongs to.")
 @_more
 @click.option("--yes", is_flag=True, help="Do it though it ends the session of a run that is there.")
-def import_(target: Target, source: str, name: str, run: str, given: tuple[str, ...], yes: bool) -> None:
-    """Add what another system saved at SOURCE as a checkpoint. Makes the archive if it is not there."""
+def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given: tuple[str, ...], yes: bool) -> None:
+    """Add what another system saved at SOURCES as a checkpoint. Makes the archive if it is not there.
+
+    SOURCES: a file, folder or name as the other system has it; of alf, one file for each rank.
+    """
     import archive
 
+    if len(sources) > 1 and name != "alf":
+        raise UsageError(f"{name} has one source, not {len(sources)}; import them one after the other")
+    source = list(sources) if len(sources) > 1 else sources[0]
     read = _function(ADAPTERS[name], "import", name, given)
     arc = archive.open(target.url, create=True, storage_options=target.storage_options)
     if run in arc.head.runs and not yes:
@@ -142,18 +148,23 @@ def import_(target: Target, source: str, name: str, run: str, given: tuple[str, 
         made = read(source, arc, run=run, **_stores(read, target), **option_values(given))
     about = {"checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size}
     about["episodes"] = len(made.episodes)
-    _tell(target, about, f"checkpoint {made.name!r} of {arc.url} has {len(made.episodes)} episodes of {source}")
+    _tell(
+        target,
+        about,
+        f"checkpoint {made.name!r} of {arc.url} has {len(made.episodes)} episodes of {', '.join(sources)}",
+    )
 
 
 def _function(format: Format, verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
     """The adapter's function, once it is known to take the options given."""
     module = import_module(f"archive.adapters.{format.module}")
     found: Callable[..., Any] = getattr(module, f"{verb}_{format.unit}")
-    known = [p.name for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    unknown = sorted(set(option_values(given)) - set(known) | {"run", "storage_options"} & set(option_values(given)))
+    parameters, wanted = inspect.signature(found).parameters.values(), set(option_values(given))
+    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - OURS
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = sorted(wanted & OURS if passes_on else wanted - known)
     if unknown:
-        choices = ", ".join(n for n in known if n not in ("run", "storage_options"))
-        raise UsageError(f"--set {unknown[0]}: {verb} of {name} takes {choices or 'no options'}")
+        raise UsageError(f"--set {unknown[0]}: {verb} of {name} takes {', '.join(sorted(known)) or 'no options'}")
     return found
 
 

@@ -113,7 +113,7 @@ def option_values(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not key or not equals:
-            raise click.UsageError(f"--set {pair}: give KEY=VALUE")
+            raise click.UsageError("--set wants KEY=VALUE")
         out[key] = _value(text)
     return out
 

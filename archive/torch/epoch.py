@@ -62,7 +62,7 @@ class Epoch:
     @property
     def left(self) -> Runs:
         """What no rank has delivered, if all are as far as this one."""
-        return self.split.left(self.split.alike(self.taken, of=self.rank))
+        return self.split.left(self.split.alike(self.taken))
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings."""
@@ -131,7 +131,7 @@ def _taken(given: Sequence[Mapping[str, Any]], behind: int) -> list[list[int]]:
     current = next(s for s in given if s["epoch"] == behind)
     split, world = _split_of([current]), current["world_size"]
     if len(given) == 1:
-        return split.alike(current["taken"], of=current["rank"])
+        return split.alike(current["taken"])
     by_rank = {state["rank"]: state for state in given}
     if sorted(by_rank) != list(range(world)) or len(given) != world:
         raise UsageError(

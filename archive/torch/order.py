@@ -128,12 +128,10 @@ class Split:
         start = number * each + min(number, more)
         return self.runs.part(start, start + each + (number < more))
 
-    def alike(self, taken: Sequence[int], *, of: int) -> list[list[int]]:
+    def alike(self, taken: Sequence[int]) -> list[list[int]]:
         """What the workers of each rank have delivered if each as many batches as those of one rank."""
         full = [-(-count // self.batch_size) * self.batch_size for count in taken]
-        counts = [[min(n, len(self.lane(r, w))) for w, n in enumerate(full)] for r in range(self.world_size)]
-        counts[of] = list(taken)
-        return counts
+        return [[min(n, len(self.lane(r, w))) for w, n in enumerate(full)] for r in range(self.world_size)]
 
     def left(self, taken: Sequence[Sequence[int]]) -> Runs:
         """What is left when worker w of rank r has delivered the first taken[r][w] items of its lane."""
