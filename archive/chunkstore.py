@@ -89,9 +89,11 @@ class ChunkStore:
 
     @property
     def full(self) -> bool:
-        """Whether another chunk of some array would push out one that is held."""
+        """Whether another chunk would push out one that is held, but for arrays of few bytes."""
         with self._changed:
-            return any(p.full for p in self._pools.values())
+            pools = self._pools.values()
+            free, chunk = sum(p.free_bytes for p in pools), max((p.chunk_bytes for p in pools), default=0)
+            return free < max(chunk, sum(p.max_bytes for p in pools) // _LEAST_SHARE)
 
     @property
     def touched_bytes(self) -> int:

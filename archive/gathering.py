@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,6 +56,7 @@ class Gather:
         self.cache_bytes, self.max_ahead_bytes = cache_bytes, max_ahead_bytes
         self.disk_cache = as_disk_cache(disk_cache)
         self._engine: _Engine | None = None
+        self._beside: Gather | None = None
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -137,11 +139,16 @@ class Gather:
         if engine is not None and engine.pid == os.getpid():
             engine.close()
 
+    def also(self, fields: Any) -> Gather:
+        """Other fields of the same episodes, through the same cache."""
+        other = copy.copy(self)
+        other.fields, other._engine, other._beside = fields, None, self
+        return other
+
     def _running(self) -> _Engine:
-        engine = self._engine
-        if engine is None or engine.pid != os.getpid():
-            engine = self._engine = _Engine(self)
-        return engine
+        if self._engine is None or self._engine.pid != os.getpid():
+            self._engine = _Engine(self) if self._beside is None else self._beside._running().also(self)
+        return self._engine
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_engine": None}
@@ -166,6 +173,11 @@ class _Engine:
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: list[Future[Any]] = []
         self._stopped = False
+
+    def also(self, owner: Gather) -> _Engine:
+        other = copy.copy(self)
+        other._selection, other._plans, other._ahead, other._pool = Selection(owner.fields, owner.missing), {}, [], None
+        return other
 
     def pool(self, array: str, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> RowPool:
         return self.store.pool(array, dtype, trailing)

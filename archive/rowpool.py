@@ -52,10 +52,18 @@ class RowPool:
         self._rows, self._pages = rows, pages
 
     @property
-    def full(self) -> bool:
-        """Whether there is no room for as much as the largest chunk, but that of others."""
-        most = self._chunk_pages(int(self.rows_per_chunk.max(initial=1)))
-        return self._pages - self._fresh + len(self._free) < most
+    def max_bytes(self) -> int:
+        return self._pages * self.page_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the pages that hold nothing."""
+        return (self._pages - self._fresh + len(self._free)) * self.page_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes that the largest chunk takes."""
+        return self._chunk_pages(int(self.rows_per_chunk.max(initial=1))) * self.page_bytes
 
     @property
     def touched_bytes(self) -> int:

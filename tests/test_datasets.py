@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import archive
+from archive.derived import n_step_return
 
 torch = pytest.importorskip("torch", reason="the datasets need torch")
 from torch.utils.data import DataLoader  # noqa: E402
@@ -83,6 +84,15 @@ def test_a_batch_is_one_read_and_none_where_its_chunks_are_kept(arc: archive.Arc
     found = [int(item["reward"]) for item in data.__getitems__([0, 11, 28, 3])]
     assert found == [0, 11, 28, 3]
     assert (arc.io_stats() - before).get == (0 if cache_bytes else 1)
+
+
+def test_derived_fields_read_no_chunk_again(arc: archive.Archive) -> None:
+    data = WindowDataset(arc.episodes, 2, fields=["obs", "reward"], derive=["next_obs", n_step_return(0.9, 3)])
+    data.__getitems__(range(len(data)))
+    before = arc.io_stats()
+    found = data.__getitems__([0, 5])
+    assert found[0]["next_obs"]["x"].tolist() == [[1, -1], [2, -2]]
+    assert (arc.io_stats() - before).requests == 0
 
 
 def test_a_batch_of_other_fields_is_one_read(arc: archive.Archive) -> None:

@@ -236,3 +236,30 @@ def test_several_archives_as_one(replay: archive.Episodes, demo: archive.Episode
         joined[41]
     with pytest.raises(UsageError):
         at.join()
+
+
+def test_samplers_are_sources(replay: archive.Episodes, demo: archive.Episodes) -> None:
+    def made() -> at.Mix:
+        drawn = at.Sampler(replay, batch_size=4, generator=torch.Generator().manual_seed(2))
+        return at.mix({"replay": drawn, "demo": at.StepDataset(demo)}, batch_size=7)
+
+    mix = made()
+    assert len(next(mix)["reward"]) == 7
+    state = mix.state_dict()
+    wanted = [next(mix)["reward"].tolist() for _ in range(5)]
+    again = made()
+    again.load_state_dict(state)
+    assert [next(again)["reward"].tolist() for _ in range(5)] == wanted
+
+
+def test_replay_buffers_of_trajectories_are_sources() -> None:
+    trajectories = pytest.importorskip("trajectories")
+    buffers = {name: trajectories.TrajectoryReplayBuffer(seed=1) for name in ("replay", "demo")}
+    for first, buffer in enumerate(buffers.values()):
+        buffer.add_trajectories([trajectories.make(10 * first + i) for i in range(3)])
+    mix = at.mix(buffers, batch_size=8, min_sizes={"replay": 2, "demo": 2}, timeout_s=5)
+    for _ in range(3):
+        numbers = trajectories.check_batch(next(mix), 8)
+        assert [n >= 100_000 for n in numbers] == [False] * 4 + [True] * 4
+    for buffer in buffers.values():
+        buffer.close()

@@ -7,11 +7,15 @@ import uuid
 import fsspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_reshard_requests import bound
 
 import archive
 import resharding
 from archive.checkpoints import Checkpoint
+from archive.packing import rows_per_chunk
+from archive.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, widest_gap
 from archive.torch import ring
 
 
@@ -91,3 +95,29 @@ def test_a_ring_that_is_overwritten(envs: int, length: int, width: int) -> None:
         ck = frames.run(int(length * overwritten) + 1)
         assert excess(ck, 1, frames.row_bytes) < 1.05
     frames.close()
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3 * MAX_GAP_BYTES), st.integers(1, 9)), min_size=1, max_size=12),
+    spare=st.integers(-5, 5 * MAX_GAP_BYTES),
+)
+def test_gaps_are_read_over_while_they_are_affordable(sizes: list[tuple[int, int]], spare: int) -> None:
+    """The narrowest first, all of a width or none; headers in any case."""
+    stops = np.cumsum([gap + size for gap, size in sizes])
+    starts = stops - [size for _, size in sizes]
+    gaps = sorted(gap for gap, _ in sizes[1:])
+    widest = widest_gap(starts, stops, spare)
+    assert MIN_GAP_BYTES <= widest <= MAX_GAP_BYTES
+    assert widest == MIN_GAP_BYTES or sum(gap for gap in gaps if gap <= widest) <= spare
+    wider = [gap for gap in gaps if widest < gap <= MAX_GAP_BYTES]
+    assert not wider or sum(gap for gap in gaps if gap <= wider[0]) > spare
+
+
+@pytest.mark.parametrize(("envs", "rows"), [(1, 1000), (64, 64 * 36), (64, 64 * 37), (4096, 4096 * 8)])
+def test_chunks_are_parts_of_a_run_of_an_env_row(envs: int, rows: int) -> None:
+    per_chunk = rows_per_chunk(rows, rows * 1000, None, envs)
+    run = rows // envs
+    assert per_chunk <= rows_per_chunk(rows, rows * 1000)
+    if envs == 64:
+        assert run >= 2 * per_chunk
+        assert run % 4 or run % per_chunk == 0, "no chunk has steps of two env rows"

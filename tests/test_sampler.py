@@ -257,7 +257,7 @@ def test_filling_stops_where_memory_ends_unless_there_is_a_disk(
     arc: archive.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("archive.torch.filling._BYTES_AT_ONCE", 20_000)
-    with Sampler(arc, FAST, cache_bytes=150_000) as small:
+    with Sampler(arc, FAST, cache_bytes=250_000) as small:
         assert small.fill(60)
         assert 0.1 < small.ready < 0.9
         held = sum(np.count_nonzero(pool.present) for pool in small._gather._running().store._pools.values())
@@ -284,6 +284,20 @@ def test_a_failure_behind_surfaces_once_and_can_be_tried_again(tmp_path: Path) -
     assert again.ready == 1.0
     for one in (sampler, again):
         one.close()
+
+
+def test_a_batch_that_failed_is_the_next_one(tmp_path: Path) -> None:
+    made(tmp_path / "a", [30, 30, 30])
+    options: Any = {"batch_size": 10, "strategy": "without_replacement", "cache_bytes": 0}
+    plain, broken = (Sampler(archive.open(tmp_path / "a"), ["t"], generator=seeded(), **options) for _ in range(2))
+    wanted = drawn(plain, 9)
+    found = drawn(broken, 3)
+    (tmp_path / "a" / "shards").rename(tmp_path / "a" / "gone")
+    for _ in range(2):
+        with pytest.raises(MissingObjectError):
+            broken.sample()
+    (tmp_path / "a" / "gone").rename(tmp_path / "a" / "shards")
+    assert found + drawn(broken, 6) == wanted
 
 
 def test_close_does_not_wait_for_the_rest(arc: archive.Archive) -> None:

@@ -46,7 +46,7 @@ class Given:
         return np.repeat(np.arange(len(self.layout.length)), self.layout.length)
 
     @property
-    def moved(self) -> bool:
+    def renumbered(self) -> bool:
         """Whether the ids of trajectories are given anew."""
         return not self.share.plan.is_identity
 
@@ -71,6 +71,11 @@ class Target:
     seams: Ints = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )  # steps followed by others: ends, unless they say so
+
+    @property
+    def moved(self) -> bool:
+        """Whether steps lie elsewhere than they did when they were written."""
+        return self.own is None or bool(self.own["storage"]["moved"])
 
     @property
     def columns(self) -> int:

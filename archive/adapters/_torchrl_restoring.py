@@ -64,7 +64,7 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Re
     extras = _torchrl_extras.restore(parts, _part(given, "extras"), _own(target, "extras"), given.share.seed)
     record = _record(parts, given, target)
     record.closed[np.union1d(closed, reclosed)] = True
-    record.renumbered[renumbered] = True
+    record.renumbered[renumbered], record.moved = True, target.moved
     attach(parts.storage, Tracker(None, record)).start(cells_of(parts))
     opened = int(np.asarray(given.layout.open).sum()) - len(closed)
     if target.own is not None and opened > 0:
@@ -106,7 +106,7 @@ def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
         kinds = given.columns["kind"][lo:hi] if "kind" in given.columns else None
         cells.reserve(steps, given.kinds(source), target.inner)
         cells.put(cell, steps, given.kinds(source), kinds)
-        if target.own is None:
+        if target.moved:
             cells.fill(("index",), cell, cell // max(1, target.columns))
         closed.append(_close(cells, given, target, lo, hi, steps))
     reclosed = _reclose(cells, given, target)
@@ -194,8 +194,8 @@ def _renumber(cells: Cells, given: Given, target: Target) -> Ints:
     path = given.keys.traj
     if path is None:
         return np.zeros(0, np.int64)
-    if given.moved:
-        return target.cell[target.cell != NONE]
+    if given.renumbered:
+        return np.asarray(target.cell[target.cell != NONE])
     known = given.part.attributes.get("trajectory", {})
     if not known:
         return np.zeros(0, np.int64)
@@ -203,7 +203,7 @@ def _renumber(cells: Cells, given: Given, target: Target) -> Ints:
     numbers = np.array([known.get(name, NONE) for name in names], np.int64)[given.unit]
     chosen = np.array([name in known for name in names], bool)[given.unit] & (target.cell != NONE)
     cells.fill(path, target.cell[chosen], numbers[chosen])
-    return target.cell[chosen]
+    return np.asarray(target.cell[chosen])
 
 
 def _record(parts: Parts, given: Given, target: Target) -> Record:

@@ -189,6 +189,7 @@ def storage_state(parts: Parts, found: Appended) -> dict[str, Any]:
         "capacity": cells.capacity(cells.inner),
         "inner": list(cells.inner),
         "rows": cells.rows,
+        "moved": found.record.moved,
         "kind": cells.kind,
         "last_cursor": None if cursor is None else int(cursor),
         "keys": {k: None if v is None else list(v) for k, v in found.keys.to_state().items()},

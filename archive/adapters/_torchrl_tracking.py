@@ -30,6 +30,7 @@ class Record:
     closed: Mask  # ended by a restore, though the step in the archive does not say so
     renumbered: Mask  # its trajectory has another id here than in the archive
     units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
+    moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
 
     @classmethod

@@ -59,10 +59,9 @@ class Batches:
         cache_bytes: int,
     ) -> None:
         sets = list(dict.fromkeys(d.fields for d in derive if d.fields))
-        each = cache_bytes // (1 + len(sets))
         self._derive, self._bounds = derive, bounds
-        self._own = Gather(episodes, selection.names, missing=selection.missing, cache_bytes=each)
-        self._of = {fields: Gather(episodes, fields, cache_bytes=each) for fields in sets}
+        self._own = Gather(episodes, selection.names, missing=selection.missing, cache_bytes=cache_bytes)
+        self._of = {fields: self._own.also(fields) for fields in sets}
 
     def read(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
         """Steps [starts, stops) of episodes, end to end."""

@@ -131,13 +131,21 @@ class Sampler:
             raise ClosedError("this sampler was closed; make another")
         size = self.batch_size if batch_size is None else batch_size
         with self._filling:
-            if size != self.batch_size or not self._drawn:
-                draw = self.strategy.draw(size, self.generator)
-            else:
-                draw = self._drawn.popleft()
-            batch = self._read(draw)
+            draw = self._next(size)
+            try:
+                batch = self._read(draw)
+            except BaseException:
+                self._drawn.appendleft(draw)  # so that trying again skips nothing
+                raise
             self._draw_ahead()
         return batch
+
+    def _next(self, size: int) -> Draw:
+        ahead = next((draw for draw in self._drawn if len(draw.places) == size), None)
+        if ahead is None:
+            return self.strategy.draw(size, self.generator)
+        self._drawn = deque(draw for draw in self._drawn if draw is not ahead)
+        return ahead
 
     def _draw_ahead(self) -> None:
         while len(self._drawn) < self._prefetch:
