@@ -22,7 +22,7 @@ def write_page(arc: Archive, what: str, file: str, *, world_size: int | None, re
 
 
 def _page(arc: Archive, what: str, world_size: int | None) -> tuple[str, str]:
-    if world_size is None and what in arc.episodes:
+    if world_size is None and len(arc.episodes.filter(episode_id=what)):
         return f"episode {what}", arc.episodes[what].to_html()
     try:
         checkpoint = arc.checkpoints.latest if what == "latest" else arc.checkpoints[what]
