@@ -169,7 +169,14 @@ def test_demo_adds_to_what_is_there(tmp_path: Path) -> None:
 
 def test_demo_on_s3(moto_endpoint: str, tmp_path: Path) -> None:
     where = f"s3://bucket/{tmp_path.name}-demo"
-    credentials = ("-o", f"key={servers.KEY}", "-o", f"secret={servers.SECRET}", "--endpoint-url", moto_endpoint)
+    credentials = (
+        "--storage-option",
+        f"key={servers.KEY}",
+        "--storage-option",
+        f"secret={servers.SECRET}",
+        "--endpoint-url",
+        moto_endpoint,
+    )
     told = document("demo", where, *credentials)
     assert told["url"] == where
     assert "testsecret" not in json.dumps(told)

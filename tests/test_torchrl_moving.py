@@ -314,6 +314,21 @@ def test_prefetched_batches_are_dropped_and_counted() -> None:
     assert not rb._prefetch_queue
 
 
+def test_a_rewritten_slot_is_no_part_of_the_trajectory_around_it() -> None:
+    rb = buffer(50)
+    rb.extend(steps(0, 40, episode=100))
+    arc = archive.open("memory://moving/rewritten", create=True)
+    with arc.writer(0, 1, session="first") as w:
+        torchrl.save(rb, w, step=1).result(60)
+        rb._writer.write_at(torch.tensor([10, 11]), steps(500, 2, episode=1000))
+        checkpoint = torchrl.save(rb, w, step=2).result(60)
+    other = buffer(80)
+    report = torchrl.restore(other, resharding.plan(checkpoint, world_size=1, capacity=80).share(0))
+    assert contents(other) == contents(rb)
+    assert other[:]["next", "done"].reshape(-1).nonzero().reshape(-1).tolist() == [9, 11]
+    assert report.counts["closed"] == 2
+
+
 def test_what_does_not_fit_is_refused_and_leaves_nothing_half_restored() -> None:
     checkpoint = save_world("memory://moving/refused", ranks(1, 20), torchrl.save)
     rb = buffer(50)

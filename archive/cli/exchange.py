@@ -11,6 +11,7 @@ import click
 
 from archive.cli import output
 from archive.cli.options import Target, on_archive, option_values
+from archive.cli.pages import write_page
 from archive.cli.progress import bar
 from archive.errors import NotFoundError, UsageError
 
@@ -43,19 +44,44 @@ _more = click.option(
 
 @click.command()
 @on_archive()
-@click.argument("to")
+@click.argument("to", required=False)
 @click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
+@click.option("--html", metavar="WHAT", help="A page of an episode's id or a checkpoint's name instead; with --output.")
+@click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
+@click.option(
+    "--world-size", type=click.IntRange(1), metavar="N", help="The page of the checkpoint's plan for N ranks."
+)
 @click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
 @click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
 @click.option("--weights", multiple=True, metavar="UUID", help="Only episodes made by these. May be repeated.")
 @click.option("--field", "fields", multiple=True, metavar="NAME", help="npz, parquet: only these. May be repeated.")
 @_more
 @click.option("--yes", is_flag=True, help="Replace files that are there.")
-def export(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...], **how: Any) -> None:
+def export(
+    target: Target, to: str | None, name: str, html: str | None, output: str | None, world_size: int | None, yes: bool,
+    given: tuple[str, ...], **how: Any,
+) -> None:  # fmt: skip
     """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
 
-    rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all).
+    rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all). --html makes one
+    page that needs no network: an episode that plays, a checkpoint's ranks, or a plan.
     """
+    if html is not None:
+        _html(target, html, to or output, world_size, yes)
+        return
+    if to is None or output is not None or world_size is not None:
+        raise UsageError("give TO, a folder or file; --output and --world-size go with --html")
+    _files(target, to, name, yes, given, how)
+
+
+def _html(target: Target, what: str, file: str | None, world_size: int | None, yes: bool) -> None:
+    if file is None:
+        raise UsageError("--html wants a file to write: add --output FILE")
+    title = write_page(target.open(), what, file, world_size=world_size, replace=yes)
+    _tell(target, {"to": file, "format": "html", "source": title}, f"{title} is in {file}")
+
+
+def _files(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...], how: dict[str, Any]) -> None:
     arc = target.open()
     if name in BULK:
         _bulk(target, arc, to, name, yes, option_values(given), how)

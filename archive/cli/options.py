@@ -41,7 +41,7 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
     shared = [
         click.argument("url", metavar="[URL]", default=default) if default else click.argument("url"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-        click.option("--storage-option", "-o", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP),
+        click.option("--storage-option", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP),
         click.option("--endpoint-url", metavar="URL", help="S3 server other than Amazon's."),
         click.option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
         click.option("--debug", is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks."),
