@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
 import shlex
 import tomllib
@@ -44,6 +45,7 @@ def run_python(block: Block, names: dict[str, Any]) -> str:
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)  # TorchRL tells of every storage on stdout
     return {}
 
 

@@ -118,7 +118,7 @@ def test_the_first_batch_does_not_wait_for_the_rest(proxied: Proxied) -> None:
     batch = sampler.sample()
     first_s, ready = time.perf_counter() - started, sampler.ready
     assert torch.equal(batch["x"][:, 0], batch["t"])
-    assert first_s < 2
+    assert first_s < 4
     assert ready < 0.9
     assert sampler.fill(60)
     assert sampler.ready == 1.0

@@ -17,6 +17,7 @@ from archive.adapters import _torchrl_tensors, torchrl
 from archive.errors import FieldError, UsageError
 
 import torch  # isort: skip
+from tensordict import TensorDict, tensorclass  # isort: skip
 from torchrl.data import (  # isort: skip
     ImmutableDatasetWriter, LazyStackStorage, LazyTensorStorage, ListStorage, PrioritizedReplayBuffer, ReplayBuffer,
     RoundRobinWriter, TensorDictPrioritizedReplayBuffer, TensorDictRoundRobinWriter,
@@ -186,6 +187,41 @@ def test_from_a_list_to_tensors_and_back() -> None:
     ragged.extend([torch.arange(k + 1) for k in range(4)])
     with pytest.raises(FieldError, match="differs in length"):
         torchrl.restore(buffer(50, plain=True), saved(ragged), rank=0)
+
+
+def test_items_of_ones_own_class() -> None:
+    class Pair:
+        a: torch.Tensor
+        b: torch.Tensor
+
+    kind: Any = tensorclass(Pair)
+
+    def more(rb: Any, i: int) -> None:
+        rb.extend(kind(a=torch.arange(i, i + 4), b=torch.ones(4, 2) * i, batch_size=[4]))
+
+    rb = buffer(20, plain=True)
+    more(rb, 0), more(rb, 4)
+    checkpoint = saved(rb)
+    other = buffer(20, plain=True, seed=4)
+    with pytest.raises(UsageError, match="class Pair"):
+        torchrl.restore(other, checkpoint, rank=0)
+    more(other, 50)
+    torchrl.restore(other, checkpoint, rank=0, existing="replace")
+    for i in range(10):
+        assert other.sample().a.tolist() == rb.sample().a.tolist()
+        more(rb, i), more(other, i)
+    listed = buffer(storage=ListStorage(5), plain=True)
+    listed.extend([kind(a=torch.ones(1), b=torch.ones(1), batch_size=[])])
+    with pytest.raises(FieldError, match="cannot be saved without pickle"):
+        saved(listed)
+
+
+def test_a_single_field_named_data() -> None:
+    rb = buffer(20, plain=True)
+    rb.extend(TensorDict({"data": torch.arange(8)}, [8]))
+    other = buffer(20, plain=True, seed=4)
+    torchrl.restore(other, saved(rb), rank=0)
+    assert_same_samples(rb, other, count=5)
 
 
 def test_given_keys() -> None:

@@ -57,6 +57,8 @@ class TensorCells:
     def kind(self) -> Any:
         """What the storage is made of, for the state: how to put fields together again."""
         held = self.storage._storage
+        if held is not None and module_tensordict().is_tensorclass(held):
+            return {"tensorclass": type(held).__name__}
         if held is None or _is_collection(held):
             return "tensordict"
         if isinstance(held, torch.Tensor):
@@ -135,6 +137,11 @@ class TensorCells:
         """Make the storage's tensors, if it has none, for cells like the first of `nest`."""
         if self.storage.initialized:
             return
+        if isinstance(kind, dict) and "tensorclass" in kind:
+            raise UsageError(
+                f"the steps are of class {kind['tensorclass']}, which can't be made from its name: extend the buffer with one, "
+                "and restore with existing='replace'"
+            )
         if not hasattr(self.storage, "_init"):
             raise UsageError(f"a {type(self.storage).__name__} is made with its tensors; use a lazy storage")
         first = _assembled(tree.flatten(nest), kind, slice(0, 1))
@@ -251,7 +258,8 @@ def _numbered(held: Any) -> Any:
 def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
     """What a user would have given: a TensorDict, a tensor or a tree of them."""
     found = {path: _value(leaf, part, path) for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)}
-    if kind == "tensor" or found.keys() == {ROOT}:
+    listed = isinstance(kind, dict) and "items" in kind
+    if kind == "tensor" or (listed and found.keys() == {ROOT}):
         return found[ROOT]
     if isinstance(kind, dict) and "tree" in kind:
         order, spec = torch.utils._pytree.tree_flatten(kind["tree"])

@@ -39,7 +39,10 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.episodes} episodes, {self.steps} steps"]
+        parts = [
+            f"{count} {noun}{'' if count == 1 else 's'}"
+            for count, noun in ((self.episodes, "episode"), (self.steps, "step"))
+        ]
         parts += [f"{count} {name.replace('_', ' ')}" for name, count in self.counts.items() if count]
         return "; ".join([", ".join(parts), *self.notes])
 
