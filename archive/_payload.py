@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from archive.byterange import ByteRange as ByteRange
@@ -60,12 +60,12 @@ def measured(data: bytes, start: int, stop: int | None, url: str) -> bytes:
     return data
 
 
-def batches(ranges: Sequence[RangeLike]) -> Iterator[list[RangeLike]]:
-    """Neighbours of the same object together, up to BATCH_BYTES."""
+def batches(ranges: Iterable[RangeLike], max_bytes: int = BATCH_BYTES) -> Iterator[list[RangeLike]]:
+    """Neighbours of the same object together, up to `max_bytes`; what is larger is alone."""
     batch: list[RangeLike] = []
     size = 0
     for one in ranges:
-        if batch and (one.key != batch[0].key or size >= BATCH_BYTES):
+        if batch and (one.key != batch[0].key or size + one.stop - one.start > max_bytes):
             yield batch
             batch, size = [], 0
         batch.append(one)

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from archive import deriving, dtypes, jsontree, schema
+from archive import deriving, schema
+from archive.episode import Attributes, Episode
 from archive.errors import MissingPackageError, NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
 from archive.liveparts import LiveParts
 from archive.ranges import Ints
 from archive.reader import Reader
-from archive.segments import Part, cut, with_extra
-from archive.tree import Ragged
-from archive.views import page, plots, summaries
+from archive.segments import Part, with_extra
+from archive.views import plots, summaries
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
 
+__all__ = ["Attributes", "Episode", "Episodes"]
+
 _BATCH = 1024
-
-
-class Attributes(Protocol):
-    """Name -> {episode id: value} of a checkpoint, read when asked for."""
-
-    @property
-    def values(self) -> dict[str, dict[str, Any]]: ...
 
 
 class Episodes(Sequence["Episode"]):
@@ -250,171 +245,6 @@ class Episodes(Sequence["Episode"]):
         return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
 
 
-class Episode:
-    """One trajectory: what is known of it, and its steps on demand."""
-
-    def __init__(
-        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None,
-        attributes: Attributes | None = None,
-    ) -> None:  # fmt: skip
-        self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
-        self._attributes = attributes
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such."""
-        if self._attributes is None:
-            return {}
-        return {name: values[self.id] for name, values in self._attributes.values.items() if self.id in values}
-
-    @property
-    def id(self) -> str:
-        return str(self._row["episode_id"])
-
-    @property
-    def length(self) -> int:
-        """Number of steps (of live steps, for an episode of a checkpoint)."""
-        return int(self._row["length"])
-
-    @property
-    def complete(self) -> bool:
-        """Whether both its first and its last step are there."""
-        return bool(self._row["complete"])
-
-    @property
-    def update_count(self) -> int | None:
-        """Of its newest steps; `update_counts` has the range."""
-        value: int | None = self._row["update_count_max"]
-        return value
-
-    @property
-    def update_counts(self) -> tuple[int, int] | None:
-        """(start, stop) of the update counts of its steps, half-open."""
-        low, high = self._row["update_count_min"], self._row["update_count_max"]
-        return None if low is None else (low, high + 1)
-
-    @property
-    def model_weights_uuid(self) -> str | None:
-        """Of its newest steps; `model_weights_uuids` has all."""
-        return self.model_weights_uuids[-1] if self.model_weights_uuids else None
-
-    @property
-    def model_weights_uuids(self) -> list[str]:
-        return list(self._row["model_weights_uuids"] or [])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        text = self._row["metadata"]
-        return dict(jsontree.loads(text)) if text else {}
-
-    @property
-    def original_id(self) -> int | None:
-        """The number that a system with numbered trajectories knows it by: metadata["trajectory_id"], else the counter
-        that a default id ends in; None for other ids."""
-        given = self.metadata.get("trajectory_id")
-        if given is not None:
-            return int(given)
-        counter = self.id.rpartition("-")[2]
-        return int(counter) if counter.isdecimal() and len(counter) == 9 else None
-
-    @property
-    def total_reward(self) -> float | None:
-        """Sum of the reward field over the whole episode, the table's "return"."""
-        value: float | None = self._row["return"]
-        return value
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("terminated", "truncated", "reason", "env_id", "rank", "session", "buffer", "created_at", "commit"):
-            return self._row[name]
-        raise AttributeError(f"an Episode has no attribute {name!r}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """Field -> dtype, shape of a row and kind of axis; no data is read."""
-        rows = self._index.chains.of(self._number)
-        return schema.described(self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist())
-
-    def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
-        whole = self._live if self._live is not None else self._all_parts()
-        start, stop, _ = slice(start, stop).indices(self.length)
-        return cut(whole, start, stop)
-
-    def _all_parts(self) -> list[Part]:
-        rows = self._index.chains.of(self._number)
-        lengths = self._reader.snapshot.take(rows, ["length"])["length"].to_pylist()
-        return [Part(int(row), 0, int(n)) for row, n in zip(rows, lengths, strict=True)]
-
-    def read(
-        self,
-        fields: Any = None,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        missing: Any = "error",
-        ragged: str = "list",
-        derive: Any = (),
-    ) -> dict[str, Any]:
-        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read, and what the
-        fields to `derive` (see `archive.derived`) need beyond them."""
-        selection = Selection(fields, missing, ragged)
-        if derive:
-            return deriving.read_one(self.alone(), start, stop, selection, derive)
-        (out,) = self._reader.read([self.parts(start, stop)], selection)
-        return out
-
-    def alone(self) -> Episodes:
-        """This one as Episodes."""
-        live = None if self._live is None else LiveParts.of_one(self._live)
-        return Episodes(self._reader, self._index, np.array([self._number]), live, self._attributes)
-
-    @property
-    def bounds(self) -> deriving.Bounds:
-        """Which of its steps follow one another in time: all, unless some left the buffer."""
-        return deriving.Bounds(self.alone())
-
-    def to_torch(
-        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()
-    ) -> dict[str, Any]:
-        """As `read`, with tensors; strings and JSON stay as they are."""
-        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing, derive=derive))
-        return out
-
-    def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
-        """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
-        return plots.episode(self.read(fields, start, stop), self.id)
-
-    def to_html(self, fields: Any = None) -> str:
-        """A page of its own that plays it: curves, pictures, text. Loads nothing when opened."""
-        data = self.read(fields)
-        return page.episode(self.about, self.fields, self.metadata, self.attributes, data)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What is known of it, for people."""
-        row = self._row
-        return {
-            "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
-            "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
-            "weights": self.model_weights_uuids, "updates": summaries.row_of(row)["updates"], "buffer": row["buffer"],
-            "rank": row["rank"], "env row": row["env_id"], "session": row["session"], "commit": row["commit"],
-            "created at": row["created_at"],
-        }  # fmt: skip
-
-    def _repr_html_(self) -> str:
-        return summaries.episode(self.about, self.fields, self.metadata, self.attributes)
-
-    def __repr__(self) -> str:
-        flags = "" if self.complete else " incomplete"
-        return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
-
-
 def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts) -> pa.Table:
     """The table with the live steps' number as length; an episode that lost steps is not complete."""
     import pyarrow as pa
@@ -427,13 +257,3 @@ def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts)
     if "length" in table.column_names:
         table = table.set_column(table.column_names.index("length"), "length", pa.array(lengths))
     return table
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _tensors(v) for k, v in value.items()}
-    if isinstance(value, Ragged):
-        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
-    if isinstance(value, list):
-        return [_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
-    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value

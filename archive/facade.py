@@ -125,6 +125,7 @@ class Archive:
         compression: str | None = "zstd:1",
         resume: Any = None,
         keep: Keep | None = None,
+        chunk_bytes: int | None = None,
     ) -> Writer:
         """Open a session (or join that of the other ranks) and write to it.
 
@@ -134,7 +135,11 @@ class Archive:
         "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the same size: go on from its
         live steps, positions and open episodes, so that the next checkpoint uploads only what is new.  keep: which
         checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
+        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer, such
+        as 65,536, for large steps that are drawn one by one.
         """
+        if chunk_bytes is not None and chunk_bytes < 1:
+            raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
         if self._pinned:
             raise UsageError(
                 f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
@@ -149,8 +154,9 @@ class Archive:
             _checked.add(mark)
         log = CommitLog(self._storage, self.id, self._head)
         return Writer(
-            self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep
-        )
+            self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
+            chunk_bytes,
+        )  # fmt: skip
 
     def _committed(self, head: Commit) -> None:
         if head.number > self._head.number:

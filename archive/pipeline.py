@@ -82,9 +82,12 @@ class Batch:
 class Pipeline:
     """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in."""
 
-    def __init__(self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None) -> None:
+    def __init__(
+        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
+        chunk_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
-        self._compression = compression
+        self._compression, self._chunk_bytes = compression, chunk_bytes
         self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 2)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")
@@ -166,8 +169,9 @@ class Pipeline:
         }
         with self._encoding if self._compression else nullcontext():
             return shards.encode(
-                slab.arrays, attributes=attributes, compression=self._compression, runs=slab.runs, copy=False
-            )
+                slab.arrays, attributes=attributes, compression=self._compression, chunk_bytes=self._chunk_bytes,
+                runs=slab.runs, copy=False,
+            )  # fmt: skip
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
         """Write one encoded shard; its rows of the chunk table."""

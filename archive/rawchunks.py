@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.packing import Buffer, checksum, member_name
@@ -95,9 +96,14 @@ def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows:
     begins = bytes(data[: len(_ZSTD_MAGIC)])
     zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
     raw = len(data) - _CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
-    if not _NATIVE or dtype.name not in _TYPES or gzip or raw == zstd:
+    if gzip or raw == zstd or not _is_plain(dtype):
         return None
     return Plain(path, dtype, (rows, *trailing), rows, zstd)
+
+
+@lru_cache(maxsize=256)
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return _NATIVE and dtype.name in _TYPES
 
 
 def _sizes(values: Any) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from archive.errors import CorruptChunkError, NotExclusiveError, StorageError, U
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
+LOCAL_BATCH_BYTES = 1024 * 1024
 LOCAL_READS_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
 
 T = TypeVar("T")
@@ -139,10 +140,11 @@ class Storage:
 
         Closing it cancels what was read ahead.
         """
-        jobs = (self._range_job(one) for one in ranges)
         engine = self._running()
-        ahead = LOCAL_READS_AHEAD if isinstance(engine.driver, LocalDriver) else 2 * self.concurrency
-        return in_order(engine.pool, jobs, max_ahead=ahead, max_bytes=max_bytes)
+        if isinstance(engine.driver, LocalDriver):
+            return self._iter_batches(engine, engine.driver, ranges, max_bytes)
+        jobs = (self._range_job(one) for one in ranges)
+        return in_order(engine.pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
@@ -300,8 +302,18 @@ class Storage:
     def _delete_job(self, key: str) -> Job[None]:
         return Job(lambda cancelled: self._delete(check_key(key), cancelled))
 
+    def _iter_batches(
+        self, engine: _Engine, driver: LocalDriver, ranges: Iterable[RangeLike], max_bytes: int
+    ) -> Generator[bytes, None, None]:
+        """Small ranges of one file are read in one go: handing each to a thread would take longer than reading it."""
+        jobs = (self._batch_job(driver, batch) for batch in batches(ranges, min(LOCAL_BATCH_BYTES, max_bytes // 2)))
+        with contextlib.closing(in_order(engine.pool, jobs, max_ahead=LOCAL_READS_AHEAD, max_bytes=max_bytes)) as found:
+            for batch in found:
+                yield from batch
+
     def _batch_job(self, driver: LocalDriver, batch: Sequence[RangeLike]) -> Job[Sequence[bytes]]:
-        return Job(lambda cancelled: self._get_batch(driver, batch, cancelled))
+        size = sum(one.stop - one.start for one in batch)
+        return Job(lambda cancelled: self._get_batch(driver, batch, cancelled), size)
 
     def _range_job(self, one: RangeLike) -> Job[bytes]:
         return Job(lambda cancelled: self._get(one.key, one.start, one.stop, cancelled), one.stop - one.start)

@@ -45,6 +45,7 @@ class Writer(Buffer):
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str, compression: str | None,
         on_commit: Callable[[Commit], None], resume: Resume | None = None, keep: Keep | None = None,
+        chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._storage, self._log, self._place, self._schema, self._on_commit = storage, log, place, schema, on_commit
         self._lock = threading.RLock()
@@ -56,7 +57,7 @@ class Writer(Buffer):
         self._known_at = -1
         open_session(log, place, None if keep is None else keep.to_json())
         on_commit(log.head)
-        self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression)
+        self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
         self._saver = Saver(storage, log, place, self._saved)
         self._buffers: dict[str, BufferWriter] = {}
         self._weights: tuple[Any, int | None] = (None, None)

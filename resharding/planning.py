@@ -224,7 +224,8 @@ def plan(
     policy: "balanced" (contiguous, by running steps or `weights`), "interleaved" (by number within the source rank,
     then rank) or "by_trajectory" (contiguous, by count).  weights: "steps", "bytes" or a column's name.
     num_envs, max_length: env rows of each target and steps each holds.  capacity: steps, max_episodes: episodes a
-    target holds. The oldest are dropped first, counted and listed. Bounds that the same ranks keep already move nothing.
+    target holds. The oldest are dropped first, counted and listed. Bounds that the same ranks keep already move nothing;
+    env rows with holes between their steps are put end to end where num_envs is given.
     incomplete: "keep" or "drop" headless and open episodes.  unfinished: what becomes of open episodes: "close"
     (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".
     filter: a condition, or what `Episodes.filter` takes.
@@ -246,6 +247,7 @@ def plan(
     plain = filter is None and weights is None and (incomplete, policy, chosen) == ("keep", "balanced", "continue")
     same = plain and world_size == checkpoint.world_size and checkpoint.whole
     same = same and all(within_bounds(source.units(buffer), rules[name]) for name, buffer in source.buffers.items())
+    same = same and (num_envs is None or all(map(source.gapless, source.buffers.values())))
     if unfinished is None and not same:
         rules = {name: replace(one, unfinished="close") for name, one in rules.items()}
     placements = {}

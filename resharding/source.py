@@ -80,6 +80,22 @@ class Source:
             out |= {(rank, int(env)): str(episode) for env, episode in entry["open"]}
         return out
 
+    def gapless(self, buffer: SourceBuffer) -> bool:
+        """Whether the steps of each env row follow each other up to where its next one goes, as a ring's do."""
+        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
+        after = buffer.position + np.maximum(buffer.steps, 1)
+        inside = (rank[1:] == rank[:-1]) & (env[1:] == env[:-1])
+        if (after[:-1] != buffer.position[1:])[inside].any():
+            return False
+        newest = np.flatnonzero(np.r_[~inside, True][: len(env)])
+        following = {
+            (rank, env): at
+            for rank in self.checkpoint.ranks
+            for env, at in self.checkpoint.staged(rank).index["buffers"].get(buffer.name, {"next": []})["next"]
+        }
+        rows = zip(rank[newest].tolist(), env[newest].tolist(), after[newest].tolist(), strict=True)
+        return all(following.get((r, e)) == at for r, e, at in rows)
+
     def divisible(self, buffer: SourceBuffer) -> bool:
         """Whether steps are independent of each other, by the schema of all that is live."""
         schemas = self._schemas(buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import archive
+import resharding
 from archive.derived import n_step_return
 
 torch = pytest.importorskip("torch", reason="the datasets need torch")
@@ -109,3 +111,27 @@ def test_loader_workers_read_what_one_process_reads(arc: archive.Archive) -> Non
     loader: Any = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
     found = torch.cat([batch["reward"] for batch in loader])
     assert torch.equal(found, torch.stack([data[i]["reward"] for i in range(len(data))]))
+
+
+@pytest.mark.parametrize("extra", [[], ["note"]])
+def test_a_share_has_its_ids_renumbered(tmp_path: Path, extra: list[str]) -> None:
+    schema = archive.Schema(env_id=["env"])
+    with archive.create(tmp_path / "b").writer(schema=schema) as w:
+        for env in range(4):
+            w.append(
+                {"env": np.full(6, env), "x": np.arange(6), "note": ["a"] * 6}, env_ids=env, first=True, terminated=True
+            )
+        w.checkpoint(step=1).result()
+    ck = archive.open(tmp_path / "b").checkpoints.latest
+    assert ck is not None
+    share = resharding.plan(ck, world_size=2, num_envs=2).share(1)
+    wanted = [ep.read(["env"])["env"].tolist() for ep in share]
+    assert wanted == [[0] * 6, [1] * 6]
+    for data in (
+        EpisodeDataset(share, ["env", "x", *extra]),
+        pickle.loads(pickle.dumps(EpisodeDataset(share, ["env"]))),
+    ):
+        assert [data[i]["env"].tolist() for i in range(len(data))] == wanted
+    steps = StepDataset(share, ["env", *extra])
+    assert [int(steps[i]["env"]) for i in range(len(steps))] == wanted[0] + wanted[1]
+    assert len(StepDataset(ck)) == len(StepDataset(ck.episodes)) == 24

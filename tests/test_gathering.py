@@ -124,6 +124,18 @@ def test_chunks_of_all_kinds_need_hardly_more_than_themselves(tmp_path: Path, co
     assert len(gather.episodes.reader._views) == (shards if compression == "gzip:1" else 0)
 
 
+def test_a_writer_may_be_told_the_size_of_chunks(tmp_path: Path) -> None:
+    read = []
+    for chunk_bytes in (5_000, 100_000):
+        arc = made(tmp_path / str(chunk_bytes), [200], compression=None, chunk_bytes=chunk_bytes)
+        gather = Gather(arc.episodes, ["image"])
+        gather.rows([0], [100])
+        read.append(gather.io_stats.batch.bytes)
+    assert 2_400 < read[0] <= 5_004 < 90_000 < read[1] <= 100_004
+    with pytest.raises(UsageError, match="chunk_bytes=0"):
+        archive.open(tmp_path / "5000").writer(chunk_bytes=0)
+
+
 def test_chunks_whose_first_bytes_mislead_are_read_by_their_metadata(tmp_path: Path) -> None:
     x = np.frombuffer(b"\x28\xb5\x2f\xfd" + bytes(range(4, 64)), np.uint8)
     y = np.frombuffer(b"\x1f\x8b" + bytes(range(2, 64)), np.uint8)

@@ -84,6 +84,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "gathering",
                 "reader",
                 "index",
+                "episode",
                 "episodes",
                 "staged",
             ),

@@ -121,3 +121,23 @@ def test_chunks_are_parts_of_a_run_of_an_env_row(envs: int, rows: int) -> None:
     if envs == 64:
         assert run >= 2 * per_chunk
         assert run % 4 or run % per_chunk == 0, "no chunk has steps of two env rows"
+
+
+@pytest.mark.parametrize("removed", ["e1", "e2"])
+def test_rows_with_holes_are_put_end_to_end_where_rows_are_asked_for(removed: str) -> None:
+    """Also if nothing is too much: a ring has no place for a hole, inside of a row or before its next step."""
+    arc = archive.create(f"memory://{uuid.uuid4().hex}")
+    with arc.writer(0, 1) as w:
+        for i in range(3):
+            w.add_episode({"x": np.arange(4) + 10 * i}, env_id=0, episode_id=f"e{i}")
+        whole = w.checkpoint(1).result()
+        w.remove([removed])
+        holes = w.checkpoint(2).result()
+    assert resharding.plan(whole, world_size=1, num_envs=1, max_length=16).is_identity
+    plan = resharding.plan(holes, world_size=1, num_envs=1, max_length=16)
+    assert not plan.is_identity
+    assert plan.dropped == {}
+    filled = ring.fill(plan.share(0), num_envs=1, max_length=16)
+    kept = [10 * i + n for i in range(3) if f"e{i}" != removed for n in range(4)]
+    assert filled.buffers["x"][0, :8].tolist() == kept
+    assert resharding.plan(holes, world_size=1).is_identity  # who does not ask gets all as it was

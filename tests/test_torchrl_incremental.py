@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +128,17 @@ def test_writes_that_the_tracker_was_not_told_of(world: World) -> None:
     world.rb._storage.set(torch.arange(30, 34), steps(30, 4).exclude("index").set("index", torch.arange(30, 34)))
     world.rb._writer._cursor = 34
     assert world.save() == 4
+    world.check()
+
+
+def test_a_copy_of_the_storage_is_a_storage_of_its_own(world: World) -> None:
+    copied = pickle.loads(pickle.dumps(world.rb._storage))
+    rb = buffer(storage=copied)
+    rb._writer._cursor = 30
+    rb.extend(steps(30, 4))
+    assert world.save() == 0
+    world.rb = rb
+    assert world.save() == 34
     world.check()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ import torch
 from archive.adapters import _alf_saving
 from archive.adapters._alf_restoring import DEFAULT_RETURN, Target, rebuild
 from archive.adapters._alf_tensors import Tensors
+from archive.adapters._datasets import read_file, write_file
 from archive.adapters.common import checkpoint, part_of, share_buffer, share_of
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.errors import IntegrityError, NotFoundError, UsageError
@@ -33,19 +35,21 @@ def import_checkpoint(
     module: str | None = None,
     buffer: str = MAIN_BUFFER,
     run: str = "main",
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Checkpoint:
     """Archive `ckpt-N-replay_buffer` files of ALF as a checkpoint: one of its ranks, or a list with one for each rank.
 
-    source: path or state dict (of the file, of the algorithm or of the buffer), or a list of these in order of ranks.
-    Files are read with `weights_only=True`, so nothing in them is run.
+    source: path, URL or state dict (of the file, of the algorithm or of the buffer), or a list of these in order of
+    ranks. Files are read with `weights_only=True`, so nothing in them is run.  storage_options: for the URLs.
     step: default the N of the file's name, else 0.  module: which part of the file, where several have a buffer.
     options: those of `Writer.checkpoint`.  This begins a session of `run`: a job that writes to that run must be over.
     """
     sources = list(source) if isinstance(source, Sequence) and not isinstance(source, str) else [source]
     if not sources:
         raise UsageError("there is nothing to import: give a path or a state dict, or a list with one for each rank")
-    ranks = [Tensors(_buffer_of(_state_dict(one), module, _shown(one, i))) for i, one in enumerate(sources)]
+    states = [_state_dict(one, storage_options) for one in sources]
+    ranks = [Tensors(_buffer_of(one, module, _shown(sources[i], i))) for i, one in enumerate(states)]
     step = _step_of(sources[0]) if step is None else step
     session = f"import-{secrets.token_hex(4)}"
     with ExitStack() as stack:
@@ -69,22 +73,34 @@ def export_checkpoint(
     max_length: int | None = None,
     module: str = MODULES[0],
     unfinished: str = "close",
-) -> Path:
+    storage_options: Mapping[str, Any] | None = None,
+) -> str | Path:
     """Write a share, or what `rank` has in a checkpoint, to a file as ALF's Checkpointer saves and loads it.
 
-    path: its `ckpt-N-replay_buffer` beside the `ckpt-N` and `ckpt-N-optimizer` of the model.
-    num_envs, max_length: of the ring, default those that were saved; plan with them where the ring gets another size.
+    path: its `ckpt-N-replay_buffer` beside the `ckpt-N` and `ckpt-N-optimizer` of the model; or a URL.
+    num_envs, max_length: of the ring, default those of the plan, else those that were saved.
     module: the name by which the Checkpointer knows the algorithm.
     """
     share = share_of(source, rank)
     part = share_buffer(share, buffer)
     states = [s for s in part.source_states.values() if isinstance(s, dict) and s.get("system") == "alf"]
-    made = rebuild(share, buffer, _target(states, num_envs, max_length), unfinished)
+    rules = share.plan.rules[buffer]
+    target = _target(states, num_envs or rules.num_envs, max_length or rules.max_length)
+    made = rebuild(share, buffer, target, unfinished)
     if not int(made.named["_current_size"].sum()):
         raise NotFoundError("this share has no steps, so there are no fields to write; plan for fewer ranks")
     content: dict[str, Any] = {name: {} for name in (*MODULES, module)}
     content[module] = {PREFIX + name: tensor for name, tensor in made.named.items()}
+    if _is_remote(path):
+        file = io.BytesIO()
+        torch.save(content, file)
+        write_file(path, file.getvalue(), storage_options)
+        return str(path)
     return _write(content, Path(path))
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)
 
 
 def _write(content: Any, path: Path) -> Path:
@@ -111,11 +127,12 @@ def _target(states: Sequence[Mapping[str, Any]], num_envs: int | None, max_lengt
     )
 
 
-def _state_dict(source: Any) -> Mapping[str, Any]:
+def _state_dict(source: Any, storage_options: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
+    file = io.BytesIO(read_file(source, storage_options)) if _is_remote(source) else source
     try:
-        loaded = torch.load(source, map_location="cpu", weights_only=True)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as e:
         raise NotFoundError(f"there is no file {str(source)!r}; ALF keeps them in <root>/train/algorithm") from e
     except Exception as e:

@@ -241,8 +241,15 @@ class _Restoring:
         offset = self.exact["offset"].copy() if self.exact else np.zeros(len(at), np.int64)
         if not int(self.filled.size.sum()):
             return Track(offset, at, np.full((len(at), MARKED), -1, np.int64), rewritten)
-        cut = torch.nonzero(self.filled.cut.any(1))[:, 0].tolist() if self.unfinished == "close" else []
-        return Track(offset, at, marks(Tensors(named)), rewritten, cut if self.plan.is_identity else [])
+        return Track(offset, at, marks(Tensors(named)), rewritten, self._closed_rows())
+
+    def _closed_rows(self) -> list[int]:
+        """Rows whose newest episode was cut here, while the plan lets it go on in the archive."""
+        if self.plan.rules[self.share.name].unfinished != "continue":
+            return []
+        newest = ((self.filled.pos - 1) % self.target.max_length)[:, None]
+        closed: list[int] = torch.nonzero(self.filled.cut.gather(1, newest)[:, 0])[:, 0].tolist()
+        return closed
 
     def _report(self, steps: int) -> Report:
         filled = self.filled.report

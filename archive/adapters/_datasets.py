@@ -105,10 +105,17 @@ def row(array: Any, length: int, name: str) -> Array:
 
 def read_file(url: Any, storage_options: Mapping[str, Any] | None) -> bytes:
     """A whole file of any filesystem."""
-    folder, _, name = str(url).rpartition("/")
-    return Storage.connect(folder or ".", dict(storage_options or {})).get(name)
+    storage, name = _folder_of(url, storage_options)
+    return storage.get(name)
 
 
 def write_file(url: Any, data: bytes, storage_options: Mapping[str, Any] | None) -> None:
-    folder, _, name = str(url).rpartition("/")
-    Storage.connect(folder or ".", dict(storage_options or {})).put(name, data)
+    """A file of any filesystem, whole or not at all."""
+    storage, name = _folder_of(url, storage_options)
+    storage.put(name, data)
+
+
+def _folder_of(url: Any, storage_options: Mapping[str, Any] | None) -> tuple[Storage, str]:
+    folder, slash, name = str(url).rpartition("/")
+    options = {**getattr(url, "storage_options", {}), **(storage_options or {})}  # a UPath brings its own
+    return Storage.connect(folder or slash or ".", options), name

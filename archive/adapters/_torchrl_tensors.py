@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -211,10 +212,9 @@ def _is_collection(value: Any) -> bool:
     return bool(module_tensordict().is_tensor_collection(value))
 
 
+@cache
 def module_tensordict() -> Any:
-    from archive.adapters import common
-    from archive.adapters._torchrl_parts import INSTALL
-
+    """The module tensordict, or what to install."""
     return common.system("tensordict", INSTALL)
 
 

@@ -112,7 +112,8 @@ def restore(
 ) -> Any:
     """Fill a replay buffer, or several by name, from a share or (`rank=`) from a checkpoint; the Report, by name if several.
 
-    existing: "replace" empties a buffer that holds something; "error" refuses.
+    existing: "replace" empties a buffer that holds something; "error" refuses. A buffer whose steps can't be read or don't
+    fit is left empty, never with a part of them.
     unfinished: "continue" leaves open trajectories to be gone on with, "close" ends them in the buffer (truncated, done).
     Default: as the share was planned, which is "continue" where nothing moves and "close" elsewhere.
     """

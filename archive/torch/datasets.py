@@ -25,6 +25,7 @@ from archive.ranges import Ints
 from archive.schema import ShardSchema
 from archive.torch.batches import Batches, batches_of, kinds_of, row_bytes, schemas_of
 from archive.torch.collate import Items, Kinds
+from archive.torch.sources import source_of
 from archive.tree import Ragged
 
 Transform = Callable[[dict[str, Any]], Any]
@@ -34,7 +35,7 @@ CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
 class EpisodeDataset(Dataset[Any]):
     """Item i is episode i: a nested dict of tensors, axis 0 the step.
 
-    episodes: of an archive or a checkpoint (`arc.episodes`, `ck.episodes`, some of them), or what has `.episodes`.
+    episodes: Episodes, an archive, a checkpoint, or a share of a plan (which has its ids renumbered).
     fields, missing: as in `Episodes.read`.  derive: fields computed on reading, see `archive.derived`.
     transform: what makes an item of a nest of tensors.
     cache_bytes: how much of the chunks last read is kept, in each process; default half a gigabyte, and for streams
@@ -53,7 +54,9 @@ class EpisodeDataset(Dataset[Any]):
         transform: Transform | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.episodes: Episodes = getattr(episodes, "episodes", episodes)
+        source = source_of(episodes)
+        self.episodes: Episodes = source.episodes
+        self._renumbered = source.renumbered
         self.derive, self.transform, self.cache_bytes = derived.parse(derive), transform, cache_bytes
         self._selection = Selection(fields, missing)
 
@@ -68,11 +71,13 @@ class EpisodeDataset(Dataset[Any]):
         numbers, starts, stops = self.places(_checked(indices, len(self)))
         counts, batches = stops - starts, self._batches
         if batches is not None and len(numbers):
-            whole = self._whole(to_tensors(batches.read(numbers, starts, stops)), counts)
+            found = self._renumbered(batches.read(numbers, starts, stops), np.repeat(numbers, counts))
+            whole = self._whole(to_tensors(found), counts)
             plain = whole if self.transform is None else None
             return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
-        found = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
-        nests = [self._shaped(to_tensors(data), int(n)) for data, n in zip(found, counts, strict=True)]
+        each = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
+        parts = zip(each, numbers, counts.tolist(), strict=True)
+        nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
         return Items(len(nests), lambda i: self._finished(nests[i]), kinds=self._kinds)
 
     def keeping(self, steps: float) -> Self:

@@ -21,7 +21,7 @@ TITLE = "dataloader: windows through a DataLoader with 2 workers"
 STEPS, FRAME, LENGTH, BATCH, WORKERS = 200, (84, 84), 16, 32, 2
 EPISODES = max(4, int(os.environ.get("BENCH_BYTES", 400_000_000)) // (STEPS * 84 * 84))
 RANDOM_BATCHES = 1500  # of an epoch of random windows, at most
-REPEATS = 3
+REPEATS = 5
 
 
 def episode(number: int) -> dict[str, Any]:

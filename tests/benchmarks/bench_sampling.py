@@ -42,10 +42,11 @@ def trajectory(number: int) -> dict[str, Any]:
     }
 
 
-def child_write(folder: str, compression: str) -> dict[str, Any]:
+def child_write(folder: str, compression: str, chunk_bytes: str) -> dict[str, Any]:
     import archive
 
-    with archive.create(folder).writer(compression=None if compression == "none" else compression) as w:
+    options = {"compression": None if compression == "none" else compression, "chunk_bytes": int(chunk_bytes) or None}
+    with archive.create(folder).writer(**options) as w:
         for number in range(TRAJECTORIES):
             w.add_episode(trajectory(number))
     return {}
@@ -204,11 +205,11 @@ def _local_rows() -> Iterator[common.Row]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         common.child(__file__, "write_pt", f"{folder}/pt")
         peer = common.child(__file__, "peer_uncached", f"{folder}/pt")
-        for compression in ("none", "zstd:1"):
-            path = f"{folder}/archive-{compression[:4]}"
-            common.child(__file__, "write", path, compression)
+        for compression, chunk_bytes in (("none", 65_536), ("zstd:1", 65_536), ("none", 0), ("zstd:1", 0)):
+            path = f"{folder}/archive-{compression[:4]}-{chunk_bytes}"
+            common.child(__file__, "write", path, compression, chunk_bytes)
             ways = {way: common.child(__file__, way, path) for way in ("uncached", "cold", "cached")}
-            told = f"compression {compression}"
+            told = f"{compression}, " + (f"chunks of {chunk_bytes // 1024} KB" if chunk_bytes else "usual chunks")
             yield common.bounded(
                 f"uncached, against loading .pt files, {told}", peer["seconds"] / ways["uncached"]["seconds"], least=10,
                 ours_s=ways["uncached"], peer_s=peer,
