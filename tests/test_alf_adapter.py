@@ -150,11 +150,12 @@ def test_a_save_after_a_restore_uploads_only_what_is_new(unfinished: str) -> Non
         assert torch.equal(again.field(name), other.field(name)), name  # what was closed in the buffer is closed again
 
 
-def test_an_episode_closed_on_restore_ends_in_the_archive_with_the_next_save() -> None:
+@pytest.mark.parametrize("plan", [{}, {"policy": "by_trajectory", "unfinished": "continue"}])
+def test_an_episode_closed_on_restore_ends_in_the_archive_with_the_next_save(plan: dict[str, Any]) -> None:
     arc, rb = fresh(), ReplayBuffer(1, 8)
     rb.add(0, 1, FIRST, 1.0)
     rb.add(0, 2, MID, 1.0)
-    share = resharding.plan(saved(rb, arc=arc), world_size=1).share(0)
+    share = resharding.plan(saved(rb, arc=arc), world_size=1, **plan).share(0)
     alf.restore(rb, share, existing="replace")
     assert rb.field("step_type")[0, :2].tolist() == [FIRST, LAST]
     with archive.open(arc.url).writer(resume=share) as w:
@@ -311,6 +312,9 @@ def test_what_is_no_buffer_of_alf_is_refused() -> None:
     with pytest.raises(UsageError, match="columns= is what the adapter fills in"):
         alf.save(run(ReplayBuffer(1, 4), 2), w, step=1, columns={"x": np.zeros(2)})
     w.close()
+    plan = resharding.plan(saved(run(ReplayBuffer(1, 4), 2)), world_size=1)
+    with pytest.raises(UsageError, match=r"a share, plan.share\(rank\), or a checkpoint, not a Plan"):
+        alf.restore(ReplayBuffer(1, 4), plan)
 
 
 def test_defaults_where_the_checkpoint_knows_no_better() -> None:

@@ -14,6 +14,7 @@ from alf_buffer import ReplayBuffer, run
 from test_alf_adapter import returns_of, saved
 
 import archive
+import resharding
 from archive.adapters import alf
 from archive.errors import IntegrityError, NotFoundError, UsageError
 
@@ -90,6 +91,24 @@ def test_all_nestings_of_a_state_dict_are_known(tmp_path: Path) -> None:
         other = ReplayBuffer(2, 8)
         alf.restore(other, ck, rank=0, unfinished="continue")
         assert returns_of([other]) == returns_of([rb])
+
+
+def test_files_may_be_anywhere_and_are_of_the_size_that_was_planned() -> None:
+    rb, root = run(ReplayBuffer(2, 8), 5), f"memory://{uuid.uuid4().hex}"
+    ck = alf.import_checkpoint({PREFIX + key: value for key, value in rb.state_dict().items()}, fresh())
+    found = alf.export_checkpoint(ck, f"{root}/ckpt-7-replay_buffer", rank=0, unfinished="continue")
+    again = alf.import_checkpoint(found, fresh())
+    assert again.step == 7
+    other = ReplayBuffer(2, 8)
+    alf.restore(other, again, rank=0, unfinished="continue")
+    assert returns_of([other]) == returns_of([rb])
+    share = resharding.plan(ck, world_size=1, num_envs=1, max_length=20).share(0)
+    alf.export_checkpoint(share, f"{root}/ckpt-8-replay_buffer")
+    larger = ReplayBuffer(1, 20)
+    alf.restore(larger, alf.import_checkpoint(f"{root}/ckpt-8-replay_buffer", fresh()), rank=0)
+    assert sorted(returns_of([larger])) == sorted(returns_of([rb]))
+    with pytest.raises(NotFoundError, match="ckpt-9"):
+        alf.import_checkpoint(f"{root}/ckpt-9-replay_buffer", fresh())
 
 
 def test_what_is_not_a_buffer_of_alf_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from archive.adapters._alf_tensors import Tensors
 from archive.adapters._datasets import read_file, write_file
 from archive.adapters.common import checkpoint, part_of, share_buffer, share_of
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
-from archive.errors import IntegrityError, NotFoundError, UsageError
+from archive.errors import IntegrityError, NotFoundError, StorageError, UsageError
 from archive.facade import Archive
 
 PREFIX = "_replay_buffer."
@@ -130,11 +130,13 @@ def _target(states: Sequence[Mapping[str, Any]], num_envs: int | None, max_lengt
 def _state_dict(source: Any, storage_options: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    file = io.BytesIO(read_file(source, storage_options)) if _is_remote(source) else source
     try:
+        file = io.BytesIO(read_file(source, storage_options)) if _is_remote(source) else source
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as e:
         raise NotFoundError(f"there is no file {str(source)!r}; ALF keeps them in <root>/train/algorithm") from e
+    except StorageError:
+        raise
     except Exception as e:
         raise IntegrityError(f"{str(source)!r} is no checkpoint that torch loads with weights_only=True: {e}") from e
     if not isinstance(loaded, Mapping):

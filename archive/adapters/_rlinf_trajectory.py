@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from archive import dtypes, statetree
-from archive.errors import IntegrityError
+from archive.errors import IntegrityError, StateError
 from archive.schema import Path, Schema
 from archive.tree import unflatten
 
@@ -171,7 +171,12 @@ def _is_field(leaf: Any) -> bool:
 
 
 def _rest(rest: list[Any]) -> dict[str, Any]:
-    skeleton, arrays = statetree.flatten(rest, where="trajectory", copy=False)
+    try:
+        skeleton, arrays = statetree.flatten(rest, where="trajectory", copy=False)
+    except StateError:
+        for path, leaf in rest:  # which says the field
+            statetree.flatten(leaf, where="/".join(map(str, path)), copy=False)
+        raise
     return {_SKELETON: np.array([json.dumps(skeleton)], object), **arrays}
 
 

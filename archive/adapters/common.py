@@ -73,7 +73,9 @@ def share_of(source: Any, rank: int | None = None) -> Any:
     """A share as it is; of a checkpoint, what `rank` had (the same world size goes on)."""
     if not isinstance(source, Checkpoint):
         if not (hasattr(source, "buffers") and hasattr(source, "plan")):
-            raise UsageError(f"restoring takes a share, plan.share(rank), or a checkpoint, not a {type(source).__name__}")
+            raise UsageError(
+                f"restoring takes a share, plan.share(rank), or a checkpoint, not a {type(source).__name__}"
+            )
         return source
     if rank is None:
         raise UsageError(

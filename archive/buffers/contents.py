@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from archive.buffers import flatten
 from archive.buffers.flatten import Flat, Part, Signature
+from archive.buffers.mapping import Weights
 from archive.buffers.slab import Slab
 from archive.errors import CapacityError, UsageError
 
@@ -30,7 +31,7 @@ class Entry:
     trajectory_id: int
     steps: int  # T
     envs: int  # B
-    info: dict[str, Any] = field(default_factory=dict)  # max_episode_length, model_weights_id
+    weights: Weights
     home: Home | None = None  # where it can be read, once that is committed
     name: str = ""  # its episode's id there
     signature: Signature | None = None  # of its rows in memory

@@ -13,6 +13,7 @@ from archive import jsontree
 from archive.adapters._rlinf_numbers import NUMBER
 from archive.buffers.contents import Entry
 from archive.buffers.home import ArchiveHome
+from archive.buffers.mapping import Weights
 from archive.buffers.ranks import Where, job_rank, job_world_size
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episodes
@@ -60,7 +61,7 @@ def _as_state(value: Any) -> dict[str, Any]:
 def find(where: Where, run: str, buffer: str, storage_options: Mapping[str, Any] | None) -> tuple[Archive, Checkpoint]:
     """The newest whole checkpoint of the archive that a path means."""
     try:
-        arc = archive.open(where.root, storage_options=storage_options)
+        arc = archive.open(where.root, storage_options=where.options(storage_options))
     except NotFoundError as e:
         raise NotFoundError(
             f"{e}. A folder with metadata.json and trajectory files is brought into an archive by "
@@ -85,7 +86,7 @@ def share_of(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
     if world_size is None:
         world_size = 1 if where.rank is None else ck.world_size
     rank = where.rank if where.rank is not None else job_rank()
-    _check_rank(rank, world_size, f"{where.root} was saved by {ck.world_size} ranks")
+    _check_rank(rank, world_size, f"checkpoint {ck.name!r} was saved by {ck.world_size}")
     policy = "balanced" if world_size == ck.world_size else "by_trajectory"
     return resharding.plan(ck, world_size=world_size, policy=policy).share(rank)
 
@@ -146,11 +147,11 @@ def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[
     found = episodes()
     numbers = _told_apart(found) if numbers is None else numbers
     home, out = homes(episodes), []
-    table = found.table.select(["episode_id", "length", "metadata"])
-    for name, length, text in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
+    table = found.table.select(["episode_id", "length", "metadata", "model_weights_uuids", "update_count_max"])
+    for name, length, text, uuids, count in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
         about = jsontree.loads(text) if text else {}
-        info = {key: about.get(key) for key in ("max_episode_length", "model_weights_id", "shape")}
-        entry = Entry(numbers[name], int(length), int(about.get("B", 1)), info, home, name)
+        weights = Weights(uuids[-1] if uuids else None, count)
+        entry = Entry(numbers[name], int(length), int(about.get("B", 1)), weights, home, name)
         entry.renumbered = about.get(NUMBER) != entry.trajectory_id
         out.append(entry)
     home.expect(e.name for e in out)

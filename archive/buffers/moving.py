@@ -72,7 +72,7 @@ def bring(contents: Contents, lock: RLock, sink: Sink) -> None:
             tree = _held(contents, lock, entry)
         taken = mapping.take(tree)
         assert taken is not None
-        append(sink, entry, taken)
+        append(sink, entry, taken.made_by(entry.weights))
 
 
 def _held(contents: Contents, lock: RLock, entry: Entry) -> Tree:

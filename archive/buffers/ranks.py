@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from archive.errors import UsageError
 from archive.sessions import place
+from archive.storage import Storage
 
 _RANK = re.compile(r"(?P<root>.*?)/*(?:^|/)rank_(?P<rank>\d+)/*", re.DOTALL)
 
@@ -20,18 +22,28 @@ class Where:
 
     root: str
     rank: int | None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of a path that brings its own
+
+    @property
+    def name(self) -> str:
+        """The same however the root is written: with or without a scheme, relative, with slashes at the end."""
+        return Storage.connect(self.root, self.storage_options).url
+
+    def options(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Storage options: those that are given, before the path's own."""
+        return {**self.storage_options, **(given or {})}
 
 
 def where(path: Any) -> Where:
-    """What a path means; any fsspec URL, with or without a last folder `rank_N`."""
-    text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
-    if not text:
+    """What a path means; any fsspec URL or UPath, with or without a last folder `rank_N`."""
+    if not path:
         raise UsageError("the path is empty; give a folder or any fsspec URL, such as s3://bucket/replay/rank_0")
+    text, options = (path, {}) if isinstance(path, str) else Storage.connect(path).spec()
     found = _RANK.fullmatch(text)
     if found is None or found["root"].endswith(":"):
-        return Where(text.rstrip("/") or "/", None)
+        return Where(text if text.endswith("://") else text.rstrip("/") or "/", None, options)
     root = found["root"] or ("/" if text.startswith("/") else ".")
-    return Where(root, int(found["rank"]))
+    return Where(root, int(found["rank"]), options)
 
 
 def has_process_group() -> bool:

@@ -42,12 +42,12 @@ class Earlier:
 
 
 class Sinks:
-    """Sinks by root. Besides the one that all is appended to, the last one written to stays open."""
+    """Sinks by the name of their root. Besides the one that all is appended to, the last one written to stays open."""
 
     def __init__(self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes) -> None:
         self._homes = homes
         self.job, self._interval_s, self._visible = job, interval_s, visible
-        self._auto_root = None if auto is None else auto.root
+        self._auto_root = None if auto is None else auto.name
         self._open: dict[str, Sink] = {}
         self._earlier: dict[str, Earlier] = {}
         self._opened: dict[str, int] = {}  # root -> how many writers it had
@@ -60,24 +60,25 @@ class Sinks:
 
     def at(self, where: Where) -> Sink:
         """The sink of that path, opened if need be."""
-        if where.root not in self._open:
-            for root in [r for r in self._open if r != self._auto_root]:
-                self.close(root)
-            self._open[where.root] = self._opened_at(where)
-        return self._open[where.root]
+        root = where.name
+        if root not in self._open:
+            for other in [r for r in self._open if r != self._auto_root]:
+                self.close(other)
+            self._open[root] = self._opened_at(where, root)
+        return self._open[root]
 
-    def _opened_at(self, where: Where) -> Sink:
+    def _opened_at(self, where: Where, root: str) -> Sink:
         rank = self.job.rank_of(where)
         world_size = ranks.writer_world_size(rank, self.job.world_size)
-        arc = archive.open(where.root, create=True, storage_options=self.job.storage_options)
-        earlier = self._earlier.get(where.root)
+        arc = archive.open(where.root, create=True, storage_options=where.options(self.job.storage_options))
+        earlier = self._earlier.get(root)
         if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
             earlier = None
         writer = arc.writer(
-            rank, world_size, self.job.run, self._new_session(where.root, rank, world_size), mapping.SCHEMA,
+            rank, world_size, self.job.run, self._new_session(root, rank, world_size), mapping.SCHEMA,
             resume=None if earlier is None else earlier.source,
         )  # fmt: skip
-        interval_s = self._interval_s if where.root == self._auto_root else None
+        interval_s = self._interval_s if root == self._auto_root else None
         sink = Sink(arc, writer, self.job.buffer, self._homes(lambda: arc.episodes), self._visible, interval_s)
         sink.owned = {} if earlier is None else dict(earlier.owned)
         return sink

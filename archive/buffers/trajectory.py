@@ -17,6 +17,7 @@ from archive.buffers import flatten, loading, mapping, moving, ranks, settings
 from archive.buffers.autosave import logged
 from archive.buffers.contents import Contents, Entry, check_enough
 from archive.buffers.home import ArchiveHome
+from archive.buffers.mapping import Weights
 from archive.buffers.sink import Added
 from archive.buffers.sinks import Earlier, Job, Sinks
 from archive.checkpoints import MAIN_BUFFER
@@ -108,7 +109,7 @@ class TrajectoryReplayBuffer:
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add_trajectories(
-        self, trajectories: Iterable[Any], *, model_weights_uuid: str | None = None, model_update_count: int | None = None
+        self, trajectories: Iterable[Any] | None, *, model_weights_uuid: str | None = None, model_update_count: int | None = None
     ) -> list[int]:  # fmt: skip
         """Add trajectories, copied; their ids. Each is RLinf's Trajectory, or any object or dict with the same fields.
 
@@ -117,14 +118,13 @@ class TrajectoryReplayBuffer:
         """
         with self._writing:
             self._enter()
-            given = [t for t in map(mapping.take, trajectories) if t is not None]
-            taken = [t.made_by(model_weights_uuid, model_update_count) for t in given]
+            taken = mapping.take_all(trajectories, Weights(model_weights_uuid, model_update_count))
             with self._lock:
                 self._contents.check(t.flat for t in taken)
             return [self._add(t) for t in taken]
 
     def _add(self, taken: mapping.Taken) -> int:
-        entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.info)
+        entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.weights)
         if self._where is not None:
             moving.append(self._sinks.at(self._where), entry, taken)
         with self._lock:
@@ -253,7 +253,7 @@ class TrajectoryReplayBuffer:
                 share = loading.part_of_list(ck, where, self._job.buffer, int(local_rank), world_size)
             else:
                 share = loading.share_of(ck, where, world_size)
-            self._take_over(loading.Loaded(arc, ck, share, self._job.buffer), where.root)
+            self._take_over(loading.Loaded(arc, ck, share, self._job.buffer), where.name)
 
     def _take_over(self, loaded: loading.Loaded, root: str) -> None:
         entries, next_id = loading.entries(loaded, self._homes)

@@ -1,17 +1,28 @@
-"""Pure, no I/O: which fields are pictures, curves or text, and their steps in the form in which they are shown."""
+"""Pure, no I/O: which fields are pictures or curves, and their steps in the form in which they are shown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.tree import Ragged
+from archive.views.markup import shown
 
 Array = np.ndarray[Any, Any]
 MIN_SIDE = 8  # of a picture, in pixels; less is a small matrix
+MAX_CHANNELS = 16
 MAX_CURVES = 16  # of one field; of more, the first
+EXACT = 2**53  # integers beyond have no float64 of their own
+COLORED, GREY = (3, 6, 9, 12), (1, 4)  # numbers of channels, with those of frames stacked on one another
+
+
+class Film(NamedTuple):
+    """Pictures over the steps, and what was done to them to show them."""
+
+    pixels: Array  # (T, height, width, 3) uint8
+    note: str = ""
 
 
 def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -23,49 +34,70 @@ def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{name}", value
 
 
-def as_frames(leaf: Any) -> Array | None:
-    """(T, height, width, 3) uint8 of a uint8 field of pictures; None of what is none.
+def as_film(leaf: Any) -> Film | None:
+    """The pictures of a field, one a step; None of what is none.
 
-    Channels first or last, 1, 3 or 4 of them, or none; of a stack of grey frames, the newest.
+    Channels first or last, 1, 3 or 4 of them, or none; of frames stacked on one another, the newest. What isn't uint8
+    is drawn from its least value (black) to its greatest (white), numbers from 0 to 1 from 0 to 1.
     """
-    if not isinstance(leaf, np.ndarray) or leaf.dtype != np.uint8 or not 3 <= leaf.ndim <= 4 or not leaf.size:
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "buif" or not leaf.size or not 3 <= leaf.ndim <= 5:
         return None
-    if leaf.ndim == 4:
-        channels_first = leaf.shape[1] <= 4 and leaf.shape[3] > 4
-        leaf = np.moveaxis(leaf, 1, 3) if channels_first else leaf
-        if leaf.shape[3] not in (1, 3, 4):
-            return None
-        leaf = leaf[..., -1:] if channels_first and leaf.shape[3] == 4 else leaf[..., :3]
-    else:
-        leaf = leaf[..., None]
-    if min(leaf.shape[1:3]) < MIN_SIDE:
+    if leaf.ndim == 5:
+        newest = as_film(leaf[:, -1])
+        return newest and Film(newest.pixels, _noted(f"the last of {leaf.shape[1]}", newest.note))
+    picked, note = (leaf[..., None], "") if leaf.ndim == 3 else _channels(leaf)
+    if picked is None or min(picked.shape[1:3]) < MIN_SIDE:
         return None
-    return np.ascontiguousarray(np.broadcast_to(leaf, (*leaf.shape[:3], 3)))
+    grey, scale = _as_uint8(picked)
+    pixels = np.ascontiguousarray(np.broadcast_to(grey, (*grey.shape[:3], 3)))
+    return Film(pixels, _noted(note, scale))
+
+
+def _channels(leaf: Array) -> tuple[Array | None, str]:
+    """(T, height, width, 1 or 3) of (T, ?, ?, ?), and which channels they are."""
+    first = leaf.shape[1] <= MAX_CHANNELS and leaf.shape[1] < min(leaf.shape[2:])
+    leaf = np.moveaxis(leaf, 1, 3) if first else leaf
+    count = leaf.shape[3]
+    if count == 4 and leaf.dtype == np.uint8 and (leaf[..., 3] == 255).all():
+        return leaf[..., :3], ""  # opaque
+    if count in COLORED:
+        return leaf[..., -3:], f"the newest of {count // 3} frames" if count > 3 else ""
+    if count in GREY:
+        return leaf[..., -1:], f"the newest of {count} frames" if count > 1 else ""
+    return None, ""
+
+
+def _as_uint8(values: Array) -> tuple[Array, str]:
+    """Any numbers as uint8, and from where to where."""
+    if values.dtype == np.uint8:
+        return values, ""
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255, ""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if values.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / ((high - low) or 1.0))
+    return np.rint(scaled).astype(np.uint8), f"{shown(low)} (black) … {shown(high)} (white)"
+
+
+def _noted(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def as_curves(leaf: Any) -> dict[str, Array] | None:
     """Component -> values over the steps, of a field of numbers or small vectors; None of what is none."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf" or leaf.ndim < 1:
         return None
-    flat = leaf.reshape(len(leaf), -1) if leaf.size else leaf.reshape(len(leaf), 0)
+    flat = leaf.reshape(len(leaf), components(leaf))
     if flat.shape[1] > 4 * MAX_CURVES or (leaf.dtype == np.uint8 and leaf.ndim > 2):
+        return None
+    if leaf.dtype.kind in "iu" and leaf.size and (int(leaf.max()) > EXACT or int(leaf.min()) < -EXACT):
         return None
     names = [""] if leaf.ndim == 1 else [str(i) for i in range(flat.shape[1])]
     return {name: flat[:, i].astype(np.float64) for i, name in enumerate(names[:MAX_CURVES])}
 
 
-def as_texts(leaf: Any) -> list[str] | None:
-    """The text of each step, of strings, JSON or tokens; None of what is none."""
-    if isinstance(leaf, Ragged):
-        return as_texts(leaf.split())
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OUT" and leaf.ndim == 1:
-        return [str(value) for value in leaf.tolist()]
-    if isinstance(leaf, list):
-        return [_text(value) for value in leaf]
-    return None
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return " ".join(f"{v:.5g}" if isinstance(v, float) else str(v) for v in value.reshape(-1).tolist())
-    return str(value)
+def components(leaf: Array) -> int:
+    """Numbers a step."""
+    return math.prod(leaf.shape[1:])
