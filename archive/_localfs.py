@@ -6,7 +6,9 @@ import errno
 import os
 import re
 import secrets
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from archive.errors import NotExclusiveError
@@ -15,6 +17,7 @@ Part = bytes | bytearray | memoryview
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_PARTS_AT_ONCE = 1024  # what POSIX systems take in one call
 _WINDOWS = os.name == "nt"
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -103,8 +106,7 @@ def _write_temporary(path: str, parts: Sequence[Part]) -> str:
     temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
     descriptor = _open_new(folder, temporary)
     try:
-        for part in parts:
-            _write_all(descriptor, part)
+        _write_all(descriptor, parts)
         os.fsync(descriptor)
     except BaseException:
         os.close(descriptor)
@@ -122,10 +124,20 @@ def _open_new(folder: str, path: str) -> int:
         return os.open(path, _WRITE_FLAGS, 0o666)
 
 
-def _write_all(descriptor: int, part: Part) -> None:
-    rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
+def _write_all(descriptor: int, parts: Sequence[Part]) -> None:
+    """Many parts in one call: each return to Python may wait for threads that are busy there."""
+    rest = deque(memoryview(part).cast("B") for part in parts if len(part))
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        written = _write_some(descriptor, list(islice(rest, _PARTS_AT_ONCE)))
+        while rest and written >= len(rest[0]):
+            written -= len(rest.popleft())
+        if written:
+            rest[0] = rest[0][written:]
+
+
+def _write_some(descriptor: int, parts: Sequence[memoryview]) -> int:
+    """Some of the first bytes; how many."""
+    return os.writev(descriptor, parts) if hasattr(os, "writev") else os.write(descriptor, parts[0])
 
 
 def _claim(temporary: str, path: str) -> None:

@@ -2,11 +2,13 @@
 
 An episode is the chain of segments that ends at its newest row: each row names its predecessor. So a row that
 continues or replaces an episode supersedes whatever else was written under that id: the tail written after the
-checkpoint from which a run was resumed, or an earlier revision.
+checkpoint from which a run was resumed, or an earlier revision. Of a checkpoint it is the newest chain that holds what
+is live in it: a run that went back goes on with what was superseded since.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,10 +57,11 @@ def address(session: str, rank: int, sequence: int) -> str:
     return f"{session}:{rank}:{sequence}"
 
 
-def resolve(marks: pa.Table, detail: Any) -> Chains:
+def resolve(marks: pa.Table, detail: Any, live: Callable[[], Ints] | None = None) -> Chains:
     """The episodes of a segments table, in order of their newest rows.
 
-    `marks` has COLUMNS; `detail()` gives DETAIL, and is called only if some episode has more than one row.
+    `marks` has COLUMNS; `detail()` gives DETAIL, and is called only if some episode has more than one row. So is
+    `live()`: rows that are to be in their episode's chain.
     """
     import pyarrow.compute as pc
 
@@ -69,7 +72,7 @@ def resolve(marks: pa.Table, detail: Any) -> Chains:
     table = detail()
     shared = pc.unique(table["episode_id"].filter(linked))
     several = pc.is_in(table["episode_id"], value_set=shared).to_numpy(zero_copy_only=False)
-    groups = _grouped(table, np.flatnonzero(several))
+    groups = _grouped(table, np.flatnonzero(several), live)
     singles = np.flatnonzero(~several)
     newest = np.concatenate([singles, np.array([g[-1] for g in groups], np.int64)])
     lengths = np.concatenate([np.ones(len(singles), np.int64), np.array([len(g) for g in groups], np.int64)])
@@ -82,7 +85,7 @@ def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:
     return rows[spans((np.cumsum(lengths) - lengths)[order], lengths[order])]
 
 
-def _grouped(table: pa.Table, rows: Ints) -> list[Ints]:
+def _grouped(table: pa.Table, rows: Ints, live: Callable[[], Ints] | None) -> list[Ints]:
     """The chain of each episode that more than one row names."""
     import pyarrow as pa
 
@@ -93,22 +96,39 @@ def _grouped(table: pa.Table, rows: Ints) -> list[Ints]:
         address(s, r, q): i
         for i, (s, r, q) in enumerate(zip(columns["session"], columns["rank"], columns["sequence"], strict=True))
     }
+    ages = list(zip(columns["commit"], created, columns["sequence"], strict=True))
     newest: dict[str, int] = {}
     for i, name in enumerate(columns["episode_id"]):
-        rival = newest.get(name)
-        if rival is None or _age(columns, created, i) > _age(columns, created, rival):
+        if name not in newest or ages[i] > ages[newest[name]]:
             newest[name] = i
-    return [rows[np.array(_chain(i, columns["predecessor"], place), np.int64)] for i in newest.values()]
+    before = [place.get(name or "") for name in columns["predecessor"]]
+    chains = {name: _chain(i, before) for name, i in newest.items()}
+    if live is not None:
+        _go_back(chains, columns["episode_id"], before, ages, np.flatnonzero(np.isin(rows, live())).tolist())
+    return [rows[np.array(chain, np.int64)] for chain in chains.values()]
 
 
-def _age(columns: dict[str, list[Any]], created: list[int], i: int) -> tuple[int, int, int]:
-    return columns["commit"][i], created[i], columns["sequence"][i]
+def _go_back(
+    chains: dict[str, list[int]], names: list[str], before: list[int | None], ages: list[Any], live: list[int]
+) -> None:
+    """Give episodes of which something superseded is live the newest chain that has it."""
+    gone = [i for i in live if i not in chains[names[i]]]
+    after: dict[int, list[int]] = {}
+    for j, i in enumerate(before) if gone else ():
+        if i is not None:
+            after.setdefault(i, []).append(j)
+    for i in gone:
+        if i not in chains[names[i]]:
+            branches = [i]
+            for j in branches:
+                branches += (k for k in after.get(j, ()) if k not in branches)
+            chains[names[i]] = _chain(max(branches, key=ages.__getitem__), before)
 
 
-def _chain(tail: int, predecessors: list[str | None], place: dict[str, int]) -> list[int]:
+def _chain(tail: int, before: list[int | None]) -> list[int]:
     """From the first segment to `tail`; a predecessor that is gone leaves the chain headless."""
-    chain, i = [tail], place.get(predecessors[tail] or "")
-    while i is not None and len(chain) <= len(predecessors):
+    chain, i = [tail], before[tail]
+    while i is not None and len(chain) <= len(before):
         chain.append(i)
-        i = place.get(predecessors[i] or "")
+        i = before[i]
     return chain[::-1]

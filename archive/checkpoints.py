@@ -188,7 +188,7 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> EpisodeIndex:
-        return EpisodeIndex(self.snapshot)
+        return EpisodeIndex(self.snapshot, lambda: self.located.row)
 
     @cached_property
     def live(self) -> pa.Table:

@@ -32,14 +32,18 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class EpisodeIndex:
-    """All episodes that a snapshot holds, in the order in which they were last written."""
+    """All episodes that a snapshot holds, in the order in which they were last written.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    live: rows of the segments table that are live, which an episode has rather than what has superseded them.
+    """
+
+    def __init__(self, snapshot: Snapshot, live: Callable[[], Ints] | None = None) -> None:
+        self.snapshot, self._live = snapshot, live
 
     @cached_property
     def chains(self) -> chains.Chains:
-        return chains.resolve(self.snapshot.columns(chains.COLUMNS), lambda: self.snapshot.columns(chains.DETAIL))
+        marks = self.snapshot.columns(chains.COLUMNS)
+        return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live)
 
     def __len__(self) -> int:
         return self.chains.episodes

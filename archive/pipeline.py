@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive import layout, packing, shards, tables
-from archive.arena import Memory
+from archive.arena import Memory, Shelf
 from archive.blocks import Block, Slab, assemble
 from archive.storage import Storage
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
+_SHELF_FROM_BYTES = 8 * 1024 * 1024  # of steps that are compressed: for fewer, a shard's memory is too much
 MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
 
 Describe = Callable[[Slab, str], "pa.Table"]
@@ -88,7 +89,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
         self._compression, self._chunk_bytes = compression, chunk_bytes
-        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 2)
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")
         self._lock, self._encoding = threading.Condition(), threading.Lock()
@@ -168,9 +169,11 @@ class Pipeline:
             "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
         }
         with self._encoding if self._compression else nullcontext():
+            large = self._compression is not None and _stored_bytes(slab) >= _SHELF_FROM_BYTES
+            hold = Shelf(self.memory.take()).hold if large else None
             return shards.encode(
                 slab.arrays, attributes=attributes, compression=self._compression, chunk_bytes=self._chunk_bytes,
-                runs=slab.runs, copy=False,
+                runs=slab.runs, copy=False, hold=hold,
             )  # fmt: skip
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
@@ -182,6 +185,10 @@ class Pipeline:
             objects, placed = packing.loose(members)
             self._storage.put_many((f"{key}/{name}", data) for name, data in objects)
         return chunk_rows(key, members, placed)
+
+
+def _stored_bytes(slab: Slab) -> int:
+    return sum(array.nbytes for array in slab.arrays.values())
 
 
 def chunk_rows(key: str, members: Sequence[packing.Member], placed: Sequence[packing.Placed]) -> pa.Table:

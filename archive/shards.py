@@ -40,12 +40,14 @@ def encode(
     chunk_bytes: int | None = None,
     runs: int = 1,
     copy: bool = True,
+    hold: Callable[[bytes], Buffer] | None = None,
 ) -> list[Member]:
     """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
 
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
     "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: of how many runs of rows parts may be read. The input is copied, so it
     may be changed once this returns, unless `copy` is False: then what is not compressed shares its memory.
+    `hold` may move what zstd made to memory of its own.
     """
     import zarr
 
@@ -64,7 +66,7 @@ def encode(
     if compression and compression.startswith("gzip"):
         _remove_dates(encoded)
     chunks = {
-        path: _shared_chunks(path, array, chunk_rows[path], compression)
+        path: _shared_chunks(path, array, chunk_rows[path], compression, hold)
         if path in shared
         else _encoded_chunks(encoded, path, array, chunk_rows[path])
         for path, array in prepared.items()
@@ -315,11 +317,13 @@ def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: i
     ]
 
 
-def _shared_chunks(path: str, array: Array, rows: int, compression: str | None) -> list[Member]:
+def _shared_chunks(
+    path: str, array: Array, rows: int, compression: str | None, hold: Callable[[bytes], Buffer] | None
+) -> list[Member]:
     level = int(compression.partition(":")[2]) if compression else None
     return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
-        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows, level))
+        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
+        for chunk, (data, tail, crc32) in enumerate(rawchunks.cut(array, rows, level, hold))
     ]
 
 

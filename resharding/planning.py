@@ -17,6 +17,7 @@ from archive.checkpoints import Checkpoint
 from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
 from archive.views import page, plots, summaries
+from archive.views.markup import size
 from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place, within_bounds
 from resharding.source import Source, filtered
 
@@ -116,8 +117,10 @@ class Plan:
         return plots.plan(self.moved, self.world_size, title)
 
     def to_html(self) -> str:
-        """A page of its own: who gets what, as a picture and in numbers. Reads no data."""
-        return page.plan(*self._told())
+        """A page of its own: who gets what, as a picture and in numbers. Reads no data, but the chunk tables."""
+        about, moved, ranks, dropped = self._told()
+        costs = [(size(cost["bytes"]), cost["requests"]) for cost in self.cost()]
+        return page.plan(about, moved, [(*rank, *cost) for rank, cost in zip(ranks, costs, strict=True)], dropped)
 
     def _repr_html_(self) -> str:
         return summaries.plan(*self._told())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_helpers import contents, fresh, reopened, segment_rows
 
+import resharding
 from archive import bufferwriter
 from archive.errors import DuplicateEpisodeError, UsageError
 
@@ -184,3 +185,34 @@ def test_the_newest_revision_wins_whatever_lies_between(added: list[tuple[str, s
             getattr(w, then)()
     w.close()
     assert {k: {n: x.tolist() for n, x in v.items()} for k, v in contents(arc).items()} == want
+
+
+def test_a_run_that_went_back_to_an_older_checkpoint_goes_on_with_what_was_superseded_since() -> None:
+    arc = fresh()
+    with arc.writer(0, 1, session="s1") as w:
+        w.add_episode(steps(2), episode_id="revised")
+        w.append(steps(3), env_ids=0, episode_ids="open")
+        w.checkpoint(1)
+        w.add_episode(steps(4, 10), episode_id="revised", replace=True)
+        w.append(steps(3, 3), env_ids=0)
+        w.checkpoint(2)
+    back = resharding.plan(reopened(arc).checkpoints["step-1"], world_size=1).share(0)
+    with reopened(arc).writer(resume=back, session="s2") as w:
+        w.append(steps(1, 100), env_ids=0)
+        w.checkpoint(3)
+    forth = resharding.plan(reopened(arc).checkpoints["step-2"], world_size=1).share(0)
+    with reopened(arc).writer(resume=forth, session="s3") as w:
+        w.checkpoint(4)
+    want = {
+        "step-1": {"revised": [0, 1], "open": [0, 1, 2]},
+        "step-2": {"revised": [10, 11, 12, 13], "open": [0, 1, 2, 3, 4, 5]},
+        "step-3": {"revised": [0, 1], "open": [0, 1, 2, 100]},
+        "step-4": {"revised": [10, 11, 12, 13], "open": [0, 1, 2, 3, 4, 5]},
+    }
+    for name, episodes in want.items():
+        ck = reopened(arc).checkpoints[name]
+        assert {e.id: e.read()["t"].tolist() for e in ck.episodes} == episodes, name
+        for world_size in (1, 2):
+            plan = resharding.plan(ck, world_size=world_size)
+            dealt = [e["t"].tolist() for rank in range(world_size) for e in plan.share(rank).read()]
+            assert sorted(dealt) == sorted(episodes.values()), name

@@ -189,7 +189,7 @@ def test_ids_of_ranks_that_counted_apart_are_told_apart(tmp_path: Path) -> None:
     merged = TrajectoryReplayBuffer(sample_window_size=0)
     merged.load_checkpoint(f"{tmp_path}/rank_0", world_size=1)
     assert merged.trajectory_ids == [0, 1, 2, 3, 4, 5]
-    names = [e.info["model_weights_id"].partition("_")[0] for e in merged._contents.entries.values()]
+    names = [e.weights.uuid for e in merged._contents.entries.values()]
     assert names == [f"weights-{i}" for i in (0, 10, 1, 11, 2, 12)]
     assert merged.add_trajectories([make(99)]) == [6]
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from archive import dtypes, tree
+from archive.adapters import common
+from archive.adapters._torchrl_parts import INSTALL
 from archive.errors import CapacityError, FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints

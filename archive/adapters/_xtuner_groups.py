@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -206,6 +207,10 @@ class _Encoder:
             return value.item()
         where = ".".join(path)
         array = dtypes.from_torch(value, where=where) if kind == "tensor" else np.asarray(value)
+        if array.dtype.kind == "O" and not all(isinstance(one, str) for one in array.flat):
+            raise FieldError(
+                f"{where} of a group is an array of Python objects that are not all strings; make it a list"
+            )
         if array.ndim == 0 or (array.nbytes <= INLINE_BYTES and array.dtype.kind in "biufc"):
             stored, logical = dtypes.to_stored(array[None])
             return {TAG + "inline": [kind, logical, list(array.shape), stored]}
@@ -216,8 +221,9 @@ class _Encoder:
         base = ".".join(path)
         key = (base, dtypes.logical_name(array.dtype) if array.dtype.kind != "O" else "str", array.shape[1:])
         if key not in self._names:
-            again = sum(k[0] == base for k in self._names) + (base in _RESERVED)
-            self._names[key] = f"{base}~{again + 1}" if again else base
+            taken = {*_RESERVED, *self._names.values()}
+            names = itertools.chain([base], (f"{base}~{again}" for again in itertools.count(2)))
+            self._names[key] = next(name for name in names if name not in taken)
         name = self._names[key]
         self._arrays.setdefault(name, [[] for _ in range(self._size)])[self._row].append(array)
         return {TAG + "rows": [name, len(array), kind]}

@@ -162,7 +162,7 @@ class _Decoder:
 
 
 def _inline(kind: str, logical: str, shape: Sequence[int], stored: Array) -> Any:
-    return _as_kind(dtypes.from_stored(stored, logical)[0].reshape(tuple(shape)), kind)
+    return _as_kind(dtypes.from_stored(stored, logical).reshape(tuple(shape)), kind)
 
 
 def _as_kind(array: Array, kind: str) -> Any:

@@ -21,6 +21,7 @@ from archive.errors import UsageError
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
+    from archive.writer import Writer
 
 EVERYTHING: dict[str, Any] = {}  # the query that all items meet
 _COUNTERS = {"uid": "_uid_gen", "timestamp_id": "_timestamp_id_gen"}
@@ -117,23 +118,27 @@ def identity_of(item: Any) -> tuple[Any, ...]:
 
 @dataclass
 class Tracker:
-    """What was written of one replay buffer, to each place."""
+    """What was written of one replay buffer, to each place; what a restore found there is under no session."""
 
-    places: dict[tuple[str, str, str], dict[int, Seen]] = field(default_factory=dict)
+    places: dict[tuple[str, str, str, str | None], dict[int, Seen]] = field(default_factory=dict)
 
 
 _trackers: weakref.WeakKeyDictionary[Any, Tracker] = weakref.WeakKeyDictionary()
 
 
-def seen(buffer: Any, archive_id: str, run: str, name: str) -> dict[int, Seen]:
-    """Uid -> the group as written to that archive, run and buffer."""
-    tracker = _trackers.setdefault(buffer, Tracker())
-    return tracker.places.setdefault((archive_id, run, name), {})
+def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
+    """Uid -> the group as that writer's session wrote it, or as a restore found it.
+
+    What another session wrote doesn't count: it may never have been committed.
+    """
+    places = _trackers.setdefault(buffer, Tracker()).places
+    place = (writer.archive_id, writer.run, name)
+    return places.setdefault((*place, writer.session), dict(places.get((*place, None), {})))
 
 
-def forget(buffer: Any) -> None:
-    """After its items were replaced."""
-    _trackers.pop(buffer, None)
+def restored(buffer: Any, archive_id: str, run: str, name: str, found: dict[int, Seen]) -> None:
+    """Its items were replaced: forget what was there, and remember what came from that place."""
+    _trackers[buffer] = Tracker({(archive_id, run, name, None): found})
 
 
 class Written(NamedTuple):

@@ -170,7 +170,7 @@ def _write_groups(
 ) -> Pending:
     saved = {}
     for name, part in taken.items():
-        known = storages.seen(part.buffer, writer.archive_id, writer.run, name)
+        known = storages.seen(part.buffer, writer, name)
         written = storages.write(part.items, part_of(writer, name), known)
         saved[name] = Saved(attributes=written.attributes, state=part.state)
     return checkpoint(writer, step, saved, progress=progress, **options)
@@ -253,8 +253,7 @@ async def _restore_one(target: Any, source: Source, wanted: Wanted) -> Any:
         notes += [f"task {name!r} was not saved: its prompts begin anew" for name in fresh]
         notes += _strange_tasks(target, found.items)
     await storages.fill(buffer, found.items, found.following)
-    storages.forget(buffer)
-    storages.seen(buffer, source.archive_id, source.run, source.name).update(found.seen)
+    storages.restored(buffer, source.archive_id, source.run, source.name, found.seen)
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if not managers.is_manager(target):
         return report

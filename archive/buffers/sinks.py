@@ -13,6 +13,8 @@ from archive.buffers.ranks import Where
 from archive.buffers.sink import Sink, Visible
 from archive.sessions import place
 
+CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
+
 
 @dataclass
 class Job:
@@ -76,7 +78,7 @@ class Sinks:
             earlier = None
         writer = arc.writer(
             rank, world_size, self.job.run, self._new_session(root, rank, world_size), mapping.SCHEMA,
-            resume=None if earlier is None else earlier.source,
+            resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES,
         )  # fmt: skip
         interval_s = self._interval_s if root == self._auto_root else None
         sink = Sink(arc, writer, self.job.buffer, self._homes(lambda: arc.episodes), self._visible, interval_s)

@@ -11,6 +11,8 @@ from archive.views.markup import Markup, shown, tag
 
 COLORS = ("#3b6ea8", "#c8553d", "#4f9d69", "#8a5a9e", "#d0a030", "#4aa3a2", "#a85c7b", "#6b7280")
 MAX_POINTS = 1000
+LONE = 4  # width of a point without neighbours
+EDGE = 8.0  # above and below a picture, for the text at its ends
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -46,13 +48,16 @@ def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axi
     if not len(every):
         return Markup("")
     low, high = float(every.min()), float(every.max())
-    span, length = (high - low) or 1.0, max(len(v) for v in drawn.values())
+    if low == high:  # a line in the middle
+        low, high = low - 1, high + 1
+    span, length = high - low, max(len(v) for v in drawn.values())
     paths = []
     for i, values in enumerate(drawn.values()):
         places, kept = thin(values)
         x = places / max(length - 1, 1) * width if length > 1 else np.array([width / 2])
         y = height - 2 - (kept - low) / span * (height - 4)
         paths.append(tag("path", d=_path(x, y), fill="none", stroke=COLORS[i % len(COLORS)], stroke_width=1.2))
+    low, high = float(every.min()), float(every.max())
     text = f"{', '.join(name for name in drawn if name)} from {shown(low)} to {shown(high)}".strip()
     shape = {"class_": "lines", "data_length": length, "preserveAspectRatio": "none"}
     plot = _svg(width, height, tag("title", text), *paths, **shape)
@@ -61,15 +66,14 @@ def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axi
 
 def _path(x: Values, y: Values) -> str:
     """Moves over gaps. A lone point is a short dash."""
-    out, pen_down = [], False
-    for px, py in zip(x.tolist(), y.tolist(), strict=True):
-        if not np.isfinite(py):
-            pen_down = False
-            continue
-        out.append(f"{'L' if pen_down else 'M'}{px:.1f} {py:.1f}")
-        if not pen_down:
-            out.append("h0.8")
-        pen_down = True
+    known = np.isfinite(y)
+    before, after = np.append(False, known[:-1]), np.append(known[1:], False)
+    out = []
+    for px, py, joins, goes_on in zip(x[known], y[known], before[known], after[known], strict=True):
+        if joins or goes_on:
+            out.append(f"{'L' if joins else 'M'}{px:.1f} {py:.1f}")
+        else:
+            out.append(f"M{max(px - LONE, 0):.1f} {py:.1f}h{LONE}")
     return "".join(out)
 
 
@@ -132,11 +136,11 @@ def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int, *, wi
         at_right[target] += steps * scale
     boxes = _ends(margin, top_left, tall_left, bar, margin - 6, "end")
     boxes += _ends(width - margin - bar, top_right, tall_right, bar, width - margin + 6, "start")
-    return _svg(width, total * scale + gap * max(sources, targets), *bands, *boxes, class_="flow")
+    return _svg(width, 2 * EDGE + total * scale + gap * max(sources, targets), *bands, *boxes, class_="flow")
 
 
 def _tops(tall: Values, gap: float) -> Values:
-    tops: Values = np.cumsum(tall) - tall + gap * np.arange(len(tall))
+    tops: Values = EDGE + np.cumsum(tall) - tall + gap * np.arange(len(tall))
     return tops
 
 

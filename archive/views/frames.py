@@ -31,7 +31,13 @@ def leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
         if isinstance(value, Mapping):
             yield from leaves(value, f"{path}{name}/")
         else:
-            yield f"{path}{name}", value
+            yield f"{path}{name}", _plain(value)
+
+
+def _plain(leaf: Any) -> Any:
+    """bfloat16 and float8 as float32."""
+    foreign = isinstance(leaf, np.ndarray) and leaf.dtype.kind == "V" and leaf.dtype.names is None
+    return leaf.astype(np.float32) if foreign else leaf
 
 
 def as_film(leaf: Any) -> Film | None:

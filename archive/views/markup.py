@@ -65,8 +65,9 @@ def _cell(value: Any) -> Markup:
 
 
 def facts(pairs: Mapping[str, Any]) -> Markup:
-    """Names and values, one a line."""
-    rows = (tag("tr", tag("th", name), tag("td", shown(value))) for name, value in pairs.items())
+    """Names and values, one a line; what is not known is left out."""
+    known = ((name, value) for name, value in pairs.items() if value is not None and value != [])
+    rows = (tag("tr", tag("th", name), tag("td", shown(value))) for name, value in known)
     return tag("table", tag("tbody", *rows), class_="facts")
 
 

@@ -1,34 +1,60 @@
 "use strict";
-// One step is shown at a time: the slider, the play button and the arrow keys choose it.
+// One step is shown at a time: the slider, the play button, the arrow keys and a press on a curve choose it. What lies
+// under the pointer on a curve is told without going there.
 const data = JSON.parse(document.getElementById("data").textContent);
 const slider = document.getElementById("step");
 const play = document.getElementById("play");
 const speed = document.getElementById("speed");
 
+function decoded(text) {
+  return Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+}
+
 async function inflated(text) {
-  const packed = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([decoded(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 function painter(canvas, film, bytes) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(film.width, film.height);
+  const out = image.data;
   const pixels = film.width * film.height;
   return (step) => {
     const frame = Math.min(Math.floor(step / film.every), film.count - 1);
-    for (let i = 0, from = frame * pixels * 3; i < pixels; i++, from += 3) {
-      image.data.set([bytes[from], bytes[from + 1], bytes[from + 2], 255], i * 4);
+    for (let to = 0, from = frame * pixels * 3; to < pixels * 4; to += 4, from += 3) {
+      out[to] = bytes[from];
+      out[to + 1] = bytes[from + 1];
+      out[to + 2] = bytes[from + 2];
+      out[to + 3] = 255;
     }
     context.putImageData(image, 0, 0);
   };
 }
 
-function showCurves(step) {
-  const share = data.steps > 1 ? step / (data.steps - 1) : 0.5;
-  for (const cursor of document.querySelectorAll(".curve .cursor")) {
-    cursor.style.left = `${share * 100}%`;
-  }
+function told(value) {
+  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(5)));
+}
+
+// Draws the cursor of one field's curves and says their values there.
+function curve(box) {
+  const { length, width, values } = data.curves[box.dataset.field];
+  const bytes = decoded(values).buffer;
+  const numbers = width === 4 ? new Float32Array(bytes) : new Float64Array(bytes);
+  const cursor = box.querySelector(".cursor");
+  const places = box.parentNode.querySelectorAll(".keys b");
+  return {
+    at: (clientX) => {
+      const { left, width: wide } = box.getBoundingClientRect();
+      const share = Math.min(Math.max((clientX - left) / wide, 0), 1);
+      return Math.round(share * (length - 1));
+    },
+    show: (step) => {
+      const row = Math.min(step, length - 1);
+      cursor.style.left = `${length > 1 ? (100 * row) / (length - 1) : 50}%`;
+      places.forEach((place, i) => (place.textContent = told(numbers[i * length + row])));
+    },
+  };
 }
 
 function showTexts(step) {
@@ -44,23 +70,32 @@ async function start() {
     const film = data.films[canvas.dataset.field];
     painters.push(painter(canvas, film, await inflated(film.pixels)));
   }
+  const curves = [];
   const show = () => {
     const step = Number(slider.value);
     document.getElementById("at").textContent = `step ${step} of ${data.steps}`;
     for (const paint of painters) paint(step);
-    showCurves(step);
+    for (const one of curves) one.show(step);
     showTexts(step);
   };
+  const goTo = (step) => {
+    slider.value = step;
+    show();
+  };
+  for (const box of document.querySelectorAll(".curve")) {
+    const one = curve(box);
+    curves.push(one);
+    box.addEventListener("pointerdown", (event) => goTo(one.at(event.clientX)));
+    box.addEventListener("pointermove", (event) => (event.buttons ? goTo : one.show)(one.at(event.clientX)));
+    box.addEventListener("pointerleave", () => one.show(Number(slider.value)));
+  }
   let timer = null;
   const stop = () => {
     clearInterval(timer);
     timer = null;
     play.textContent = "Play";
   };
-  const forward = () => {
-    slider.value = Number(slider.value) + 1 >= data.steps ? 0 : Number(slider.value) + 1;
-    show();
-  };
+  const forward = () => goTo(Number(slider.value) + 1 >= data.steps ? 0 : Number(slider.value) + 1);
   const run = () => {
     play.textContent = "Pause";
     timer = setInterval(forward, 1000 / Number(speed.value));
@@ -73,6 +108,10 @@ async function start() {
     }
   });
   slider.addEventListener("input", show);
+  document.addEventListener("keydown", (event) => {
+    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (way && event.target === document.body) goTo(Number(slider.value) + way);
+  });
   show();
   document.body.dataset.ready = "yes";
 }

@@ -11,27 +11,38 @@ from typing import Any
 
 import numpy as np
 
-from archive.views import charts, frames, summaries
-from archive.views.markup import Markup, facts, join, section, tag
+from archive.views import charts, frames, summaries, texts
+from archive.views.markup import Markup, facts, join, section, shown, table, tag
 
-MAX_FILM_BYTES = 24 * 1024 * 1024  # of one field's pictures; of more, every second, third, ... is shown
-MAX_TEXT = 20_000  # of one step
+MAX_FILM_BYTES = 24 * 1024 * 1024  # of one field's pictures, before they are packed
+MIN_FILM_SIDE = 112  # pixels that a picture keeps if there is not room for all
+EXACT_FLOAT32 = 2**24  # integers beyond have no float32 of their own
 # Nothing from elsewhere, whatever a text from the bucket might say: style and script are the page's own.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any, data: Any) -> str:
-    """A page of one episode: curves, pictures that play, and the text of each step. `data` is what reading it gave."""
-    parts = dict(frames.leaves(data))
-    films = {path: f for path, leaf in parts.items() if (f := frames.as_frames(leaf)) is not None}
+    """A page of one episode: pictures that play, curves with their values, and the text of each step.
+
+    `data` is what reading it gave.
+    """
+    whole = {path for path, kind in fields.items() if kind.rpartition(" ")[2] == "free"}
+    parts = {path: leaf for path, leaf in frames.leaves(data) if path not in whole}
+    films = {path: f for path, leaf in parts.items() if (f := frames.as_film(leaf))}
     curves = {path: c for path, leaf in parts.items() if path not in films and (c := frames.as_curves(leaf))}
-    texts = {path: [t[:MAX_TEXT] for t in x] for path, leaf in parts.items() if (x := frames.as_texts(leaf))}
+    rest = {path: leaf for path, leaf in parts.items() if path not in films and path not in curves}
+    said = {path: t for path, leaf in rest.items() if (t := texts.as_texts(leaf))}
     steps = int(about["steps"])
+    shots = {path: _film(f, steps) for path, f in films.items()}
     content = [
-        facts(about), _player(steps), _canvases(films), _curves(curves), _texts(texts),
+        facts(about), _player(steps), _canvases(shots), _texts(said, written=True), _curves(curves, parts),
+        _texts(said, written=False), _whole({path: leaf for path, leaf in frames.leaves(data) if path in whole}),
         summaries.episode_parts(fields, metadata, attributes),
     ]  # fmt: skip
-    played = {"steps": steps, "films": {path: _film(f, steps) for path, f in films.items()}, "texts": texts}
+    played = {
+        "steps": steps, "films": shots, "texts": {path: t.steps for path, t in said.items()},
+        "curves": {path: _values(c) for path, c in curves.items()},
+    }  # fmt: skip
     return document(str(about["id"]), content, played if steps else None)
 
 
@@ -88,34 +99,70 @@ def _player(steps: int) -> Markup:
     )  # fmt: skip
 
 
-def _film(shots: frames.Array, steps: int) -> dict[str, Any]:
-    """Deflated pixels of all pictures, or of every n-th where they are too many."""
+def _film(film: frames.Film, steps: int) -> dict[str, Any]:
+    """Deflated pixels; of more than there is room for, every second, third, ... row and column, then every n-th picture."""
+    shots, notes = film.pixels, [film.note]
+    count, height, width, _ = shots.shape
+    apart = 1
+    while shots.nbytes > MAX_FILM_BYTES * apart**2 and min(height, width) // (apart + 1) >= MIN_FILM_SIDE:
+        apart += 1
+    shots = shots[:, ::apart, ::apart]
     every = max(1, -(-shots.nbytes // MAX_FILM_BYTES))
     kept = np.ascontiguousarray(shots[::every])
+    notes += [f"{height} x {width} pixels", f"1 of {apart} rows and columns" if apart > 1 else ""]
+    notes += [f"1 of {every} pictures" if every > 1 else ""]
     packed = base64.b64encode(zlib.compress(kept.tobytes(), 6)).decode()
-    per_frame = max(1, round(steps / len(shots))) * every
-    return {"width": shots.shape[2], "height": shots.shape[1], "count": len(kept), "every": per_frame, "pixels": packed}
+    per_frame = max(1, round(steps / count)) * every
+    return {
+        "width": kept.shape[2], "height": kept.shape[1], "count": len(kept), "every": per_frame, "pixels": packed,
+        "note": "; ".join(filter(None, notes)),
+    }  # fmt: skip
 
 
-def _canvases(films: Mapping[str, frames.Array]) -> Markup:
-    return join(
-        section(path, tag("canvas", width=f.shape[2], height=f.shape[1], class_="frames", data_field=path,
-                          style=f"width:{min(640, max(168, 2 * f.shape[2]))}px"))
+def _canvases(films: Mapping[str, Mapping[str, Any]]) -> Markup:
+    drawn = join(
+        section(path, tag("canvas", width=f["width"], height=f["height"], class_="frames", data_field=path,
+                          style=f"width:{min(640, max(168, 2 * f['width']))}px"), tag("figcaption", f["note"]))
         for path, f in films.items()
     )  # fmt: skip
+    return tag("div", drawn, class_="films") if drawn else drawn
 
 
-def _curves(curves: Mapping[str, Mapping[str, frames.Array]]) -> Markup:
-    out = []
-    for path, lines in curves.items():
-        drawn = charts.lines(lines, width=960, height=90, axis=False)
-        if drawn:
-            known = np.concatenate([v[np.isfinite(v)] for v in lines.values()])
-            span = f"{known.min():.5g} … {known.max():.5g}"
-            box = tag("div", drawn, tag("div", class_="cursor"), class_="curve")
-            out.append(section(path, box, tag("figcaption", span)))
-    return join(out)
+def _curves(curves: Mapping[str, Mapping[str, frames.Array]], parts: Mapping[str, Any]) -> Markup:
+    return join(_curve(path, lines, frames.components(parts[path])) for path, lines in curves.items())
 
 
-def _texts(texts: Mapping[str, list[str]]) -> Markup:
-    return join(section(path, tag("pre", class_="text", data_field=path)) for path in texts)
+def _curve(path: str, lines: Mapping[str, frames.Array], components: int) -> Markup:
+    """The lines of a field; above them the values at the step shown, below from where to where they go."""
+    if not len(next(iter(lines.values()))):
+        return Markup("")
+    drawn = charts.lines(lines, width=960, height=90, axis=False)
+    known = np.concatenate([v[np.isfinite(v)] for v in lines.values()])
+    span = f"{shown(float(known.min()))} … {shown(float(known.max()))}" if len(known) else "no finite value"
+    left = f"; the first {len(lines)} of {components} are shown" if components > len(lines) else ""
+    keys = [
+        tag("span", tag("i", style=f"background:{charts.COLORS[i % len(charts.COLORS)]}"), name, tag("b"), class_="key")
+        for i, name in enumerate(lines)
+    ]
+    box = tag("div", drawn, tag("div", class_="cursor"), class_="curve", data_field=path)
+    return section(path, tag("div", *keys, class_="keys"), box, tag("figcaption", span + left))
+
+
+def _values(lines: Mapping[str, frames.Array]) -> dict[str, Any]:
+    """The numbers of all lines, one after the other, as float32 where that has the digits that are shown."""
+    every = np.stack(list(lines.values()))
+    wide = np.abs(every[np.isfinite(every)]).max(initial=0) > EXACT_FLOAT32
+    packed = every.astype("<f8" if wide else "<f4")
+    text = base64.b64encode(packed.tobytes()).decode()
+    return {"length": every.shape[1], "width": packed.dtype.itemsize, "values": text}
+
+
+def _texts(said: Mapping[str, texts.Texts], *, written: bool) -> Markup:
+    chosen = [path for path, text in said.items() if text.written is written]
+    return join(section(path, tag("pre", class_="text", data_field=path)) for path in chosen)
+
+
+def _whole(leaves: Mapping[str, Any]) -> Markup:
+    """What belongs to the episode and not to its steps."""
+    rows = [[path, texts.told(leaf)] for path, leaf in leaves.items()]
+    return section("Of the whole episode", table(("field", "value"), rows)) if rows else Markup("")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STRIP = 8  # pictures of an episode that are drawn side by side
+FEW = 20  # points that are marked, as lines alone would not show those without neighbours
+LEGEND_ROWS = 16
 
 
 def episodes(found: pa.Table) -> Any:
@@ -43,33 +45,38 @@ def _means(x: Any, y: Any) -> tuple[Any, Any]:
 
 def episode(data: Mapping[str, Any], title: str) -> Any:
     """A row of curves for each field of numbers, then a strip of each field of pictures; the Axes of the rows."""
-    curves = {
-        path: c
-        for path, leaf in frames.leaves(data)
-        if (c := frames.as_curves(leaf)) and frames.as_frames(leaf) is None
-    }
-    pictures = {path: f for path, leaf in frames.leaves(data) if (f := frames.as_frames(leaf)) is not None}
-    if not curves and not pictures:
+    films = {path: f for path, leaf in frames.leaves(data) if (f := frames.as_film(leaf))}
+    curves = {p: c for p, leaf in frames.leaves(data) if p not in films and (c := frames.as_curves(leaf))}
+    if not curves and not films:
         raise FieldError("none of these fields is a curve or a picture; name others with fields=")
-    axes = _subplots(len(curves) + len(pictures), 1, width=9, height=1.9 * (len(curves) + len(pictures)))
+    axes = _subplots(len(curves) + len(films), 1, width=9, height=1.9 * (len(curves) + len(films)))
     for ax, (path, lines) in zip(axes, curves.items(), strict=False):
-        for i, (name, values) in enumerate(lines.items()):
-            ax.plot(values, color=COLORS[i % len(COLORS)], label=name or None, linewidth=1)
-        ax.set(ylabel=path, xlabel="step")
-    for ax, (path, shots) in zip(axes[len(curves) :], pictures.items(), strict=True):
-        _strip(ax, path, shots)
+        _curves(ax, path, lines)
+    for ax, (path, film) in zip(axes[len(curves) :], films.items(), strict=True):
+        _strip(ax, path, film)
     axes[0].set_title(title)
     return axes
 
 
-def _strip(ax: Any, path: str, shots: frames.Array) -> None:
+def _curves(ax: Any, path: str, lines: Mapping[str, frames.Array]) -> None:
+    """The components of a field, named if there are several."""
+    for i, (name, values) in enumerate(lines.items()):
+        marker = "." if np.isfinite(values).sum() <= FEW else None
+        ax.plot(values, color=COLORS[i % len(COLORS)], label=name, linewidth=1, marker=marker)
+    ax.set(ylabel=path, xlabel="step")
+    if len(lines) > 1:
+        ax.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + (len(lines) - 1) // 8)
+
+
+def _strip(ax: Any, path: str, film: frames.Film) -> None:
     """Pictures at equal distances, from the first to the last."""
+    shots = film.pixels
     steps = np.unique(np.linspace(0, len(shots) - 1, STRIP).astype(np.int64))
     ax.imshow(np.concatenate(list(shots[steps]), axis=1))
     wide = shots.shape[2]
     ax.set_xticks([wide * (i + 0.5) for i in range(len(steps))], [str(s) for s in steps])
     ax.set_yticks([])
-    ax.set(ylabel=path, xlabel="step")
+    ax.set(ylabel=path, xlabel=f"step ({film.note})" if film.note else "step")
 
 
 def plan(moved: Mapping[tuple[int, int], int], targets: int, title: str) -> Any:
@@ -84,7 +91,8 @@ def plan(moved: Mapping[tuple[int, int], int], targets: int, title: str) -> Any:
     ax.invert_yaxis()
     ax.set(xlabel="steps", title=title)
     if moved:
-        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+        columns = 1 + (len(ax.containers) - 1) // LEGEND_ROWS
+        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
     return ax
 
 

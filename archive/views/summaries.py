@@ -21,8 +21,9 @@ STYLE = (
     ".trajectories table{border-collapse:collapse;font-size:12px}.trajectories th{text-align:left;padding:1px 10px 1px 0;"
     "font-weight:600}.trajectories td{text-align:left;padding:1px 10px 1px 0}.trajectories td.number{text-align:right}"
     ".trajectories figure{display:inline-block;margin:0 18px 0 0}.trajectories figcaption{font-size:11px;opacity:.7}"
-    ".trajectories code{font-size:12px}.trajectories .more{opacity:.7}"
+    ".trajectories code{font-size:12px;white-space:pre-wrap}.trajectories svg{overflow:visible}.trajectories .more{opacity:.7}"
 )
+_PLAIN = tuple("<>|=")  # what NumPy's own names of dtypes begin with
 _SHOWN = ("episode_id", "length", "return", "complete", "weights", "updates", "buffer")
 
 
@@ -88,10 +89,27 @@ def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, 
 def episode_parts(fields: Mapping[str, str], metadata: Any, attributes: Any) -> Markup:
     """The fields, metadata and attributes of an episode."""
     return join([
-        section("Fields", table(("field", "dtype[shape] axis"), fields.items()) if fields else ""),
+        field_parts(fields),
         section("Metadata", tag("code", as_json(metadata)) if metadata else ""),
         section("Attributes", tag("code", as_json(attributes)) if attributes else ""),
     ])  # fmt: skip
+
+
+def field_parts(fields: Mapping[str, str]) -> Markup:
+    """The fields, with their dtypes as NumPy says them."""
+    rows = [[path, *kind(text)] for path, text in fields.items()]
+    return section("Fields", table(("field", "dtype", "shape", "axis"), rows) if rows else "")
+
+
+def kind(text: str) -> tuple[str, str, str]:
+    """dtype, shape of a step and axis of what a schema says of a field, such as "<f4[3] step"."""
+    rest, _, axis = text.rpartition(" ")
+    dtype, _, shape = rest.rstrip("]").rpartition("[")
+    try:
+        name = np.dtype(dtype).name if dtype[:1] in _PLAIN else dtype
+    except TypeError:
+        name = dtype
+    return name or "-", shape.replace(", ", " x ") or "-", axis
 
 
 def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any) -> str:
@@ -104,10 +122,11 @@ def plan_parts(moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any, a
     sources, targets = int(about["source ranks"]), int(about["target ranks"])
     drawn = charts.flow(moved, sources, targets) if max(sources, targets) <= MAX_RANKS else ""
     rows = [[rank, *counts] for rank, counts in enumerate(ranks)][:MAX_RANKS]
+    columns = ("rank", "episodes", "steps", "bytes", "requests")[: len(rows[0]) if rows else 3]
     gone = [[why, n["episodes"], n["steps"]] for why, n in dropped.items()]
     return join([
         section("Who gets what", drawn),
-        section("Target ranks", table(("rank", "episodes", "steps"), rows, more=len(ranks) - len(rows))),
+        section("Target ranks", table(columns, rows, more=len(ranks) - len(rows))),
         section("Dropped", table(("why", "episodes", "steps"), gone) if gone else ""),
     ])  # fmt: skip
 
@@ -129,7 +148,7 @@ def overview(found: pa.Table, fields: Mapping[str, str]) -> Markup:
     listed = table(("weights", "episodes"), kept, more=len(per_weights) - len(kept)) if kept else ""
     returns = charts.sparkline(found["return"].to_pylist()[-2000:], label="return")
     return join([
-        section("Fields", table(("field", "dtype[shape] axis"), fields.items()) if fields else ""),
+        field_parts(fields),
         section("Weights, newest first", listed),
         section("Update counts and lengths", join([
             charts.histogram(found["update_count_max"].to_pylist(), label="update count"),
