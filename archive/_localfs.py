@@ -6,18 +6,19 @@ import errno
 import os
 import re
 import secrets
-from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from archive.errors import NotExclusiveError
+
+if TYPE_CHECKING:
+    from archive.arena import Memory
 
 Part = bytes | bytearray | memoryview
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
-_PARTS_AT_ONCE = 1024  # what POSIX systems take in one call
 _WINDOWS = os.name == "nt"
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -46,6 +47,20 @@ class LocalDriver:
             return [_read_span(descriptor, start, size if stop is None else min(stop, size)) for start, stop in spans]
         finally:
             os.close(descriptor)
+
+    def read_spans_into(self, key: str, spans: Sequence[tuple[int, int]], memory: Memory) -> Sequence[Part]:
+        """As `read_spans`, into memory that is used again, where the ranges fit into a piece of it."""
+        if sum(stop - start for start, stop in spans) > memory.piece_bytes or not hasattr(os, "preadv"):
+            return self.read_spans(key, spans)
+        room, found = memory.take().data, []
+        descriptor = os.open(self._path(key), _READ_FLAGS)
+        try:
+            for start, stop in spans:
+                found.append(_read_into(descriptor, room[: stop - start], start).toreadonly())
+                room = room[stop - start :]
+        finally:
+            os.close(descriptor)
+        return found
 
     def write(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
         path = self._path(key)
@@ -100,13 +115,22 @@ def _read_at(descriptor: int, size: int, start: int) -> bytes:
     return os.read(descriptor, size)
 
 
+def _read_into(descriptor: int, room: memoryview, start: int) -> memoryview:
+    """Bytes from `start` on, as many as there is room for; fewer only if the file ends before."""
+    filled = 0
+    while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], start + filled)):
+        filled += count
+    return room[:filled]
+
+
 def _write_temporary(path: str, parts: Sequence[Part]) -> str:
     """A complete, synced file beside `path`."""
     folder = os.path.dirname(path)  # noqa: PTH120
     temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
     descriptor = _open_new(folder, temporary)
     try:
-        _write_all(descriptor, parts)
+        for part in parts:
+            _write_all(descriptor, part)
         os.fsync(descriptor)
     except BaseException:
         os.close(descriptor)
@@ -124,20 +148,10 @@ def _open_new(folder: str, path: str) -> int:
         return os.open(path, _WRITE_FLAGS, 0o666)
 
 
-def _write_all(descriptor: int, parts: Sequence[Part]) -> None:
-    """Many parts in one call: each return to Python may wait for threads that are busy there."""
-    rest = deque(memoryview(part).cast("B") for part in parts if len(part))
+def _write_all(descriptor: int, part: Part) -> None:
+    rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
     while rest:
-        written = _write_some(descriptor, list(islice(rest, _PARTS_AT_ONCE)))
-        while rest and written >= len(rest[0]):
-            written -= len(rest.popleft())
-        if written:
-            rest[0] = rest[0][written:]
-
-
-def _write_some(descriptor: int, parts: Sequence[memoryview]) -> int:
-    """Some of the first bytes; how many."""
-    return os.writev(descriptor, parts) if hasattr(os, "writev") else os.write(descriptor, parts[0])
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _claim(temporary: str, path: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from archive.byterange import ByteRange as ByteRange
 from archive.errors import ShortReadError, StorageError
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
+B = TypeVar("B", bytes, Buffer)
 
 BATCH_BYTES = 8 * 1024 * 1024
 
@@ -43,7 +44,7 @@ def total_bytes(parts: Sequence[Buffer]) -> int:
     return sum(len(part) for part in parts)
 
 
-def measured(data: bytes, start: int, stop: int | None, url: str) -> bytes:
+def measured(data: B, start: int, stop: int | None, url: str) -> B:
     """`data` if it can be bytes [start, stop): ShortReadError for fewer, StorageError for more."""
     if stop is None:
         if start and not data:

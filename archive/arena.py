@@ -62,7 +62,7 @@ class Shelf:
     """One piece of memory for bytes of any length, end to end."""
 
     def __init__(self, piece: Array) -> None:
-        self._rest = memoryview(piece)
+        self._rest = piece.data
 
     def hold(self, data: bytes) -> bytes | memoryview:
         """The same bytes in this memory; as they are given if there is no room left."""

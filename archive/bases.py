@@ -15,7 +15,7 @@ from typing import Any
 from archive._root import check_key, parse_root
 from archive.errors import UnsafePathError
 from archive.ranges import ByteRange
-from archive.storage import Storage
+from archive.storage import Buffer, Storage
 
 _KEY = re.compile(r"base:([0-9a-f]{32}):(.+)\Z", re.DOTALL)
 _AMBIGUOUS = re.compile(r"::|[?#]|%2[ef]|%5c", re.IGNORECASE)  # what some protocols read as another place
@@ -64,7 +64,7 @@ class Roots:
                 out[i] = data
         return out
 
-    def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[bytes, None, None]:
+    def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
         """As Storage.iter_ranges, wherever the keys lie."""
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
             yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)

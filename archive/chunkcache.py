@@ -68,7 +68,7 @@ class DiskCache:
             return size <= self.max_bytes
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the folder, or removed it
             with self._locked() as count:
                 self._reserve(count, size)
                 temporary.write_bytes(data)

@@ -183,7 +183,7 @@ class ChunkStore:
                         return
             finally:
                 with self._changed:
-                    self._busy -= mine
+                    self._busy -= mine & keys  # others may have taken up again what was delivered
                     self._changed.notify_all()
 
     def _read(self, keys: set[Key], counts: Counts) -> Iterator[tuple[RowPool, int, Array]]:

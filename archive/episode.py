@@ -173,6 +173,10 @@ class Episode:
         data = self.read(fields)
         return page.episode(self.about, self.fields, self.metadata, self.attributes, data)
 
+    def watch(self, fields: Any = None, height: int = 640) -> page.Framed:
+        """That page within a notebook's cell, `height` pixels high."""
+        return page.Framed(self.to_html(fields), height)
+
     @property
     def about(self) -> dict[str, Any]:
         """What is known of it, for people."""

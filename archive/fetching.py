@@ -11,9 +11,10 @@ from archive.bases import Roots, join_key, split_key
 from archive.chunkindex import METADATA, ShardIndex, ShardReads
 from archive.errors import CorruptChunkError
 from archive.packing import inflate
+from archive.storage import Buffer
 
 
-def members(shard: str, reads: ShardReads, blocks: Sequence[bytes], owner: str) -> dict[str, bytes | memoryview]:
+def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: str) -> dict[str, bytes | memoryview]:
     """Member -> its bytes. `owner` names what lies there, for the error."""
     views = [memoryview(b) for b in blocks]
     out: dict[str, bytes | memoryview] = {}

@@ -129,7 +129,6 @@ class Member:
     rows: int  # rows per chunk, 0 for metadata
     crc32c: int  # of metadata: of `data`; of a chunk: the one that it ends in
     tail: bytes = b""  # follows `data`, where joining the two would copy it
-    crc32: int | None = None  # of both, for the ZIP, if it was summed up while the bytes were at hand
 
     @property
     def size(self) -> int:
@@ -252,13 +251,8 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
 
 def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
     method = _STORED if data is member.data else _DEFLATED
-    crc32 = zip_checksum(member.data, member.tail) if member.crc32 is None else member.crc32
+    crc32 = zlib.crc32(member.tail, zlib.crc32(member.data))
     return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
-
-
-def zip_checksum(data: Buffer, tail: bytes = b"") -> int:
-    """crc32 of both, as a ZIP has it."""
-    return zlib.crc32(tail, zlib.crc32(data))
 
 
 def checksum(data: Buffer) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archive.packing import Buffer, checksum, member_name, zip_checksum
+from archive.packing import Buffer, checksum, member_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,27 +35,18 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-class Cut(NamedTuple):
-    """One chunk as it is stored: its bytes, the checksum that follows them, and the ZIP's checksum of both."""
-
-    data: Buffer
-    tail: bytes
-    crc32: int
-
-
-def cut(array: Array, rows: int, zstd_level: int | None, hold: Callable[[bytes], Buffer] | None = None) -> Iterator[Cut]:
-    """Each chunk; its bytes share the array's memory unless compressed, and then are put where `hold` puts them.
-
-    Both sums are taken at once, while the processor has the bytes in its cache.
-    """
+def cut(
+    array: Array, rows: int, zstd_level: int | None, hold: Callable[[bytes], Buffer] | None = None
+) -> Iterator[tuple[Buffer, bytes]]:
+    """Each chunk as its bytes and the checksum that follows them. The bytes share the array's memory unless compressed;
+    then they are put where `hold` puts them."""
     encode = None if zstd_level is None else _zstd(zstd_level).encode
     for start in range(0, len(array), rows):
         part = _padded(array[start : start + rows], rows)
         values = memoryview(part.view("u1").data).cast("B")
         data: Buffer = values if encode is None else encode(values)
         tail = checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
-        crc32 = zip_checksum(data, tail)
-        yield Cut(data if encode is None or hold is None else hold(bytes(data)), tail, crc32)
+        yield data if encode is None or hold is None else hold(bytes(data)), tail
 
 
 def _zstd(level: int) -> Any:

@@ -17,6 +17,7 @@ from archive.ranges import Ints, merge_runs
 from archive.schema import ShardSchema
 from archive.segments import Part, Segment, Slice
 from archive.shards import ShardView
+from archive.storage import Buffer
 from archive.tree import Array, Ragged
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
@@ -166,6 +167,7 @@ class Reader:
                 out.put(shard, array, runs, self._decoded(view, shard, array, runs, chunks, owners[shard]))
             if tails is not None:
                 tails.setdefault(shard, {}).update(self._tails(shard, wanted[shard], chunks))
+            del blocks, chunks  # so that the next shard is read into the same memory
         return out
 
     def stored_chunks(
@@ -214,7 +216,7 @@ class Reader:
 
     def _fetched(
         self, plan: ReadPlan, owners: Mapping[str, str], max_bytes: int = MAX_AHEAD_BYTES
-    ) -> Iterator[tuple[str, ShardReads, list[bytes]]]:
+    ) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
         """The blocks of each shard, in order; bounded bytes are fetched ahead."""
         requests = [r for reads in plan.shards.values() for r in reads.requests]
         blocks = self._roots.iter_ranges(requests, max_bytes=max_bytes)

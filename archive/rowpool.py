@@ -119,7 +119,7 @@ class RowPool:
         """Keep a chunk's rows; False if there is no room but that of this batch."""
         if self.present[chunk]:
             return True
-        pages = self._chunk_pages(len(values))
+        pages = self._chunk_pages(int(self.rows_per_chunk[self.shard_of[chunk]]))  # the last chunk may come short
         found = self._allocate(pages)
         if found is None:
             return False

@@ -322,8 +322,8 @@ def _shared_chunks(
 ) -> list[Member]:
     level = int(compression.partition(":")[2]) if compression else None
     return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
-        for chunk, (data, tail, crc32) in enumerate(rawchunks.cut(array, rows, level, hold))
+        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
+        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows, level, hold))
     ]
 
 

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from archive._failures import GaveUpError, Kind, explain, judge, printable_cause
 from archive._iostats import IOStats
 from archive._localfs import LocalDriver
 from archive._parallel import Job, in_order
-from archive._payload import Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
+from archive._payload import B, Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
 from archive._remote import ConditionalDriver, FsspecDriver, create_alone, default_options, driver_for
 from archive._retry import MAX_SHORT_READS, Attempt, run
 from archive._root import Root, check_key, check_listed, parse_root
@@ -27,6 +28,8 @@ from archive.errors import CorruptChunkError, NotExclusiveError, StorageError, U
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
 LOCAL_BATCH_BYTES = 1024 * 1024
+LOCAL_PIECE_BYTES = 8 * 1024 * 1024 + 64 * 1024  # the usual largest range
+LOCAL_PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
 LOCAL_READS_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
 
 T = TypeVar("T")
@@ -132,13 +135,13 @@ class Storage:
         driver = self._running().driver
         if not isinstance(driver, LocalDriver):
             return self._gather([self._range_job(one) for one in ranges])
-        found = self._gather([self._batch_job(driver, batch) for batch in batches(ranges)])
+        found = self._gather([self._batch_job(driver.read_spans, batch) for batch in batches(ranges)])
         return [data for batch in found for data in batch]
 
-    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[bytes, None, None]:
+    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[Buffer, None, None]:
         """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
 
-        Closing it cancels what was read ahead.
+        Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
         """
         engine = self._running()
         if isinstance(engine.driver, LocalDriver):
@@ -261,14 +264,15 @@ class Storage:
         return self._request("get", key, attempt, cancelled)
 
     def _get_batch(
-        self, driver: LocalDriver, batch: Sequence[RangeLike], cancelled: threading.Event | None
-    ) -> Sequence[bytes]:
+        self, read: Callable[[str, Sequence[tuple[int, int]]], Sequence[B]], batch: Sequence[RangeLike],
+        cancelled: threading.Event | None,
+    ) -> Sequence[B]:  # fmt: skip
         for one in batch:
             self._check_range(one.key, one.start, one.stop)
         key = batch[0].key
 
-        def attempt(this: Attempt) -> Sequence[bytes]:
-            found = driver.read_spans(key, [(one.start, one.stop) for one in batch])
+        def attempt(this: Attempt) -> Sequence[B]:
+            found = read(key, [(one.start, one.stop) for one in batch])
             self.stats.add(get=sum(one.stop > one.start for one in batch) - 1, bytes_in=total_bytes(found))
             url = self.full_url(key)
             return [measured(data, one.start, one.stop, url) for data, one in zip(found, batch, strict=True)]
@@ -304,16 +308,22 @@ class Storage:
 
     def _iter_batches(
         self, engine: _Engine, driver: LocalDriver, ranges: Iterable[RangeLike], max_bytes: int
-    ) -> Generator[bytes, None, None]:
+    ) -> Generator[Buffer, None, None]:
         """Small ranges of one file are read in one go: handing each to a thread would take longer than reading it."""
-        jobs = (self._batch_job(driver, batch) for batch in batches(ranges, min(LOCAL_BATCH_BYTES, max_bytes // 2)))
+        from archive.arena import Memory
+
+        read = partial(driver.read_spans_into, memory=Memory(LOCAL_PIECE_BYTES, keep=LOCAL_PIECES))
+        jobs = (self._batch_job(read, batch) for batch in batches(ranges, min(LOCAL_BATCH_BYTES, max_bytes // 2)))
         with contextlib.closing(in_order(engine.pool, jobs, max_ahead=LOCAL_READS_AHEAD, max_bytes=max_bytes)) as found:
             for batch in found:
                 yield from batch
+                del batch
 
-    def _batch_job(self, driver: LocalDriver, batch: Sequence[RangeLike]) -> Job[Sequence[bytes]]:
+    def _batch_job(
+        self, read: Callable[[str, Sequence[tuple[int, int]]], Sequence[B]], batch: Sequence[RangeLike]
+    ) -> Job[Sequence[B]]:
         size = sum(one.stop - one.start for one in batch)
-        return Job(lambda cancelled: self._get_batch(driver, batch, cancelled), size)
+        return Job(lambda cancelled: self._get_batch(read, batch, cancelled), size)
 
     def _range_job(self, one: RangeLike) -> Job[bytes]:
         return Job(lambda cancelled: self._get(one.key, one.start, one.stop, cancelled), one.stop - one.start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -94,6 +95,16 @@ def test_bytes_that_nobody_counted_are_found(tmp_path: Path) -> None:
     os.utime(stale, (time.time() - 1e5,) * 2)
     cache.bytes_held()
     assert not stale.exists()
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    assert cache.put("a", data, crc)
+    shutil.rmtree(tmp_path / "c")
+    assert cache.get("a", len(data), crc) is None
+    assert cache.put("a", data, crc)
+    assert cache.get("a", len(data), crc) == data
 
 
 def test_bounds_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:

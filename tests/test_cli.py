@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,30 @@ def test_what_comes_from_an_archive_is_text(url: str) -> None:
     assert document("episodes", url, "--incomplete")["episodes"][0]["return"] is None
 
 
+def test_a_narrow_terminal_cuts_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_room", lambda: 44)
+    text = click.unstyle(printed("episodes", url, "--where", "length = 3"))
+    assert "metadata" not in text.splitlines()[0]
+    assert "left out for want of room: complete, weights, updates, env_id, rank, buffer, commit, metadata" in text
+    for row in document("ls", url):
+        assert row["url"] in click.unstyle(printed("ls", url)), "what is copied from the terminal is whole"
+    monkeypatch.setattr(output, "_room", lambda: 300)
+    assert "left out" not in printed("episodes", url)
+
+
+def test_prose_goes_on_in_the_next_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "_room", lambda: 60)
+    output.table([["a", "word " * 30, 1]], ("step", "what happened", "requests"))
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert sum(line.count("word") for line in lines) == 30
+    assert max(map(len, lines)) <= 60
+
+
+def test_tables_that_nobody_watches_are_plain(url: str) -> None:
+    for line in printed("episodes", url).splitlines():
+        assert line == line.rstrip() != ""
+
+
 # -- the demonstration -------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +246,22 @@ def test_failures_are_one_line(url: str, arguments: list[str], code: int, words:
     assert "secretvalue" not in result.stderr
 
 
+def test_somebody_waits_no_longer_than_he_says() -> None:
+    began = time.monotonic()
+    credentials = [f"--storage-option=key={servers.KEY}", f"--storage-option=secret={servers.SECRET}"]
+    failed = call("info", "s3://bucket/x", "--endpoint-url", "http://127.0.0.1:9", "--retry-for", 1, *credentials)
+    assert time.monotonic() - began < options.DEADLINE_S
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert "gave up after" in failed.stderr
+
+
+def test_choices_are_those_of_the_library() -> None:
+    from archive.cli import ranks
+    from resharding import assignment
+
+    assert assignment.POLICIES == ranks.POLICIES
+
+
 def test_debug_shows_where_it_failed(tmp_path: Path) -> None:
     result = call("info", tmp_path / "nowhere", "--debug")
     assert isinstance(result.exception, archive.NotFoundError)
@@ -271,7 +312,7 @@ def test_sizes_are_for_people() -> None:
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_takes_the_common_options(name: str) -> None:
     text = printed(name, "--help")
-    for option in ("--json", "--storage-option", "--endpoint-url", "--profile", "--debug"):
+    for option in ("--json", "--storage-option", "--endpoint-url", "--profile", "--retry-for", "--debug"):
         assert option in text
     assert f"  {name} " in printed("--help")
 

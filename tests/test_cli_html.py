@@ -16,7 +16,7 @@ def url(tmp_path: Path) -> str:
     root = str(tmp_path / "root")
     with archive.create(root).writer() as w:
         for i in range(3):
-            w.add_episode({"image": np.zeros((4, 16, 16), np.uint8), "reward": np.ones(4)}, episode_id=f"e{i}")
+            w.add_episode({"image": np.zeros((4, 16, 16), np.uint8), "reward": np.full(4, i % 2)}, episode_id=f"e{i}")
         w.checkpoint(1, wait=True)
     return root
 
@@ -25,9 +25,12 @@ def url(tmp_path: Path) -> str:
     ("arguments", "source", "wanted"),
     [
         (("e1",), "episode e1", "<canvas"),
+        (("best",), "episode e1", "<canvas"),
+        (("best", "--where", "return < 4"), "episode e0", "<canvas"),
         (("step-1",), "checkpoint step-1", "Live steps"),
         (("latest",), "checkpoint step-1", "Live steps"),
         (("latest", "--world-size", "2"), "plan of step-1 for 2 ranks", "Who gets what"),
+        (("latest", "--world-size", "2", "--where", "return >= 4"), "plan of step-1 for 2 ranks", "Dropped"),
     ],
 )
 def test_a_page(url: str, tmp_path: Path, arguments: tuple[str, ...], source: str, wanted: str) -> None:
@@ -54,6 +57,8 @@ def test_what_is_there_stays_unless_asked(url: str, tmp_path: Path) -> None:
     [
         (("--html", "none", "-o", "x"), 1, "no episode or checkpoint 'none'"),
         (("--html", "e1", "--world-size", "2", "-o", "x"), 1, "no checkpoint 'e1'"),
+        (("--html", "e1", "--where", "return < 4", "-o", "x"), 1, "meets --where"),
+        (("--html", "e1", "--field", "reward", "-o", "x"), 2, "no --field"),
         (("--html", "e1"), 2, "--output FILE"),
         ((), 2, "give TO"),
         (("out", "--world-size", "2"), 2, "go with --html"),

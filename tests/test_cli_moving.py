@@ -46,13 +46,16 @@ def url(tmp_path: Path) -> str:
 def test_diff_of_checkpoints(url: str) -> None:
     told = document("diff", url, "step-1", "step-2")
     assert (told["added"], told["gone"], told["longer"], told["shorter"]) == (["comes"], ["leaves"], ["grows"], [])
-    assert (told["steps"], told["episodes"]) == ("11 -> 14", None)
-    assert told["progress"] == {"step": "1 -> 2"}
-    assert told["metrics"] == {"loss": "2 -> -"}
+    assert (told["steps"], told["episodes"]) == ({"before": 11, "after": 14}, None)
+    assert (told["from"]["checkpoint"], told["to"]["checkpoint"]) == ("step-1", "step-2")
+    assert told["progress"] == {"step": {"before": 1, "after": 2}}
+    assert told["metrics"] == {"loss": {"before": 2.0, "after": None}}
     assert told["attributes"] == {"staleness": 1}
-    assert told["columns added"] == ["replay/priority"]
+    assert told["columns_added"] == ["replay/priority"]
     text = printed("diff", url, "step-1", "step-2")
     assert "1: comes" in text
+    assert "11 -> 14" in text
+    assert "progress       step 1 -> 2" in text
     assert "shorter" not in text
 
 
@@ -60,8 +63,8 @@ def test_diff_of_commits(url: str) -> None:
     last = archive.open(url).head.number
     told = document("diff", url, 1, last)
     assert sorted(told["added"]) == ["comes", "grows", "leaves", "stays"]
-    assert told["checkpoints added"] == ["step-1", "step-2"]
-    assert told["shards added"] == len(archive.open(url).shards)
+    assert told["checkpoints_added"] == ["step-1", "step-2"]
+    assert told["shards_added"] == len(archive.open(url).shards)
     assert document("diff", url, 1, last, "--where", "metadata.task = 'stays'")["added"] == ["stays"]
     assert ", ... (--limit 0 shows all)" in printed("diff", url, 1, last, "-n", 2)
     assert call("diff", url, "step-1", "nope").exit_code == 1
@@ -167,6 +170,17 @@ def test_rlinf_comes_in_and_goes_out(tmp_path: Path) -> None:
     assert sorted(p.name for p in out.iterdir()) == [f"rank_{i}" for i in range(4)]
     second = document("import", tmp_path / "b", out, "-f", "rlinf", "--set", "name=back")
     assert (second["episodes"], second["checkpoint"]) == (told["episodes"], "back")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_import_that_fails_leaves_no_empty_archive(tmp_path: Path, there: bool) -> None:
+    pytest.importorskip("torch")
+    root = tmp_path / "a"
+    if there:
+        archive.create(root)
+    assert call("import", root, tmp_path / "typo", "-f", "rlinf").exit_code != 0
+    assert (root / "archive.json").exists() is there
+    assert document("import", root, DATA / "rlinf", "-f", "rlinf")["ranks"] == 4
 
 
 def test_alf_comes_in_and_goes_out(tmp_path: Path) -> None:

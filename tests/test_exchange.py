@@ -15,7 +15,7 @@ from test_alf_adapter import check_row
 
 import archive
 from archive.adapters import alf, exchange
-from archive.errors import CapacityError, NotFoundError, UsageError
+from archive.errors import CapacityError, FieldError, NotFoundError, UsageError
 
 Seen = dict[int, tuple[float, bool, bool, int, list[float]]]
 
@@ -205,6 +205,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed() -> None:
     with pytest.raises(UsageError, match="plan with capacity=10"):
         exchange.restore(small, share, existing="replace")
     assert torch.equal(small[:]["x"], full_items["x"])
+    other = torchrl_buffer(100)
+    other.extend(full_items)
+    with pytest.raises(FieldError, match=r"field '\w+.* in the share, .* in the buffer"):
+        exchange.restore(other, share, existing="replace")
+    assert torch.equal(other[:]["x"], full_items["x"])
     full = torchrl_buffer()
     exchange.restore(full, share)
     with pytest.raises(UsageError, match="already holds"):

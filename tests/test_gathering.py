@@ -124,6 +124,18 @@ def test_chunks_of_all_kinds_need_hardly_more_than_themselves(tmp_path: Path, co
     assert len(gather.episodes.reader._views) == (shards if compression == "gzip:1" else 0)
 
 
+@pytest.mark.parametrize("compression", ["zstd:1", "gzip:1"])
+def test_chunks_that_end_early_leave_as_they_came(tmp_path: Path, compression: str) -> None:
+    arc = made(tmp_path / "a", [37, 1, 130, 12, 77, 55], compression=compression, chunk_bytes=60_000)
+    gather = Gather(arc.episodes, ["t", "image"], cache_bytes=400_000)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        t = rng.integers(0, 312, 4)
+        batch = gather.rows(*gather.place(t))
+        np.testing.assert_array_equal(batch["t"], t)
+        np.testing.assert_array_equal(batch["image"], np.repeat(t[:, None], 600, 1))
+
+
 def test_a_writer_may_be_told_the_size_of_chunks(tmp_path: Path) -> None:
     read = []
     for chunk_bytes in (5_000, 100_000):

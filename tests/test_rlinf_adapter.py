@@ -214,6 +214,9 @@ def test_a_cache_of_another_size_takes_the_newest_and_counts_the_rest(url: str) 
     assert small._trajectory_id_list == [4, 5]
     assert "4 not in cache" in str(report)
     assert len(small.sample(5)["actions"]) == 5
+    report = rlinf.restore(small, ck, rank=0, existing="replace")  # of the same world
+    assert (report.episodes, report.counts["not_in_cache"], small._trajectory_id_list) == (2, 1, [1, 2])
+    assert (len(small), small._trajectory_counter, len(small.sample(5)["actions"])) == (2, 3, 5)
 
 
 def test_what_a_buffer_holds_is_replaced_only_if_asked_to(url: str) -> None:

@@ -62,6 +62,10 @@ def test_streams_are_of_the_items_of_their_datasets(arc: archive.Archive) -> Non
     episodes = list(at.EpisodeStream(arc.episodes, shuffle=None))
     assert [len(e["t"]) for e in episodes] == list(LENGTHS)
     assert at.IterableDataset is at.StreamDataset
+    for source in (arc, arc.episodes):
+        assert [len(e["t"]) for e in at.IterableDataset(source, shuffle=None)] == list(LENGTHS)
+    with pytest.raises(UsageError, match="a int"):
+        at.IterableDataset(5)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -17,7 +17,10 @@ from archive.adapters import torchrl
 
 import torch  # isort: skip
 from tensordict import TensorDict  # isort: skip
-from torchrl.data import LazyTensorStorage, ListStorage, SliceSampler, TensorDictMaxValueWriter  # isort: skip
+from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, PrioritizedSampler  # isort: skip
+from torchrl.data import SliceSampler, TensorDictMaxValueWriter  # isort: skip
+
+END = ("next", "done")
 
 
 class World:
@@ -191,6 +194,53 @@ def test_a_list() -> None:
     assert world.save() == 0
     assert world.save(verify=True) == 1
     world.writer.close()
+
+
+def test_items_to_which_sampling_adds_fields() -> None:
+    """A lazy stack's samples are its items, so what `sample()` sets on them appears there: behind the storage's back."""
+
+    def make(seed: int) -> Any:
+        sampler = PrioritizedSampler(30, 0.7, 0.9)
+        return buffer(storage=LazyStackStorage(30), sampler=sampler, seed=seed, batch_size=4)
+
+    world = World(make(0), "memory://again/stack")
+    world.rb.extend(steps(0, 10))
+    assert world.save() == 10
+    world.rb.sample()  # now some items have a priority_weight
+    assert world.save() == 0
+    world.rb.extend(steps(10, 5))
+    world.rb.sample()
+    assert world.save() == 5
+    world.writer.close()
+    other = make(9)
+    torchrl.restore(other, world.checkpoint, rank=0)
+    assert_same_samples(world.rb, other, count=30)
+
+
+def test_items_whose_numbers_became_arrays() -> None:
+    rb = buffer(
+        storage=LazyStackStorage(30), sampler=SliceSampler(slice_len=3, end_key=END, strict_length=False), batch_size=6
+    )
+    rb.extend(steps(0, 20))
+    for _ in range(5):
+        rb.sample()
+    world = World(rb, "memory://again/arrays")
+    assert world.save() == 20
+    world.writer.close()
+    other = buffer(storage=LazyStackStorage(30), sampler=SliceSampler(slice_len=3, end_key=END, strict_length=False))
+    torchrl.restore(other, world.checkpoint, rank=0)
+    assert_same_samples(rb, other, count=30)
+
+
+def test_a_wrapped_list_begins_within_a_trajectory() -> None:
+    world = World(buffer(storage=ListStorage(10), plain=True, collate_fn=torch.stack), "memory://again/headless")
+    for item in steps(0, 12):
+        world.rb.add(item)
+    assert world.save() == 10
+    world.writer.close()
+    layout = resharding.plan(world.checkpoint, world_size=1).share(0).layout
+    assert layout.length.tolist() == [5, 5]
+    assert layout.headless.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("capacity", [50, 80])

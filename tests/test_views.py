@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import fsspec
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ import archive
 import resharding
 from archive.errors import FieldError, MissingPackageError
 from archive.tree import Ragged
-from archive.views import charts, frames, markup, plots, summaries
+from archive.views import charts, frames, markup, plots, summaries, texts
 
 HOSTILE = "<script>alert(1)</script> & \"'"
 
@@ -67,7 +68,7 @@ def test_a_notebook_shows_it_without_reading_a_shard(arc: archive.Archive, name:
 
 def test_an_archive_shows_how_much_and_of_what(arc: archive.Archive) -> None:
     text = "".join(elements(arc._repr_html_()).itertext())
-    for wanted in ("step-3", "uncompressed", "image|u1[16, 16] step", f"{HOSTILE}0", "update count: 0 … 5"):
+    for wanted in ("step-3", "uncompressed", "imageuint816 x 16step", f"{HOSTILE}0", "update count: 0 … 5"):
         assert wanted in text
     assert arc.episodes.nbytes == 12 * 5 * (16 * 16 + 8 + 16)
     assert arc.episodes[:2].nbytes == 2 * 5 * (16 * 16 + 8 + 16)
@@ -118,6 +119,12 @@ def test_lines_keep_the_extremes_and_leave_gaps(values: list[float | None]) -> N
         assert (finite.min(), finite.max()) == (min(known), max(known))
 
 
+def test_a_point_without_neighbours_is_seen() -> None:
+    drawn = charts.sparkline([0, np.nan, 1], width=100)
+    assert "h4" in drawn.split("M")[-1]
+    assert drawn.count("M") == 2
+
+
 def test_a_line_is_broken_where_a_value_is_missing() -> None:
     assert charts.sparkline([1, None, 2, 3]).count("M") == 2
 
@@ -131,23 +138,53 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
         ((5, 4, 16, 24), np.uint8, (5, 16, 24, 3)),
         ((5, 16, 24, 4), np.uint8, (5, 16, 24, 3)),
         ((5, 16, 24, 1), np.uint8, (5, 16, 24, 3)),
+        ((5, 12, 16, 24), np.uint8, (5, 16, 24, 3)),
+        ((5, 2, 16, 24, 3), np.uint8, (5, 16, 24, 3)),
         ((5, 16, 24, 7), np.uint8, None),
         ((5, 4, 4), np.uint8, None),
-        ((5, 16, 16), np.float32, None),
+        ((5, 16, 16), np.float32, (5, 16, 16, 3)),
+        ((5, 3, 16, 24), np.float16, (5, 16, 24, 3)),
+        ((5, 16, 16), np.int64, (5, 16, 16, 3)),
+        ((5, 16, 16), np.bool_, (5, 16, 16, 3)),
+        ((5, 16, 16), np.complex64, None),
         ((5, 16), np.uint8, None),
         ((0, 16, 16), np.uint8, None),
     ],
 )
 def test_pictures_are_recognised(shape: tuple[int, ...], dtype: Any, want: tuple[int, ...] | None) -> None:
-    made = frames.as_frames(np.zeros(shape, dtype))
-    assert (None if made is None else made.shape) == want
+    made = frames.as_film(np.zeros(shape, dtype))
+    assert (None if made is None else made.pixels.shape) == want
+    assert made is None or made.pixels.dtype == np.uint8
 
 
-def test_of_stacked_frames_the_newest_is_shown() -> None:
-    stack = np.stack([np.full((2, 16, 16), i, np.uint8) for i in range(4)], 1)
-    made = frames.as_frames(stack)
+@pytest.mark.parametrize("axis", [1, -1])
+def test_of_stacked_frames_the_newest_is_shown(axis: int) -> None:
+    made = frames.as_film(np.stack([np.full((2, 16, 16), i, np.uint8) for i in range(4)], axis))
     assert made is not None
-    assert (made == 3).all()
+    assert (made.pixels == 3).all()
+    assert made.note == "the newest of 4 frames"
+    colored = np.concatenate([np.full((2, 3, 16, 16), i, np.uint8) for i in range(4)], 1)
+    assert (frames.as_film(colored) or made).note == "the newest of 4 frames"
+
+
+def test_an_opaque_channel_is_no_frame() -> None:
+    picture = np.full((2, 16, 16, 4), 255, np.uint8)
+    picture[..., 0] = 7
+    made = frames.as_film(picture)
+    assert made is not None
+    assert made.pixels[0, 0, 0].tolist() == [7, 255, 255]
+    assert made.note == ""
+
+
+def test_numbers_become_grey_values() -> None:
+    def shown(values: list[float]) -> tuple[list[int], str]:
+        film = frames.as_film(np.repeat(np.array(values, np.float32), 64).reshape(len(values), 8, 8))
+        assert film is not None
+        return film.pixels[:, 0, 0, 0].tolist(), film.note
+
+    assert shown([0.0, 0.2, 0.5]) == ([0, 51, 128], "0 (black) … 1 (white)")
+    assert shown([-10, 0, 10, np.nan, np.inf]) == ([0, 128, 255, 0, 255], "-10 (black) … 10 (white)")
+    assert shown([3, 3])[0] == [0, 0]
 
 
 def test_curves_and_texts() -> None:
@@ -155,10 +192,53 @@ def test_curves_and_texts() -> None:
     assert list(frames.as_curves(np.zeros(4, bool)) or {}) == [""]
     assert frames.as_curves(np.zeros((4, 1000))) is None
     assert frames.as_curves(np.array(["a"], object)) is None
-    assert frames.as_texts(np.array(["a", "b"], object)) == ["a", "b"]
-    assert frames.as_texts([np.arange(3), np.array([0.5])]) == ["0 1 2", "0.5"]
-    assert frames.as_texts(Ragged(np.arange(3), np.array([1, 2]))) == ["0", "1 2"]
-    assert frames.as_texts(np.zeros(3)) is None
+    assert frames.as_curves(np.array([2**60])) is None, "its last digits would be others"
+    assert list(frames.as_curves(np.zeros((0, 3))) or {}) == ["0", "1", "2"]
+    ((name, leaf),) = frames.leaves({"a": np.array([1.5], ml_dtypes.bfloat16)})
+    assert (name, leaf.dtype) == ("a", np.float32)
+
+
+def texts_of(leaf: Any) -> list[str]:
+    made = texts.as_texts(leaf)
+    assert made is not None
+    return made.steps
+
+
+def test_texts() -> None:
+    assert texts_of(np.array(["a", "b"], object)) == ["a", "b"]
+    assert texts_of([np.arange(3), np.array([0.5, np.nan])]) == ["3 values\n0 1 2", "2 values, 0.5 … 0.5\n0.5 nan"]
+    assert texts_of(Ragged(np.arange(3), np.array([1, 2]))) == ["1 value\n0", "2 values\n1 2"]
+    assert texts_of([np.array([True, False])]) == ["2 values, 1 true\n1 0"]
+    assert texts_of(np.array([1 + 2j])) == ["1+2j"]
+    assert texts_of(np.array([2**60])) == [str(2**60)]
+    assert texts.as_texts(np.zeros(0)) is None
+    assert texts.as_texts(3) is None
+
+
+def test_messages_are_read_as_a_conversation() -> None:
+    said = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2", "tools": ["calc"]}]
+    assert texts_of([said, said[0], {"a": 1}, None]) == [
+        '[user]\n1 + 1?\n\n[assistant]\n2\n{"tools": ["calc"]}', "[user]\n1 + 1?", '{\n "a": 1\n}', "null",
+    ]  # fmt: skip
+    made = texts.as_texts([said])
+    assert made is not None
+    assert made.written
+    assert not (texts.as_texts([np.arange(3)]) or made).written
+
+
+def test_long_texts_say_how_long_they_were() -> None:
+    (text,) = texts_of(["x" * 30_000])
+    assert text == "x" * texts.MAX_STEP_CHARS + "… (30000 characters)"
+    (numbers,) = texts_of([np.arange(5000)])
+    assert numbers.startswith("5000 values\n0 1 2")
+    assert numbers.endswith("1999 …")
+
+
+def test_kinds_are_said_as_numpy_does() -> None:
+    assert summaries.kind("<f4[3, 4] step") == ("float32", "3 x 4", "step")
+    assert summaries.kind("<M8[ns][] step") == ("datetime64[ns]", "-", "step")
+    assert summaries.kind("bfloat16[2] ragged") == ("bfloat16", "2", "ragged")
+    assert summaries.kind("json[] step") == ("json", "-", "step")
 
 
 def test_plots(arc: archive.Archive) -> None:
@@ -170,6 +250,8 @@ def test_plots(arc: archive.Archive) -> None:
     assert sum(p.get_height() for p in lengths.patches) == 12
     drawn = arc.episodes[3].plot()
     assert [ax.get_ylabel() for ax in drawn] == ["action", "reward", "image"]
+    assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["0", "1"]
+    assert drawn[1].get_legend() is None
     assert arc.episodes[3].plot(["reward"], 1, 3)[0].lines[0].get_ydata().tolist() == [3.0, 3.0]
     bars = views(arc)["plan"].plot()
     assert sum(p.get_width() for p in bars.patches) == 60

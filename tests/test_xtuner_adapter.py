@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return (type(value).__name__, value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.dtype, tuple(value.shape), value.view(torch.uint8).numpy().tobytes())
+        return ("tensor", value.dtype, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
     if hasattr(type(value), "model_fields"):
         fields = {k: plain(getattr(value, k)) for k in type(value).model_fields}
         return (type(value), fields, sorted(value.model_fields_set))

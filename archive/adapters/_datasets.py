@@ -55,13 +55,14 @@ def archive_dataset(
 
 
 def episodes_of(source: Any) -> Episodes:
-    """Those of an archive, a checkpoint or a share, or some that were chosen."""
+    """Those of an archive, a checkpoint or a share, or some that were chosen; none of no steps: no format has these."""
     found = source if isinstance(source, Episodes) else getattr(source, "episodes", None)
     if not isinstance(found, Episodes):
         raise UsageError(f"give an archive, a checkpoint, a share or episodes, not {type(source).__name__}")
-    if not len(found):
-        raise NotFoundError("there are no episodes to export")
-    return found
+    full = found[np.flatnonzero(found.table["length"].to_numpy())]
+    if not len(full):
+        raise NotFoundError("there are no episodes with steps to export")
+    return full
 
 
 def about_of(source: Any, system: str) -> Mapping[str, Any]:

@@ -52,13 +52,6 @@ def restore_cache(cache: Any, state: Mapping[str, Any] | None) -> ExactCache | N
     return ExactCache(cache, slots)
 
 
-def put_newest(newest: dict[int, dict[str, Any]], number: int, flat: dict[str, Any], max_size: int) -> None:
-    """Keep the newest `max_size` of what comes in order."""
-    newest[number] = flat
-    if len(newest) > max_size:
-        del newest[next(iter(newest))]
-
-
 def _rows(buffer: Mapping[str, Any]) -> dict[str, Any]:
     """dtype and shape of one row of each of the slots' tensors."""
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from archive.adapters._rlinf_numbers import Numbered
+from archive.adapters._rlinf_numbers import Numbered, listed_at
 from archive.adapters._rlinf_source import INDEXES, METADATA
 from archive.errors import AlreadyExistsError, UsageError
 from archive.storage import Storage
@@ -36,7 +36,8 @@ def write(storage: Storage, prefix: str, found: Iterator[Numbered], state: Mappi
             yield prefix + _name(one), _saved(one.tree)
 
     storage.put_many(files())
-    index = {"trajectory_index": {str(n): e for n, e in entries.items()}, "trajectory_id_list": list(entries)}
+    order = sorted(entries, key=listed_at(state))
+    index = {"trajectory_index": {str(n): entries[n] for n in order}, "trajectory_id_list": order}
     metadata = {
         "trajectory_format": "pt", "size": len(entries),
         "total_samples": sum(entry["num_samples"] for entry in entries.values()),

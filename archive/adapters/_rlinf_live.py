@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from archive.adapters._rlinf_cache import cache_state, put_newest, restore_cache
-from archive.adapters._rlinf_numbers import NUMBER, SYSTEM, Numbered
+from archive.adapters._rlinf_cache import cache_state, restore_cache
+from archive.adapters._rlinf_numbers import NUMBER, SYSTEM, Numbered, listed_at
 from archive.adapters._rlinf_trajectory import to_steps, tree_of
 from archive.adapters.common import Saved
 from archive.errors import IntegrityError, UsageError
@@ -83,12 +83,19 @@ def empty(buffer: Any) -> None:
     _seen.pop(buffer, None)
 
 
-def fill(buffer: Any, found: Iterable[Numbered], state: Mapping[str, Any] | None, seed: int) -> list[Numbered]:
-    """Fill an empty buffer; the trajectories that are in it (without their trees). `state`: it goes on as it was."""
+def fill(
+    buffer: Any, found: Iterable[Numbered], numbers: Iterable[int], state: Mapping[str, Any] | None, seed: int
+) -> list[Numbered]:
+    """Fill an empty buffer; the trajectories that are in it (without their trees).
+
+    numbers: of all that are found, in any order.  state: it goes on as it was.
+    """
     live = (state or {}).get("live")
     cache = buffer._flat_trajectory_cache
     exact = restore_cache(cache, live["cache"]) if live and cache is not None else None
-    newest: dict[int, dict[str, Any]] = {}
+    room = 0 if cache is None or exact is not None else cache.max_size
+    order = sorted(numbers, key=listed_at(state))
+    newest: dict[int, Any] = dict.fromkeys(order[max(0, len(order) - room) :])
     out = []
     for one in found:
         trajectory = _trajectory(buffer, one.tree)
@@ -97,14 +104,14 @@ def fill(buffer: Any, found: Iterable[Numbered], state: Mapping[str, Any] | None
             buffer._trajectory_file_path[one.number] = buffer.auto_save_path
         if exact is not None:
             exact.put(one.number, trajectory, buffer._flatten_trajectory)
-        elif cache is not None:
-            put_newest(newest, one.number, buffer._flatten_trajectory(trajectory), cache.max_size)
+        elif one.number in newest:
+            newest[one.number] = buffer._flatten_trajectory(trajectory)
         out.append(one._replace(tree={}))
     for number, flat in newest.items():
         cache.put(number, flat)
-    kept = [one for one in out if state is not None or _is_held(buffer, one.number)]
+    kept = [one for one in out if _is_held(buffer, one.number)]
     _set_index(buffer, kept, state)
-    _set_rest(buffer, state, seed)
+    _set_rest(buffer, state, seed, whole=len(kept) == len(out))
     if buffer.auto_save:
         buffer._save_metadata()
         buffer._save_trajectory_index()
@@ -128,8 +135,7 @@ def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any] | Non
     entries = {one.number: one.entry for one in kept} | dict((state or {}).get("lost", {}))
     for number in entries.keys() & set(np.asarray((state or {}).get("listed", ())).tolist()):
         entries[number]["shape"] = list(entries[number]["shape"])
-    order = (state or {}).get("ids", list(entries))
-    numbers = [int(n) for n in order if int(n) in entries]
+    numbers = sorted(entries, key=listed_at(state))
     with buffer._index_lock:
         buffer._trajectory_index = {n: entries[n] for n in numbers}
         buffer._trajectory_id_list = numbers
@@ -139,8 +145,8 @@ def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any] | Non
         buffer._index_version = 1
 
 
-def _set_rest(buffer: Any, state: Mapping[str, Any] | None, seed: int) -> None:
-    """Seed, generators, version and window: as they were, else from the share's seed."""
+def _set_rest(buffer: Any, state: Mapping[str, Any] | None, seed: int, *, whole: bool) -> None:
+    """Seed, generators, and of a whole buffer version and window: as they were, else from the share's seed."""
     live = (state or {}).get("live")
     buffer.seed = seed if state is None or state.get("seed") is None else state["seed"]
     if live is None:
@@ -149,6 +155,8 @@ def _set_rest(buffer: Any, state: Mapping[str, Any] | None, seed: int) -> None:
         return
     buffer.random_generator = live["generator"]
     np.random.set_state(live["numpy"])
+    if not whole:
+        return
     buffer._index_version = live["index_version"]
     buffer.size, buffer._total_samples = live["size"], live["total_samples"]
     _set_window(buffer, live["window"])

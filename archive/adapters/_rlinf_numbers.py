@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,13 @@ def numbers_of(part: Any) -> list[int]:
     if one_source and None not in numbers and len(set(numbers)) == len(numbers):
         return [int(n) for n in numbers]
     return list(range(len(numbers)))
+
+
+def listed_at(state: Any) -> Callable[[int], tuple[int, int]]:
+    """Where a number is in RLinf's list, as a key to sort by: as the state lists it, others after that, ascending."""
+    ids = state.get("ids", ()) if isinstance(state, Mapping) else ()
+    place = {int(number): i for i, number in enumerate(ids)}
+    return lambda number: (place.get(number, len(place)), number)
 
 
 def trajectories(part: Any, numbers: list[int]) -> Iterator[Numbered]:

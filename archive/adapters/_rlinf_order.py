@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import resuming
-from archive.adapters._rlinf_numbers import NUMBER, SYSTEM
+from archive.adapters._rlinf_numbers import NUMBER, SYSTEM, listed_at
 from archive.errors import UsageError
 from archive.liveview import Located
 from archive.ranges import Ints
@@ -32,7 +32,7 @@ class Place:
 
 
 def places(ck: Checkpoint, buffer: str) -> list[Place]:
-    """The trajectories of one buffer of all ranks, in order of rank and list."""
+    """The trajectories of one buffer of all ranks, in live order."""
     heads, _ = ck.groups
     rows = ck.live.select(["rank", "buffer"]).to_pylist()
     out = []
@@ -51,12 +51,13 @@ def merged(found: Sequence[Place]) -> list[Place]:
     return sorted(found, key=lambda p: (p.number, f"rank_{p.rank}"))
 
 
-def first(found: Sequence[Place], count: int, rank: int) -> list[Place]:
+def first(found: Sequence[Place], count: int, rank: int, state: Any) -> list[Place]:
     """The first `count` of one rank's list."""
     mine = [p for p in found if p.rank == rank]
     if not 1 <= count <= len(mine):
         raise UsageError(f"count={count}: rank {rank} has {len(mine)} trajectories; give 1 to {len(mine)}")
-    return mine[:count]
+    place = listed_at(state)
+    return sorted(mine, key=lambda p: place(p.number))[:count]
 
 
 def checkpoint(

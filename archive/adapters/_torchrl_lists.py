@@ -35,7 +35,6 @@ class ListCells:
     def __init__(self, storage: Any) -> None:
         self.storage = storage
         self._taken: dict[int, tuple[str, Leaves]] = {}
-        self._kinds: dict[str, int] = {}
 
     @property
     def rows(self) -> int:
@@ -46,23 +45,12 @@ class ListCells:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    @property
-    def kind(self) -> Any:
-        """The kinds of item there are, in the order of their numbers."""
-        self.kinds(np.arange(self.rows))
-        return {"items": [json.loads(text) for text in self._kinds]}
-
     def _item(self, cell: int) -> tuple[str, Leaves]:
         if cell not in self._taken:
             leaves: Leaves = {}
             kind = _apart(self.storage._get_item(cell), (), leaves)
             self._taken[cell] = json.dumps(kind), leaves
         return self._taken[cell]
-
-    def kinds(self, cells: Ints) -> Ints | None:
-        """The number of each item's kind."""
-        texts = [self._item(cell)[0] for cell in cells.tolist()]
-        return np.array([self._kinds.setdefault(text, len(self._kinds)) for text in texts], np.int32)
 
     def flat(self, path: Path) -> Any:
         values = [self._item(cell)[1].get(path) for cell in range(self.rows)]
@@ -78,15 +66,17 @@ class ListCells:
         items = [self._item(cell)[1] for cell in cells.tolist()]
         return tree.unflatten({path: _joined(path, [leaves[path] for leaves in items]) for path in items[0]})
 
-    def signatures(self, cells: Ints) -> Ints:
-        """Items of the same signature can be appended together."""
-        known: dict[Any, int] = {}
-        return np.array([known.setdefault(self._signature(c), len(known)) for c in cells.tolist()], np.int64)
+    def signatures(self, cells: Ints) -> Any:
+        """(Kind as text, shapes) of each item; those of the same signature can be appended together."""
+        out = np.full(len(cells), None)
+        for place, cell in enumerate(cells.tolist()):
+            out[place] = self._signature(cell)
+        return out
 
-    def _signature(self, cell: int) -> Any:
+    def _signature(self, cell: int) -> tuple[str, Any]:
         kind, leaves = self._item(cell)
         shapes = [
-            (path, str(leaf.dtype), tuple(leaf.shape[1:]))
+            (path, str(leaf.dtype), leaf.ndim, tuple(leaf.shape[1:]))
             for path, leaf in leaves.items()
             if isinstance(leaf, torch.Tensor | np.ndarray)
         ]

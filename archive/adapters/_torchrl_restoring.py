@@ -215,7 +215,10 @@ def _record(parts: Parts, given: Given, target: Target) -> Record:
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
     record.env[where] = env[given.unit][kept]
     record.position[where] = spans(position, length)[kept]
-    record.hashes = cells_of(parts).hashes()
+    cells = cells_of(parts)
+    record.hashes = cells.hashes()
+    if cells.listed:
+        record.signatures[where] = cells.signatures(where)
     record.units = units_of(env, position, length, given.part.episodes.table["episode_id"].to_pylist())
     if given.unfinished == "close":
         record.to_close = np.unique(env[np.asarray(layout.open, bool)]).tolist()

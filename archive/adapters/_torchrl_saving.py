@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,6 @@ from archive.adapters._torchrl_tensors import TensorCells
 from archive.adapters._torchrl_tracking import NONE, Record, evict_unknown, tracker_of
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
-from archive.names import show
 from archive.ranges import Ints
 from archive.torch.ring import MAX_CALL_BYTES
 
@@ -45,6 +46,13 @@ class Appended:
     record: Record
     live: Ints  # cells, in live order
     ids: dict[str, int]  # episode id -> id of its trajectory, where that is another than in the archive
+
+    @cached_property
+    def kinds(self) -> tuple[list[Any], Ints]:
+        """The kinds of item that the archive has, and the number of that of each live step."""
+        known: dict[str, int] = {}
+        numbers = [known.setdefault(kind, len(known)) for kind, _ in self.record.signatures[self.live]]
+        return [json.loads(text) for text in known], np.array(numbers, np.int32)
 
 
 def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: Any) -> Appended:
@@ -105,7 +113,7 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
         else:
             runs_on = _runs_on(inner, record, marks, chosen, heads)
             first, last = marks.first[chosen], marks.last[chosen]
-            first[0] |= _differs(cells, marks, int(chosen[0]))
+            first[0] |= _differs(cells, record, marks, int(chosen[0]))
             _end_known(inner, record, marks, chosen[first & runs_on])
             jumps = ~first & ~runs_on
         positions = _positions(inner, env, heads, jumps)
@@ -115,6 +123,8 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
             update_count=None, metadata=None, positions=positions, owned=True,
         )  # fmt: skip
         record.env[chosen], record.position[chosen] = env, positions
+        if cells.listed:
+            record.signatures[chosen] = cells.signatures(chosen)
     inner.schema = declared
 
 
@@ -142,10 +152,11 @@ def _runs_on(inner: BufferWriter, record: Record, marks: Marks, chosen: Ints, he
     return out
 
 
-def _differs(cells: Cells, marks: Marks, cell: int) -> bool:
-    """Whether an item is of another kind than the one before it, so that it can't go on with its episode."""
+def _differs(cells: Cells, record: Record, marks: Marks, cell: int) -> bool:
+    """Whether an item is of another kind than the one before it was, so that it can't go on with its episode."""
     before = int(marks.previous[cell])
-    return cells.listed and (before < 0 or len(np.unique(cells.signatures(np.array([before, cell])))) > 1)
+    known = cells.listed and before >= 0 and record.position[before] != NONE
+    return known and record.signatures[before] != cells.signatures(np.array([cell]))[0]
 
 
 def _end_known(inner: BufferWriter, record: Record, marks: Marks, begins: Ints) -> None:
@@ -172,9 +183,8 @@ def columns_of(found: Appended) -> dict[str, Any]:
     """Which cell each live step lies in, its kind of item, and whether a restore has ended it."""
     cells = found.live
     out: dict[str, Any] = {"slot": cells.astype(np.int32 if len(found.record.position) < 2**31 else np.int64)}
-    kinds = found.cells.kinds(cells)
-    if kinds is not None:
-        out["kind"] = kinds
+    if found.cells.listed:
+        out["kind"] = found.kinds[1]
     if found.keys.end is not None:
         out["closed"] = found.record.closed[cells]
     return out
@@ -190,13 +200,7 @@ def storage_state(parts: Parts, found: Appended) -> dict[str, Any]:
         "inner": list(cells.inner),
         "rows": cells.rows,
         "moved": found.record.moved,
-        "kind": cells.kind,
+        "kind": {"items": found.kinds[0]} if cells.listed else cells.kind,
         "last_cursor": None if cursor is None else int(cursor),
-        "keys": {k: None if v is None else list(v) for k, v in found.keys.to_state().items()},
+        "keys": found.keys.to_state(),
     }
-
-
-def describe(keys: Keys) -> str:
-    """How trajectories were told apart, for people."""
-    by = keys.traj or keys.end
-    return "steps on their own" if by is None else f"trajectories by {show(by)}"

@@ -101,9 +101,6 @@ class TensorCells:
         """Cells of the same signature have fields of the same kind."""
         return np.zeros(len(cells), np.int64)
 
-    def kinds(self, cells: Ints) -> Ints | None:
-        return None
-
     def json_fields(self, cells: Ints) -> list[Path]:
         """Fields that hold, in some cells, something else than tensors and texts."""
         leaves = [(p, leaf) for p, leaf in self.leaves().items() if isinstance(leaf, list)]

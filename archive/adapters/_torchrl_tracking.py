@@ -29,6 +29,7 @@ class Record:
     hashes: np.ndarray[Any, np.dtype[np.uint64]]
     closed: Mask  # ended by a restore, though the step in the archive does not say so
     renumbered: Mask  # its trajectory has another id here than in the archive
+    signatures: Any  # of storages of items: what each was made of when it was appended; sampling adds fields to some
     units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
@@ -36,7 +37,14 @@ class Record:
     @classmethod
     def of(cls, cells: int) -> Record:
         nothing = np.full(cells, NONE, np.int64)
-        return cls(nothing, nothing.copy(), np.zeros(0, np.uint64), np.zeros(cells, bool), np.zeros(cells, bool))
+        return cls(
+            nothing,
+            nothing.copy(),
+            np.zeros(0, np.uint64),
+            np.zeros(cells, bool),
+            np.zeros(cells, bool),
+            np.full(cells, None),
+        )
 
     def resized(self, cells: int) -> None:
         """As many entries as there are cells now."""
@@ -45,6 +53,7 @@ class Record:
         self.position = np.r_[self.position[:cells], np.full(more, NONE, np.int64)]
         self.closed = np.r_[self.closed[:cells], np.zeros(more, bool)]
         self.renumbered = np.r_[self.renumbered[:cells], np.zeros(more, bool)]
+        self.signatures = np.r_[self.signatures[:cells], np.full(more, None)]
 
     def forget(self, cells: Any) -> None:
         self.position[cells] = NONE

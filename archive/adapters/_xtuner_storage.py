@@ -141,47 +141,34 @@ def restored(buffer: Any, archive_id: str, run: str, name: str, found: dict[int,
     _trackers[buffer] = Tracker({(archive_id, run, name, None): found})
 
 
-class Written(NamedTuple):
-    """What a save found."""
-
-    attributes: dict[str, dict[str, Any]]
-    unchanged: int
-    revised: int
-    added: int
-
-
-def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> Written:
+def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[str, dict[str, Any]]:
     """Append what is new or changed, take out what has left; the attributes of what is there."""
     live = set(target.live["episode_id"].to_pylist())
-    counts = {"unchanged": 0, "revised": 0, "added": 0}
     attributes: dict[str, dict[str, Any]] = {}
     current: dict[int, Seen] = {}
     for item in items:
         uid = int(item.uid)
-        current[uid], what = _write_one(item, target, known.get(uid), live)
-        known[uid] = current[uid]  # also when a later one fails: it is written
-        counts[what] += 1
+        current[uid] = known[uid] = _write_one(item, target, known.get(uid), live)  # known even if a later one fails
         for name, value in _attributes(item).items():
             attributes.setdefault(name, {})[current[uid].episode_id] = value
-    gone = live - {s.episode_id for s in current.values()}
-    target.remove(sorted(gone))
+    target.remove(sorted(live - {s.episode_id for s in current.values()}))
     known.clear()
     known.update(current)
-    return Written(attributes, **counts)
+    return attributes
 
 
-def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> tuple[Seen, str]:
+def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> Seen:
     digest = groups.fingerprint(item.item)
     identity = identity_of(item)
     known = before if before is not None and before.episode_id in live and before.identity == identity else None
     if known is not None and known.digest == digest:
-        return known, "unchanged"
+        return known
     encoded = groups.encode(item.item, item.task_name, resolve)
     episode_id = target.add_episode(
         encoded.fields, update_count=encoded.updates, metadata=encoded.metadata,
         episode_id=known.episode_id if known else None, replace=known is not None,
     )  # fmt: skip
-    return Seen(episode_id, digest, identity), "revised" if known else "added"
+    return Seen(episode_id, digest, identity)
 
 
 def _attributes(item: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from archive.adapters._exchange_alf import rebuilt
 from archive.adapters._exchange_read import Transitions, nest_of, transitions_of
 from archive.adapters.common import Report, check_room, share_buffer, share_of, system
 from archive.checkpoints import MAIN_BUFFER
-from archive.errors import UsageError
+from archive.errors import FieldError, UsageError
 from archive.schema import Path
 
 __all__ = ["restore"]
@@ -80,9 +80,11 @@ def _into_alf(rb: Any, found: list[Transitions]) -> tuple[str, ...]:
 
 def _into_torchrl(rb: Any, found: list[Transitions]) -> tuple[str, ...]:
     _check_capacity(rb, sum(one.length for one in found))
+    items = [_tensordict(one, number) for number, one in enumerate(found)]
+    _check_kinds(rb, items)
     rb.empty()
-    for number, one in enumerate(found):
-        index = rb.extend(_tensordict(one, number))
+    for item, one in zip(items, found, strict=True):
+        index = rb.extend(item)
         if one.priority is not None and hasattr(rb.sampler, "_sum_tree"):
             rb.update_priority(index, _before_alpha(rb.sampler, one.priority))
     return ()
@@ -94,6 +96,32 @@ def _check_capacity(rb: Any, steps: int) -> None:
         raise UsageError(
             f"the share has {steps} transitions, the buffer takes {room}; plan with capacity={room}, which drops the oldest"
         )
+
+
+def _check_kinds(rb: Any, items: list[Any]) -> None:
+    """All items are of one kind, and of that of a storage that has been filled before; a list takes any."""
+    held: Any = getattr(rb.storage, "_storage", None)
+    if isinstance(held, list):
+        return
+    known = _leaves(held, held.batch_dims) if hasattr(held, "batch_dims") else None
+    for item in items:
+        found = _leaves(item, 1)
+        known = found if known is None else known
+        own = ("index", "_weight", getattr(rb, "priority_key", "td_error"))  # TorchRL adds these itself
+        if odd := [p for p in known.keys() | found.keys() if known.get(p) != found.get(p) and p[0] not in own]:
+            raise FieldError(
+                f"field {'/'.join(min(odd))!r} is {found.get(min(odd), 'nothing')} in the share, "
+                f"{known.get(min(odd), 'nothing')} in the buffer or an earlier episode; restore into a new buffer"
+            )
+
+
+def _leaves(tensordict: Any, batch_dims: int) -> dict[Path, str]:
+    """Dtype and shape of an item's leaves."""
+    leaves = tensordict.items(include_nested=True, leaves_only=True)
+    return {
+        (key if isinstance(key, tuple) else (key,)): f"{leaf.dtype} {list(leaf.shape[batch_dims:])}"
+        for key, leaf in leaves
+    }
 
 
 def _tensordict(one: Transitions, number: int) -> Any:

@@ -80,7 +80,7 @@ def export_dataset(
     source: Any, url: Any, *, fps: float | None = None, robot_type: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write episodes as a dataset below an empty folder.  fps: where the episodes did not come from LeRobot."""
+    """Write episodes that have steps as a dataset below an empty folder.  fps: where the episodes did not come from LeRobot."""
     noted = about_of(source, "lerobot")
     fps = noted.get("fps") if fps is None else fps
     if not fps:
@@ -90,8 +90,7 @@ def export_dataset(
         raise UsageError(f"{url} has a dataset already; give an empty folder")
     writing = _Writing(store, float(fps), noted)
     for episode, steps in streamed(episodes_of(source)):
-        tasks = [str(episode.metadata.get("task", ""))]
-        writing.add(steps, episode.length, episode.metadata.get("tasks", tasks))
+        writing.add(steps, episode.length, episode.metadata.get("tasks", [str(episode.metadata.get("task", ""))]))
     writing.finish(robot_type or noted.get("robot_type"))
 
 
@@ -166,10 +165,14 @@ class _Writing:
         self.stats: dict[str, _Stats] = {}
 
     def add(self, steps: dict[str, Any], length: int, tasks: list[str]) -> None:
-        arrays = {".".join(path): leaf for path, leaf in flatten(steps)}
+        arrays = _named(steps)
         chosen = [self.tasks.setdefault(task, len(self.tasks)) for task in tasks]
         given = arrays.pop("task_index", None)
-        within = np.zeros(length, np.int64) if given is None else np.unique(given, return_inverse=True)[1]
+        within = np.zeros(length, np.int64) if given is None else np.unique(given, return_inverse=True)[1].reshape(-1)
+        if int(within.max()) >= len(chosen):
+            raise FieldError(
+                f"field 'task_index' has {int(within.max()) + 1} tasks, the episode's metadata names {tasks}"
+            )
         arrays.setdefault("timestamp", np.arange(length, dtype=np.float32) / np.float32(self.fps))
         arrays = {name: row(array, length, name) for name, array in arrays.items()} | {
             "frame_index": np.arange(length), "episode_index": np.full(length, len(self.listed)),
@@ -201,8 +204,11 @@ class _Writing:
 
     def _feature(self, name: str, array: Array) -> dict[str, Any]:
         dtype = "string" if array.dtype == object else array.dtype.name
-        if dtype != "string" and array.dtype.kind not in "biuf":
-            raise FieldError(f"field {name!r} of dtype {array.dtype} is no feature that LeRobot knows")
+        known = array.dtype.kind in "biuf" and 0 not in array.shape[1:]
+        if not known and (dtype != "string" or array.ndim > 1):
+            raise FieldError(
+                f"field {name!r} of {array.dtype} {list(array.shape[1:])} is no feature that LeRobot knows"
+            )
         return {"dtype": dtype, "shape": list(array.shape[1:] or (1,)), "names": self.known.get(name, {}).get("names")}
 
     def _flush(self) -> None:
@@ -252,6 +258,18 @@ class _Stats:
         deviation = np.sqrt(np.maximum(self.squares / max(1, self.count) - mean**2, 0))
         found = {"min": self.low, "max": self.high, "mean": mean, "std": deviation}
         return {name: np.asarray(value).tolist() for name, value in found.items()} | {"count": [self.count]}
+
+
+def _named(steps: dict[str, Any]) -> dict[str, Any]:
+    """Fields by the names that they get; strings as objects."""
+    out: dict[str, Any] = {}
+    for path, leaf in flatten(steps):
+        name = ".".join(path)
+        if name in out or name in DERIVED[:3]:
+            why = "LeRobot counts it itself" if name in DERIVED else "two fields get that name"
+            raise FieldError(f"field {'/'.join(path)!r} would be {name!r}: {why}; rename it or leave it out")
+        out[name] = leaf.astype(object) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "U" else leaf
+    return out
 
 
 def _column(array: Array) -> Any:

@@ -39,7 +39,7 @@ from archive.adapters._datasets import (
 from archive.adapters.common import system
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episode
-from archive.errors import FieldError
+from archive.errors import FieldError, NotFoundError, UsageError
 from archive.facade import Archive
 from archive.schema import Path, Schema, to_path
 from archive.tree import flatten
@@ -51,7 +51,7 @@ NOT_KEPT = ("observation_space", "action_space", "data_format", "dataset_size", 
 def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: str = "main") -> Checkpoint:
     """Add a dataset's episodes, as one checkpoint named after it."""
     minari = system("minari", INSTALL)
-    dataset = minari.load_dataset(dataset) if isinstance(dataset, str) else dataset
+    dataset = _local(minari, dataset) if isinstance(dataset, str) else dataset
     pairs = (
         (_steps(e), e, next(iter(dataset.storage.get_episode_metadata([e.id])))) for e in dataset.iterate_episodes()
     )
@@ -82,7 +82,7 @@ def export_dataset(
     jpeg_encoding: bool = False,
     **options: Any,
 ) -> Any:
-    """Make a Minari dataset of episodes; the MinariDataset.
+    """Make a Minari dataset of episodes that have steps; the MinariDataset.
 
     observations, actions, rewards: names of the fields, where they are not the usual ones.  next_observations: the field
     whose last row follows the last step, where observations have only one row a step.
@@ -104,7 +104,19 @@ def export_dataset(
             _buffer(i, episode, steps, _as_space(seen, spaces["observation_space"]), _as_space(done, spaces["action_space"]),
                     role_of(steps, "rewards", rewards))
         )  # fmt: skip
-    return minari.create_dataset_from_buffers(dataset_id, buffers, jpeg_encoding=jpeg_encoding, **spaces, **options)
+    try:
+        return minari.create_dataset_from_buffers(dataset_id, buffers, jpeg_encoding=jpeg_encoding, **spaces, **options)
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"Minari does not take this as dataset {dataset_id!r}: {e}") from e
+
+
+def _local(minari: Any, dataset_id: str) -> Any:
+    try:
+        return minari.load_dataset(dataset_id)
+    except FileNotFoundError as e:
+        raise NotFoundError(
+            f"dataset {dataset_id!r} is not on this machine; minari.download_dataset() brings it"
+        ) from e
 
 
 def _buffer(i: int, episode: Episode, steps: dict[str, Any], seen: Any, done: Any, rewards: Array) -> Any:

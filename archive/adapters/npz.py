@@ -41,9 +41,10 @@ from archive.episodes import Episode
 from archive.errors import FieldError, IntegrityError, UsageError
 from archive.facade import Archive
 from archive.schema import Schema
-from archive.tree import flatten
+from archive.tree import flatten, unflatten
 
 HDF5 = (".h5", ".hdf5")
+REQUIRED = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts", "episode_terminals")
 VERSION = "2.1"  # of d3rlpy's layout of episodes
 
@@ -77,13 +78,14 @@ def export_dataset(
     """Write episodes to one file, `.npz` or `.h5`.
 
     observations, actions, rewards: names of the fields, where they are not the usual ones. Of observations with one row
-    more than steps the last is left out.  layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
+    more than steps the last is left out, and so are episodes without steps.
+    layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
     """
     suffix = PurePath(str(url)).suffix
     layout = layout or ("episodes" if suffix in HDF5 else "flat")
     check_option("layout", layout, ("flat", "episodes"))
     names = {"observations": observations, "actions": actions, "rewards": rewards}
-    parts = [(episode, _roles(steps, episode, names)) for episode, steps in streamed(episodes_of(source))]
+    parts = [(e, _roles(steps, e, names)) for e, steps in streamed(episodes_of(source))]
     arrays = _episodic(parts) if layout == "episodes" else _joined(parts)
     write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
 
@@ -93,9 +95,16 @@ def _roles(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | No
     found = {role: role_of(steps, role, given) for role, given in names.items()}
     seen = found["observations"]
     kinds = [(path, leaf) for path, leaf in flatten({"observations": seen})]
-    parts = [row(leaf, episode.length, "/".join(path)) for path, leaf in kinds]
-    one = {role: row(found[role], episode.length, role) for role in ("actions", "rewards")}
+    parts = [_plain(row(leaf, episode.length, "/".join(path)), "/".join(path)) for path, leaf in kinds]
+    one = {role: _plain(row(found[role], episode.length, role), role) for role in ("actions", "rewards")}
     return {"observations": parts if isinstance(seen, Mapping) else parts[0], **one}
+
+
+def _plain(array: Array, name: str) -> Array:
+    """An array that these files know: strings of fixed width, as those of any width would be pickled."""
+    if array.dtype.kind == "V":
+        raise FieldError(f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype")
+    return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def _episodic(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
@@ -117,7 +126,14 @@ def _episodic(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
 def _joined(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
     if any(isinstance(roles["observations"], list) for _, roles in parts):
         raise FieldError("the flat layout has one array of observations; name one field, or give layout='episodes'")
-    out = {name: np.concatenate([roles[name] for _, roles in parts]) for name in ("observations", "actions", "rewards")}
+    out = {}
+    for name in ("observations", "actions", "rewards"):
+        arrays = [roles[name] for _, roles in parts]
+        if len({array.shape[1:] for array in arrays}) > 1:
+            raise FieldError(
+                f"{name} differ in shape between episodes; the flat layout has one, so give layout='episodes'"
+            )
+        out[name] = np.concatenate(arrays)
     ends = np.cumsum([episode.length for episode, _ in parts]) - 1
     masks = {name: np.zeros(int(ends[-1]) + 1, bool) for name in ENDS}
     masks["terminals"][ends] = [bool(episode.terminated) for episode, _ in parts]
@@ -140,17 +156,21 @@ def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
 
 
 def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], list[str]]:
-    missing = [name for name in ("observations", "actions", "rewards", "terminals") if name not in arrays]
+    missing = [name for name in (*REQUIRED, "terminals") if name not in arrays]
     if missing:
         raise FieldError(
             f"{where} has no {missing[0]!r}, so it is no such dataset; it has: {', '.join(sorted(arrays))}"
         )
-    length = len(arrays["rewards"])
+    length = int(np.size(arrays["terminals"]))
+    odd = [name for name in (*REQUIRED, *ENDS) if name in arrays and np.shape(arrays[name])[:1] != (length,)]
+    if odd or not length:
+        what = f"{odd[0]} of shape {list(np.shape(arrays[odd[0]]))}" if odd else "no steps"
+        raise FieldError(f"{where} has {length} terminals and {what}; it takes one or more rows, as many of each")
     terminals = np.asarray(arrays["terminals"], bool).reshape(length)
     over = np.asarray(arrays.get("timeouts", arrays.get("episode_terminals", terminals)), bool).reshape(length)
     kept = {name: array for name, array in arrays.items() if name not in ENDS and np.shape(array)[:1] == (length,)}
     stops = np.flatnonzero(terminals | over) + 1
-    stops = np.r_[stops, length] if length and (not len(stops) or stops[-1] < length) else stops
+    stops = np.r_[stops, length] if not len(stops) or stops[-1] < length else stops
     starts = np.r_[0, stops[:-1]]
 
     def every() -> Iterator[Imported]:
@@ -163,14 +183,10 @@ def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], li
 
 
 def _nested(steps: dict[str, Array]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, array in steps.items():
-        *folders, last = name.split("/")
-        inner = out
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[last] = array
-    return out
+    folders = {name[:i] for name in steps for i, c in enumerate(name) if c == "/"}
+    if both := sorted(folders & set(steps)):
+        raise FieldError(f"the file has an array {both[0]!r} and others below it, such as '{both[0]}/...'; rename one")
+    return unflatten({tuple(name.split("/")): array for name, array in steps.items()})
 
 
 def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
@@ -190,8 +206,13 @@ def _read_hdf5(data: bytes) -> dict[str, Any]:
     with h5py.File(io.BytesIO(data), "r") as file:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        out = {name: file[name][()] for name in names}
+        out = {name: _dataset(file[name]) for name in names}
     return {name: value for name, value in out.items() if not isinstance(value, bytes) or name == "version"}
+
+
+def _dataset(item: Any) -> Any:
+    texts = item.dtype.kind == "O" and item.shape
+    return np.asarray(item.asstr()[()]).astype(str) if texts else item[()]
 
 
 def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
@@ -201,7 +222,8 @@ def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
     elif suffix in HDF5:
         with system("h5py", "h5py").File(out, "w") as file:
             for name, value in arrays.items():
-                file.create_dataset(name, data=value)
+                texts = isinstance(value, np.ndarray) and value.dtype.kind == "U"
+                file.create_dataset(name, data=value.astype(object) if texts else value)
     else:
         raise UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
     return out.getvalue()

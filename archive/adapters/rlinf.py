@@ -23,7 +23,7 @@
 | torch generator, seed, numpy's global generator | state | the same | seeded from the share; numpy's left alone |
 | stale rows in cache slots, what RLinf has dropped | not kept | | |
 
-A buffer without auto_save keeps what fits into its cache: of moved trajectories the newest, the others are counted.
+A buffer without auto_save has what fits into its cache: the newest, where that is smaller; the others are counted.
 What a trajectory is made of: `_rlinf_trajectory`. A buffer without auto_save has only what its cache holds, so done
 fields lose their extra rows there: RLinf's own doing. Works with `rlinf.data.replay_buffer` and, of newer versions,
 `rlinf.data.storage.replay`; importing and exporting take no rlinf at all.
@@ -121,7 +121,7 @@ def _known(share: Any, name: str) -> tuple[Any, dict[str, Any] | None, list[int]
 def _restored(buffer: Any, share: Any, part: Any, state: dict[str, Any] | None, numbers: list[int]) -> Report:
     _rlinf_live.empty(buffer)
     try:
-        kept = _rlinf_live.fill(buffer, trajectories(part, numbers), state, share.seed & MAX_SEED)
+        kept = _rlinf_live.fill(buffer, trajectories(part, numbers), numbers, state, share.seed & MAX_SEED)
     except BaseException:
         _rlinf_live.empty(buffer)  # rather than half of it
         raise
@@ -238,7 +238,7 @@ def split(
     """
     if rank is None and ck.world_size > 1:
         raise UsageError(f"checkpoint {ck.name!r} has {ck.world_size} ranks: give rank=, or merge() them first")
-    chosen = _rlinf_order.first(_rlinf_order.places(ck, buffer), count, rank or 0)
+    chosen = _rlinf_order.first(_rlinf_order.places(ck, buffer), count, rank or 0, ck.state(rank or 0, buffer))
     return _rlinf_order.checkpoint(ck, arc, buffer, chosen, name or f"{ck.name}-split", _session("split"))
 
 

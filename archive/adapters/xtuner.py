@@ -47,11 +47,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from archive.adapters import _xtuner_manager as managers
 from archive.adapters import _xtuner_storage as storages
-from archive.adapters._xtuner_restoring import Source, Wanted, put_reference, read_items
+from archive.adapters._xtuner_restoring import Found, Source, Wanted, put_reference, read_items
 from archive.adapters.common import (
     EXISTING,
     UNFINISHED,
@@ -171,8 +172,7 @@ def _write_groups(
     saved = {}
     for name, part in taken.items():
         known = storages.seen(part.buffer, writer, name)
-        written = storages.write(part.items, part_of(writer, name), known)
-        saved[name] = Saved(attributes=written.attributes, state=part.state)
+        saved[name] = Saved(attributes=storages.write(part.items, part_of(writer, name), known), state=part.state)
     return checkpoint(writer, step, saved, progress=progress, **options)
 
 
@@ -230,8 +230,11 @@ async def restore(
             _check_room(buffer, existing, name)
             managers.check_idle(target)
         sources = {name: Source(share, name, managers.is_manager(target)) for name, target in given.items()}
+        found = {}
         for name, target in given.items():
-            out[name] = await _restore_one(target, sources[name], wanted)
+            found[name] = await _undisturbed(partial(read_items, managers.buffer_of(target), sources[name], wanted))
+        for name, target in given.items():
+            out[name] = await _restore_one(target, sources[name], found[name], wanted)
     return out if isinstance(objects, Mapping) else next(iter(out.values()))
 
 
@@ -243,9 +246,8 @@ def _check_room(buffer: Any, existing: str, name: str) -> None:
         )
 
 
-async def _restore_one(target: Any, source: Source, wanted: Wanted) -> Any:
+async def _restore_one(target: Any, source: Source, found: Found, wanted: Wanted) -> Any:
     buffer = managers.buffer_of(target)
-    found = await _undisturbed(lambda: read_items(buffer, source, wanted))
     notes = list(found.notes)
     if managers.is_manager(target):
         saved = managers.renamed(source.manager["tasks"], wanted.tasks)

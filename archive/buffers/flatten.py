@@ -68,12 +68,20 @@ def _kept(node: Mapping[str, Any], path: Path, steps: int, envs: int, rows: Rows
         elif isinstance(value, torch.Tensor):
             found = transitions(here, value, steps, envs)
             if found is not None:
+                _check_key(here, key)
                 rows[here] = found.reshape(steps * envs, *found.shape[2:])
             whole = found is not None and found.shape == value.shape
             out[key] = IN_ROWS if whole else _copied(value)
         else:
             out[key] = _copied(value)
     return out
+
+
+def _check_key(path: Path, key: Any) -> None:
+    if not isinstance(key, str):
+        raise FieldError(
+            f"field {'/'.join(path)!r}: the key {key!r} is a {type(key).__name__}; fields are named by text"
+        )
 
 
 def _copied(value: Any) -> Any:
@@ -161,10 +169,22 @@ def _field(path: Path, parts: list[Part], count: int, missing: Any) -> torch.Ten
     for places, rows in parts:
         if path in rows:
             check_alike(path, first, rows[path])
-            out[places] = rows[path]
+            found = rows[path]
         else:
-            out[places] = missing
+            found = torch.full((len(places), *out.shape[1:]), missing, dtype=out.dtype)
+        _assignable(out)[places] = _assignable(found)
     return out
+
+
+def gathered(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Copies of these rows."""
+    return tensor[index] if tensor.dim() == 1 else tensor.index_select(0, index)  # 1-d uint16 has no index_select
+
+
+def _assignable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype whose rows torch can assign: there are no such kernels for larger unsigned ones."""
+    plain = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(tensor.dtype)
+    return tensor if plain is None else tensor.view(plain)
 
 
 def check_alike(path: Path, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from archive.errors import NotFoundError, UsageError
 from archive.facade import Archive
 
 Homes = Callable[[Callable[[], Episodes]], ArchiveHome]
+_log = logging.getLogger("archive")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ def part_of_list(ck: Checkpoint, where: Where, buffer: str, rank: int, world_siz
     world_size = (job_world_size() or 1) if world_size is None else world_size
     _check_rank(rank, world_size, "is_distributed=True")
     chosen = None if where.rank is None else {"episode_id": held_by(ck, buffer, where.rank)}
+    if rank and rank == where.rank and world_size > 1:
+        _log.warning(
+            "rank %d of %d loads its part of the trajectories of rank_%d alone, so that nobody has the rest: with "
+            "is_distributed=True all ranks give the same path; without it, each gives its own and all is shared out",
+            rank, world_size, rank,
+        )  # fmt: skip
     return resharding.plan(ck, world_size=world_size, policy="by_trajectory", filter=chosen).share(rank)
 
 

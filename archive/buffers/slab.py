@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from archive.buffers.flatten import Rows
+from archive.buffers.flatten import Rows, gathered
 
 _SLACK = 1.5  # room taken when more is needed, in proportion to what is
 
@@ -59,7 +59,7 @@ class Slab:
 
     def take(self, index: torch.Tensor) -> Rows:
         """Copies of these rows."""
-        return {path: tensor.index_select(0, index) for path, tensor in self._tensors.items()}
+        return {path: gathered(tensor, index) for path, tensor in self._tensors.items()}
 
     def _place(self, count: int) -> int | None:
         """Where that many rows are free."""

@@ -44,7 +44,7 @@ def repair(target: Target, yes: bool) -> None:
     from archive import maintenance
     from archive.storage import Storage
 
-    storage = Storage.connect(target.url, target.storage_options)
+    storage = Storage.connect(target.url, target.storage_options, deadline_s=target.deadline_s)
     if not yes:
         number = maintenance.damaged_commit(storage)
         if target.as_json:

@@ -32,10 +32,15 @@ def diff(target: Target, old: str, new: str, where: str | None, limit: int) -> N
     if target.as_json:
         output.as_json(told)
         return
-    output.facts({name: _short(value, limit) for name, value in told.items() if value not in ({}, [], None)})
+    changed = {name: value for name, value in told.items() if value not in ({}, [], None)}
+    output.facts({name.replace("_", " "): _short(value, limit) for name, value in changed.items()})
 
 
 def _short(value: Any, limit: int) -> Any:
+    if isinstance(value, dict) and value.keys() == {"before", "after"}:
+        return f"{output.cell(value['before'])} -> {output.cell(value['after'])}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_short(entry, limit)}" for key, entry in value.items())
     if isinstance(value, list) and limit and len(value) > limit:
         return f"{len(value)}: {', '.join(map(str, value[:limit]))}, ... (--limit 0 shows all)"
     return f"{len(value)}: {', '.join(map(str, value))}" if isinstance(value, list) else value
@@ -45,18 +50,14 @@ Chosen = Callable[["Episodes"], "Episodes"]
 
 
 def _commits(arc: Archive, target: Target, old: str, new: str, chosen: Chosen) -> dict[str, Any]:
-    import archive
-
-    sides = [
-        archive.open(target.url, commit=int(number), storage_options=target.storage_options) for number in (old, new)
-    ]
+    sides = [target.open(commit=int(number)) for number in (old, new)]
     before, after = ({ck["name"]: ck["commit"] for ck in side.checkpoints.table.to_pylist()} for side in sides)
     told = _episodes(*(chosen(side.episodes) for side in sides))
     return {
-        "from": f"commit {old}", "to": f"commit {new}", **told,
-        "shards added": len(set(sides[1].shards) - set(sides[0].shards)),
-        "checkpoints added": [name for name, number in after.items() if before.get(name) != number],
-        "runs changed": sorted(r for r, e in sides[1].head.runs.items() if sides[0].head.runs.get(r) != e),
+        "from": {"commit": int(old)}, "to": {"commit": int(new)}, **told,
+        "shards_added": len(set(sides[1].shards) - set(sides[0].shards)),
+        "checkpoints_added": [name for name, number in after.items() if before.get(name) != number],
+        "runs_changed": sorted(r for r, e in sides[1].head.runs.items() if sides[0].head.runs.get(r) != e),
     }  # fmt: skip
 
 
@@ -67,18 +68,18 @@ def _checkpoints(arc: Archive, target: Target, old: str, new: str, chosen: Chose
     return {
         "from": _named(before), "to": _named(after), **told,
         "ranks": _change(before.world_size, after.world_size),
-        "buffers added": sorted(set(after.buffers) - set(before.buffers)),
-        "buffers gone": sorted(set(before.buffers) - set(after.buffers)),
-        "columns added": sorted(columns[1] - columns[0]),
-        "columns gone": sorted(columns[0] - columns[1]),
+        "buffers_added": sorted(set(after.buffers) - set(before.buffers)),
+        "buffers_gone": sorted(set(before.buffers) - set(after.buffers)),
+        "columns_added": sorted(columns[1] - columns[0]),
+        "columns_gone": sorted(columns[0] - columns[1]),
         "progress": _changes(before.progress, after.progress),
         "metrics": _changes(before.metrics, after.metrics),
         "attributes": {name: count for name, count in _attributes(before, after).items() if count},
     }  # fmt: skip
 
 
-def _named(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.name} (step {checkpoint.step}, commit {checkpoint.number})"
+def _named(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"checkpoint": checkpoint.name, "step": checkpoint.step, "commit": checkpoint.number}
 
 
 def _episodes(before: Episodes, after: Episodes) -> dict[str, Any]:
@@ -99,8 +100,8 @@ def _episodes(before: Episodes, after: Episodes) -> dict[str, Any]:
     }
 
 
-def _change(before: Any, after: Any) -> str | None:
-    return f"{output.cell(before)} -> {output.cell(after)}" if before != after else None
+def _change(before: Any, after: Any) -> dict[str, Any] | None:
+    return {"before": before, "after": after} if before != after else None
 
 
 def _changes(before: Any, after: Any) -> dict[str, Any]:

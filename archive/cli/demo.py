@@ -37,9 +37,7 @@ class Demo:
 
     def open(self, **how: Any) -> Archive:
         """The archive, as a process that has just started opens it; what it costs is counted."""
-        import archive
-
-        arc = archive.open(self.target.url, storage_options=self.target.storage_options, **how)
+        arc = self.target.open(**how)
         self.archives.append(arc)
         return arc
 
@@ -212,3 +210,5 @@ def demo(target: Target) -> None:
     total = ["all", "", round(sum(r["seconds"] for r in rows), 3), requests, output.size(sent), output.size(received)]
     output.table([*shown, total], columns)
     click.echo(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
+    picture = f"archive export {target.url} --html best --where 'update_count > 0' -o episode.html"
+    click.echo(f"Watch one: {picture}")

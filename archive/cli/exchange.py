@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from archive.cli.options import Target, on_archive, option_values
 from archive.cli.pages import write_page
 from archive.cli.progress import bar
 from archive.errors import NotFoundError, UsageError
+from archive.layout import ARCHIVE_KEY
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episodes
@@ -46,7 +48,11 @@ _more = click.option(
 @on_archive()
 @click.argument("to", required=False)
 @click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
-@click.option("--html", metavar="WHAT", help="A page of an episode's id or a checkpoint's name instead; with --output.")
+@click.option(
+    "--html",
+    metavar="WHAT",
+    help="A page instead, of an episode's id, of the 'best' one, of a checkpoint's name or the 'latest'; with --output.",
+)
 @click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
 @click.option(
     "--world-size", type=click.IntRange(1), metavar="N", help="The page of the checkpoint's plan for N ranks."
@@ -67,17 +73,21 @@ def export(
     page that needs no network: an episode that plays, a checkpoint's ranks, or a plan.
     """
     if html is not None:
-        _html(target, html, to or output, world_size, yes)
+        if how["checkpoint"] or how["fields"] or given or (world_size and how["weights"]):
+            raise UsageError("--html takes a checkpoint's name itself, and no --field or --set; a plan no --weights")
+        _html(
+            target, html, to or output, world_size=world_size, replace=yes, where=how["where"], weights=how["weights"]
+        )
         return
     if to is None or output is not None or world_size is not None:
         raise UsageError("give TO, a folder or file; --output and --world-size go with --html")
     _files(target, to, name, yes, given, how)
 
 
-def _html(target: Target, what: str, file: str | None, world_size: int | None, yes: bool) -> None:
+def _html(target: Target, what: str, file: str | None, **how: Any) -> None:
     if file is None:
         raise UsageError("--html wants a file to write: add --output FILE")
-    title = write_page(target.open(), what, file, world_size=world_size, replace=yes)
+    title = write_page(target.open(), what, file, **how)
     _tell(target, {"to": file, "format": "html", "source": title}, f"{title} is in {file}")
 
 
@@ -158,20 +168,18 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
 
     SOURCES: a file, folder or name as the other system has it; of alf, one file for each rank.
     """
-    import archive
-
     if len(sources) > 1 and name != "alf":
         raise UsageError(f"{name} has one source, not {len(sources)}; import them one after the other")
     source = list(sources) if len(sources) > 1 else sources[0]
     read = _function(ADAPTERS[name], "import", name, given)
-    arc = archive.open(target.url, create=True, storage_options=target.storage_options)
-    if run in arc.head.runs and not yes:
-        raise UsageError(
-            f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was done: give "
-            "another --run, or add --yes"
-        )
-    with bar(f"import {name}", [arc]):
-        made = read(source, arc, run=run, **_stores(read, target), **option_values(given))
+    with _made_if_need_be(target) as arc:
+        if run in arc.head.runs and not yes:
+            raise UsageError(
+                f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was done: "
+                "give another --run, or add --yes"
+            )
+        with bar(f"import {name}", [arc]):
+            made = read(source, arc, run=run, **_stores(read, target), **option_values(given))
     about = {"checkpoint": made.name, "commit": made.number, "step": made.step, "ranks": made.world_size}
     about["episodes"] = len(made.episodes)
     _tell(
@@ -179,6 +187,21 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
         about,
         f"checkpoint {made.name!r} of {arc.url} has {len(made.episodes)} episodes of {', '.join(sources)}",
     )
+
+
+@contextmanager
+def _made_if_need_be(target: Target) -> Iterator[Archive]:
+    """The archive, made if there is none; and not left behind if an error comes before anything is in it."""
+    try:
+        arc, was_there = target.open(), True
+    except NotFoundError:
+        arc, was_there = target.open(create=True), False
+    try:
+        yield arc
+    except BaseException:
+        if not was_there and arc.storage.list("") == [ARCHIVE_KEY]:
+            arc.storage.delete([ARCHIVE_KEY])
+        raise
 
 
 def _function(format: Format, verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:

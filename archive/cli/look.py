@@ -88,14 +88,13 @@ def _show(target: Target, rows: list[dict[str, Any]], columns: tuple[str, ...]) 
 
 def _archives_below(target: Target) -> list[dict[str, Any]]:
     """The archives directly in the folder."""
-    import archive
     from archive.storage import Storage
 
-    storage = Storage.connect(target.url, target.storage_options)
+    storage = Storage.connect(target.url, target.storage_options, deadline_s=target.deadline_s)
     out = []
     for name in storage.list(""):
         if name.endswith("/") and storage.exists(f"{name}{ARCHIVE_KEY}"):
-            arc = archive.open(storage.full_url(name.rstrip("/")), storage_options=target.storage_options)
+            arc = target.open(url=storage.full_url(name.rstrip("/")))
             head = {"commit": arc.head.number, "committed_at": arc.head.created_at if arc.head.number else None}
             out.append({"archive": name.rstrip("/"), **head, "runs": list(arc.head.runs), "url": arc.url})
     return out

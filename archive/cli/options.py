@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from archive import Archive
 
 Command = Callable[..., None]
+DEADLINE_S = 30.0  # somebody waits for the answer
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class Target:
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
     commit: int | None = None
     as_json: bool = False
+    deadline_s: float = DEADLINE_S
 
-    def open(self) -> Archive:
+    def open(self, **how: Any) -> Archive:
         import archive
 
-        return archive.open(self.url, commit=self.commit, storage_options=self.storage_options)
+        given = {"commit": self.commit, "storage_options": self.storage_options, "deadline_s": self.deadline_s}
+        return archive.open(how.pop("url", self.url), **(given | how))
 
 
 def on_archive(*, default: str | None = None, time_travel: bool = True) -> Callable[[Command], Command]:
@@ -44,6 +47,14 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
         click.option("--storage-option", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP),
         click.option("--endpoint-url", metavar="URL", help="S3 server other than Amazon's."),
         click.option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
+        click.option(
+            "--retry-for",
+            type=click.FloatRange(min=0, min_open=True),
+            default=DEADLINE_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a request that fails is repeated.",
+        ),
         click.option("--debug", is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks."),
     ]
     if time_travel:
@@ -51,9 +62,9 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def call(url: str, as_json: bool, commit: int | None = None, **rest: Any) -> None:
+        def call(url: str, as_json: bool, retry_for: float, commit: int | None = None, **rest: Any) -> None:
             options = storage_options(rest.pop("storage_option"), rest.pop("endpoint_url"), rest.pop("profile"))
-            command(Target(url, options, commit, as_json), **rest)
+            command(Target(url, options, commit, as_json, retry_for), **rest)
 
         return functools.reduce(lambda function, add: add(function), reversed(shared), call)
 

@@ -11,7 +11,10 @@ from typing import Any
 import click
 
 MAX_CELL = 160
-WIDTH = 400  # where nobody watches, nothing needs to be cut
+UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
+NAMES = frozenset({"episode_id", "name", "url", "archive", "object", "field", "shard", "step"})  # columns that stay
+PROSE = frozenset({"what happened", "problem"})  # columns that go on in the next line
+PROSE_WIDTH = 30
 
 
 def as_json(value: Any) -> None:
@@ -34,20 +37,64 @@ def plain(value: Any) -> Any:
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
-def table(rows: Iterable[Sequence[Any]], columns: Sequence[str], *, title: str | None = None) -> None:
-    """A table for people. Columns of numbers are aligned to the right."""
+def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
+    """A table for people. Columns of numbers are aligned to the right.
+
+    On a terminal that is too narrow for it nothing is cut: columns are left out that are empty, then those that tell
+    least, from the right; what things are called and where they lie stays.
+    """
+    rows = [list(row) for row in rows]
+    widths = [_width([row[i] for row in rows], name) for i, name in enumerate(columns)]
+    shown, room = list(range(len(columns))), _room()
+    if room is not None and _total(widths, shown) > room:
+        shown = [i for i in shown if columns[i] in NAMES or any(row[i] is not None for row in rows)]
+        for i in reversed([i for i in shown if columns[i] not in NAMES]):
+            if _total(widths, shown) > room and len(shown) > 1:
+                shown.remove(i)
+    _draw([[row[i] for i in shown] for row in rows], [columns[i] for i in shown], room)
+    left = [name for i, name in enumerate(columns) if i not in shown]
+    if left:
+        click.echo(f"left out for want of room: {', '.join(left)} (--json has all)")
+
+
+def _room() -> int | None:
+    """Columns of the terminal; None where nobody watches."""
+    import shutil
+    import sys
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _width(values: Iterable[Any], name: str) -> int:
+    """What a column needs at least: prose goes on in the next line."""
+    from rich.cells import cell_len
+
+    widest = max([cell_len(name), *(cell_len(cell(value)) for value in values)])
+    return min(widest, PROSE_WIDTH) if name in PROSE else widest
+
+
+def _total(widths: Sequence[int], shown: Iterable[int]) -> int:
+    return 1 + sum(3 + widths[i] for i in shown)
+
+
+def _draw(rows: Sequence[Sequence[Any]], columns: Sequence[str], room: int | None) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    rows = list(rows)
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(columns):
         numbers = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
-        drawn.add_column(name, justify="right" if numbers else "left", overflow="ellipsis")
+        drawn.add_column(name, justify="right" if numbers else "left", no_wrap=name not in PROSE)
     for row in rows:
         drawn.add_row(*(Text(cell(value)) for value in row))
-    _print(drawn)
+    needed = _total([_width([row[i] for row in rows], name) for i, name in enumerate(columns)], range(len(columns)))
+    width = UNWATCHED if room is None else max(room, needed)
+    console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=room is not None)
+    with console.capture() as captured:
+        console.print(drawn)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip()))
 
 
 def facts(pairs: Mapping[str, Any]) -> None:
@@ -83,12 +130,3 @@ def size(nbytes: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def _print(drawn: Any) -> None:
-    import sys
-
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(drawn)

@@ -8,33 +8,63 @@ from typing import TYPE_CHECKING
 from archive.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from archive import Archive
+    from archive import Archive, Checkpoint, Episode, Episodes
 
 
-def write_page(arc: Archive, what: str, file: str, *, world_size: int | None, replace: bool) -> str:
+BEST = "best"  # the episode of the greatest return, where none has this id
+
+
+def write_page(
+    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...], replace: bool
+) -> str:  # fmt: skip
     """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title."""
     path = Path(file)
     if path.exists() and not replace:
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
-    title, text = _page(arc, what, world_size)
+    title, text = _plan(arc, what, world_size, where) if world_size else _looked_at(arc, what, where, weights)
     path.write_text(text, "utf-8")
     return title
 
 
-def _page(arc: Archive, what: str, world_size: int | None) -> tuple[str, str]:
-    if world_size is None and len(arc.episodes.filter(episode_id=what)):
-        return f"episode {what}", arc.episodes[what].to_html()
-    try:
-        checkpoint = arc.checkpoints.latest if what == "latest" else arc.checkpoints[what]
-    except NotFoundError:
-        checkpoint = None
-    if checkpoint is None:
-        kind = "checkpoint" if world_size is not None else "episode or checkpoint"
+def _looked_at(arc: Archive, what: str, where: str | None, weights: tuple[str, ...]) -> tuple[str, str]:
+    found = arc.episodes.filter(where=where, model_weights_uuid=weights or None)
+    if len(named := found.filter(episode_id=what)):
+        return f"episode {what}", named[0].to_html()
+    if what == BEST and (best := _best(found)) is not None:
+        return f"episode {best.id}", best.to_html()
+    if where is not None or weights:
         raise NotFoundError(
-            f"there is no {kind} {what!r} at {arc.url}; `archive episodes` and `archive checkpoints` list them"
+            f"no episode {what!r} at {arc.url} meets --where and --weights; `archive episodes` lists those that do"
         )
-    if world_size is None:
-        return f"checkpoint {checkpoint.name}", checkpoint.to_html()
+    checkpoint = _checkpoint(arc, what, "episode or checkpoint")
+    return f"checkpoint {checkpoint.name}", checkpoint.to_html()
+
+
+def _best(found: Episodes) -> Episode | None:
+    """The one of the greatest return."""
+    import pyarrow.compute as pc
+
+    returns = found.table["return"]
+    greatest = pc.max(returns)
+    return found[pc.index(returns, greatest).as_py()] if greatest.is_valid else None
+
+
+def _plan(arc: Archive, what: str, world_size: int, where: str | None) -> tuple[str, str]:
     import resharding
 
-    return f"plan of {checkpoint.name} for {world_size} ranks", resharding.plan(checkpoint, world_size).to_html()
+    checkpoint = _checkpoint(arc, what, "checkpoint")
+    made = resharding.plan(checkpoint, world_size, filter=where)
+    return f"plan of {checkpoint.name} for {world_size} ranks", made.to_html()
+
+
+def _checkpoint(arc: Archive, name: str, kind: str) -> Checkpoint:
+    """By name, or the newest whole one."""
+    try:
+        found = arc.checkpoints.latest if name == "latest" else arc.checkpoints[name]
+    except NotFoundError:
+        found = None
+    if found is None:
+        raise NotFoundError(
+            f"there is no {kind} {name!r} at {arc.url}; `archive episodes` and `archive checkpoints` list them"
+        )
+    return found

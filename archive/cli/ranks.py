@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,21 @@ if TYPE_CHECKING:
     from archive import Archive, Checkpoint
     from resharding import Plan
 
-
+POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
+_POLICY = "Runs of as many steps; episodes in turn; runs of as many episodes."
 _planning = (
     click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
-    click.option("--policy", default="balanced", show_default=True, help="balanced, interleaved or by_trajectory."),
+    click.option("--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True, help=_POLICY),
     click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
     click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped."),
     click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped."),
-    click.option("--incomplete", default="keep", show_default=True, help="keep or drop headless and open episodes."),
+    click.option(
+        "--incomplete",
+        type=click.Choice(INCOMPLETE),
+        default=INCOMPLETE[0],
+        show_default=True,
+        help="Headless and open episodes.",
+    ),
     click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'."),
 )
 
@@ -54,11 +62,12 @@ def planned(checkpoint: Checkpoint, world_size: int, where: str | None, **how: A
 def checkpoints(target: Target, where: str | None) -> None:
     """The checkpoints, oldest first."""
     rows = meeting(where, target.open().checkpoints.table).to_pylist()
+    rows = [row | {"metrics": json.loads(row["metrics"] or "{}")} for row in rows]
     if target.as_json:
         output.as_json(rows)
     else:
         columns = ("commit", "name", "step", "run", "world_size", "whole", "replay_saved", "metrics", "created_at")
-        output.table(([row[c] for c in columns] for row in rows), columns)
+        output.table(([row[c] if row[c] != {} else None for c in columns] for row in rows), columns)
 
 
 @click.command()

@@ -37,7 +37,7 @@ def sample(
     """Load trajectories and draw a batch of transitions once. A URL ending in rank_3 means rank 3 of the archive above."""
     where, drawn_from = _buffers()
     place = where(target.url)
-    arc = Target(place.root, target.storage_options, target.commit, target.as_json).open()
+    arc = target.open(url=place.root)
     source, episodes = _episodes(arc, place, name, buffer)
     episodes = episodes if condition is None else episodes.filter(where=condition)
     held = drawn_from(seed=seed, sample_window_size=sample_window_size)

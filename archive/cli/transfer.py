@@ -36,9 +36,7 @@ def _moved(target: Target, copy: bool, what: str, sources: list[Archive], do: Ca
 
 
 def _opened(target: Target, url: str) -> Archive:
-    import archive
-
-    return archive.open(url, storage_options=target.storage_options, allow_bases=True)
+    return target.open(url=url, allow_bases=True)
 
 
 def _tell(target: Target, made: Archive) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from archive.episodes import Episodes
 from archive.errors import UsageError
 from archive.ranges import Ints
 from archive.sessions import place
@@ -20,6 +21,9 @@ BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 256, 32, 64
 
 class StreamDataset(IterableDataset[Any]):
     """The items of a map-style dataset as a stream: one pass over it is one epoch, or what is left of it.
+
+    dataset: one of this package, or any with a length and items by number. Episodes, an archive, a checkpoint or a
+    share are streamed as whole episodes.
 
     shuffle: "blocks" (default) shuffles within a pool of `pool_blocks` blocks of about `block_steps` neighbouring steps
     each, and the blocks themselves, so that a reader keeps the chunks of one pool and decodes each once. "full" is any
@@ -45,6 +49,8 @@ class StreamDataset(IterableDataset[Any]):
     ) -> None:
         if read_items < 1 or block_steps < 1:
             raise UsageError(f"read_items={read_items} and block_steps={block_steps} must both be at least 1")
+        if isinstance(dataset, Episodes) or not hasattr(dataset, "__getitem__"):
+            dataset = EpisodeDataset(dataset)
         here = place(rank, world_size, "data", "data")
         self.dataset, self.rank, self.world_size, self.read_items = dataset, here.rank, here.world_size, read_items
         block_items = max(1, round(block_steps / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))

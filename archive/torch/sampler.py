@@ -107,7 +107,7 @@ class Sampler:
         """One a unit, from a column, an array of one a step, or one of one a unit."""
         if given is None:
             raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
-        values = self._source.column(given) if isinstance(given, str) else np.asarray(given)
+        values = self._source.column(given) if isinstance(given, str) else _array(given)
         if len(values) == self._gather.steps:
             return self._units.of_steps(values)
         if len(values) != self._units.count:
@@ -127,18 +127,21 @@ class Sampler:
 
     def sample(self, batch_size: int | None = None) -> Any:
         """The next batch, of `batch_size` units if it is given (what was drawn ahead comes afterwards then)."""
-        if self._closed:
-            raise ClosedError("this sampler was closed; make another")
+        self._check_open()
         size = self.batch_size if batch_size is None else batch_size
         with self._filling:
             draw = self._next(size)
             try:
                 batch = self._read(draw)
+                self._draw_ahead()
             except BaseException:
                 self._drawn.appendleft(draw)  # so that trying again skips nothing
                 raise
-            self._draw_ahead()
         return batch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this sampler was closed; make another")
 
     def _next(self, size: int) -> Draw:
         ahead = next((draw for draw in self._drawn if len(draw.places) == size), None)
@@ -150,9 +153,9 @@ class Sampler:
     def _draw_ahead(self) -> None:
         while len(self._drawn) < self._prefetch:
             draw = self.strategy.draw(self.batch_size, self.generator)
+            self._drawn.append(draw)
             numbers, steps = self._units.locate(draw.places.numpy())
             self._gather.prefetch(*self._extent(numbers, steps))
-            self._drawn.append(draw)
 
     def _extent(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints, int]:
         if self.unit != "episode":
@@ -182,16 +185,17 @@ class Sampler:
         """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay."""
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
-        places = self._units.places(np.asarray(index, np.int64).reshape(-1))
+        places = self._units.places(_array(index).astype(np.int64).reshape(-1))
         self.strategy.update(places, priorities)
 
     @property
     def ready(self) -> float:
         """Which part of the bytes of what can be drawn is local, in memory or in the disk cache: 0 to 1."""
-        return self._filling.ready
+        return 0.0 if self._closed else self._filling.ready
 
     def fill(self, timeout_s: float | None = None) -> bool:
         """Bring everything into the cache, and wait for it; whether that ended in time. Errors surface here."""
+        self._check_open()
         self._filling.start()
         return self._filling.join(timeout_s)
 
@@ -205,7 +209,7 @@ class Sampler:
         ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
         return {
             "format": FORMAT, "count": len(self), "unit": self.unit, "generator": self.generator.get_state(),
-            "strategy": self.strategy.state_dict(), "ahead": ahead,
+            "by": type(self.strategy).__name__, "strategy": self.strategy.state_dict(), "ahead": ahead,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,6 +220,11 @@ class Sampler:
             raise UsageError(
                 f"the state is of a sampler of {state['count']} {state['unit']}s; this one has {len(self)} {self.unit}s: "
                 "restore it over the same episodes, or begin anew with a seed of its own"
+            )
+        if state["by"] != type(self.strategy).__name__:
+            raise UsageError(
+                f"the state is of a sampler with strategy {state['by']}; this one has {type(self.strategy).__name__}: make "
+                "it with the same, or begin anew"
             )
         self.strategy.load_state_dict(state["strategy"])
         self.generator.set_state(torch.as_tensor(state["generator"], dtype=torch.uint8))
@@ -296,6 +305,11 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, Ragged):
         return Ragged(*(_mapped(v, change) for v in value))
     return change(value) if isinstance(value, torch.Tensor) else value
+
+
+def _array(value: Any) -> Any:
+    """An array, of a tensor on any device too."""
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
 
 
 def _tensor(value: Any) -> Any:

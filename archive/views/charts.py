@@ -48,16 +48,14 @@ def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axi
     if not len(every):
         return Markup("")
     low, high = float(every.min()), float(every.max())
-    if low == high:  # a line in the middle
-        low, high = low - 1, high + 1
     span, length = high - low, max(len(v) for v in drawn.values())
     paths = []
     for i, values in enumerate(drawn.values()):
         places, kept = thin(values)
         x = places / max(length - 1, 1) * width if length > 1 else np.array([width / 2])
-        y = height - 2 - (kept - low) / span * (height - 4)
+        share = (kept - low) / span if span else np.where(np.isfinite(kept), 0.5, np.nan)
+        y = height - 2 - share * (height - 4)
         paths.append(tag("path", d=_path(x, y), fill="none", stroke=COLORS[i % len(COLORS)], stroke_width=1.2))
-    low, high = float(every.min()), float(every.max())
     text = f"{', '.join(name for name in drawn if name)} from {shown(low)} to {shown(high)}".strip()
     shape = {"class_": "lines", "data_length": length, "preserveAspectRatio": "none"}
     plot = _svg(width, height, tag("title", text), *paths, **shape)

@@ -21,6 +21,17 @@ EXACT_FLOAT32 = 2**24  # integers beyond have no float32 of their own
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
+class Framed:
+    """A page in a frame of a notebook. It may run its script there, and reaches nothing of the notebook."""
+
+    def __init__(self, text: str, height: int) -> None:
+        self.text, self.height = text, height
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{int(self.height)}px;border:0"
+        return tag("iframe", srcdoc=self.text, sandbox="allow-scripts", style=style)
+
+
 def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any, data: Any) -> str:
     """A page of one episode: pictures that play, curves with their values, and the text of each step.
 
@@ -109,8 +120,8 @@ def _film(film: frames.Film, steps: int) -> dict[str, Any]:
     shots = shots[:, ::apart, ::apart]
     every = max(1, -(-shots.nbytes // MAX_FILM_BYTES))
     kept = np.ascontiguousarray(shots[::every])
-    notes += [f"{height} x {width} pixels", f"1 of {apart} rows and columns" if apart > 1 else ""]
-    notes += [f"1 of {every} pictures" if every > 1 else ""]
+    notes += [f"{height} x {width} pixels", f"one row and column in {apart}" if apart > 1 else ""]
+    notes += [f"one picture in {every}" if every > 1 else ""]
     packed = base64.b64encode(zlib.compress(kept.tobytes(), 6)).decode()
     per_frame = max(1, round(steps / count)) * every
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +56,8 @@ def told(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
         return _numbers(value.reshape(-1), numbers)
     if isinstance(value, (np.ndarray, np.generic)):
         return _number(value.item())
-    if _are_messages(value):
-        return "\n\n".join(map(_message, value))
+    if _is_message(value) or (isinstance(value, list) and value and all(map(_is_message, value))):
+        return "\n\n".join(map(_message, value if isinstance(value, list) else [value]))
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
 
 
@@ -79,13 +78,9 @@ def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, (float, complex)) else str(value)
 
 
-def _are_messages(value: Any) -> bool:
-    """Whether it is a conversation: a list of {"role": ..., "content": text}."""
-    return bool(
-        isinstance(value, Sequence)
-        and value
-        and all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in value)
-    )
+def _is_message(value: Any) -> bool:
+    """Whether it is a part of a conversation."""
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
 def _message(message: dict[str, Any]) -> str:
