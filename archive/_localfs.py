@@ -19,6 +19,7 @@ Part = bytes | bytearray | memoryview
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_REUSED_FROM_BYTES = 1024 * 1024
 _WINDOWS = os.name == "nt"
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -49,8 +50,9 @@ class LocalDriver:
             os.close(descriptor)
 
     def read_spans_into(self, key: str, spans: Sequence[tuple[int, int]], memory: Memory) -> Sequence[Part]:
-        """As `read_spans`, into memory that is used again, where the ranges fit into a piece of it."""
-        if sum(stop - start for start, stop in spans) > memory.piece_bytes or not hasattr(os, "preadv"):
+        """As `read_spans`, into memory that is used again, if the ranges are large and fit into a piece of it."""
+        size = sum(stop - start for start, stop in spans)
+        if not _REUSED_FROM_BYTES < size <= memory.piece_bytes or not hasattr(os, "preadv"):
             return self.read_spans(key, spans)
         room, found = memory.take().data, []
         descriptor = os.open(self._path(key), _READ_FLAGS)

@@ -188,7 +188,10 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> EpisodeIndex:
-        return EpisodeIndex(self.snapshot, lambda: self.located.row)
+        return EpisodeIndex(self.snapshot, self._live_rows)  # a method, as functions of here do not pickle
+
+    def _live_rows(self) -> Ints:
+        return self.located.row
 
     @cached_property
     def live(self) -> pa.Table:

@@ -60,6 +60,10 @@ class StepRows:
     def second(self, where: Places, round_: Round, taken: Sequence[Array]) -> Round:
         return Round()
 
+    def most(self, where: Places) -> Sequence[Rows]:
+        """The rows that make up most of the field, known without a round."""
+        return self.first(where).rows
+
     def finish(self, count: int, taken: Sequence[Array], later: Sequence[Array], memory: Any) -> Array:
         return taken[0]
 
@@ -120,6 +124,11 @@ class NextRows(StepRows):
         own = Rows(self.pool, where.shard[kept], (first[owner] + within)[kept])
         following = self.source.segments.start[where.segment] + where.step + 1
         return Round([own, Rows(self.followed, where.shard[~kept], following[~kept])], kept)
+
+    def most(self, where: Places) -> Sequence[Rows]:
+        known = self.source.segments
+        inner = where.pick(where.step + 1 < known.length[where.segment])
+        return [Rows(self.followed, inner.shard, known.start[inner.segment] + inner.step + 1)]
 
     def _alike(self) -> RowPool | None:
         """The followed rows, if they can stand for this field's."""

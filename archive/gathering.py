@@ -27,7 +27,8 @@ from archive.tree import Ragged, unflatten
 
 
 class IOStats(NamedTuple):
-    """What the last batch took, and all of them, with what was fetched ahead in the background."""
+    """What the last batch took, and all of them, with what was fetched ahead in the background. Text, JSON, ragged and
+    whole-episode fields go past the cache and are not counted here, but in the archive's own io_stats()."""
 
     batch: Counts
     total: Counts
@@ -293,7 +294,7 @@ class _Engine:
         have = whole = 0
         for plan in self._planned(where).fields:
             for rows, _, own in plan.pieces(where):
-                for want in rows.first(own).rows:
+                for want in rows.most(own):
                     have += int(self.store.local(want).sum()) * want.pool.row_bytes
                     whole += len(want.rows) * want.pool.row_bytes
         return have / whole if whole else 1.0

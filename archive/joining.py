@@ -127,6 +127,12 @@ def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
             raise CheckpointError(
                 f"the ranks do not agree on the {key} of checkpoint {joint.name!r}: {values}; nothing was committed"
             )
+    went_on = {f.index["rank"]: number for f in parts if (number := f.index.get("resumed_from")) is not None}
+    if len(set(went_on.values())) > 1:
+        raise CheckpointError(
+            f"the ranks went on from different checkpoints (rank: commit): {went_on}, so checkpoint {joint.name!r} would "
+            "lose what others had, or have it twice; nothing was committed: load the same checkpoint on all ranks"
+        )
 
 
 def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:

@@ -55,6 +55,11 @@ def _zstd(level: int) -> Any:
     return Zstd(level=level)
 
 
+def prepare() -> None:
+    """Import now what decoding imports when it first needs it: processes that are forked afterwards have it then."""
+    _zstd(0)
+
+
 def _padded(part: Array, rows: int) -> Array:
     """A chunk is always whole: the last one ends in zeros."""
     import numpy as np

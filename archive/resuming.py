@@ -40,6 +40,8 @@ class Source(Protocol):
     @property
     def world_size(self) -> int: ...
     @property
+    def number(self) -> int: ...
+    @property
     def replay_saved(self) -> bool: ...
     def staged(self, rank: int) -> StagedFile: ...
 
@@ -49,7 +51,7 @@ def same_rank(source: Source, rank: int) -> Resume:
     about = source.staged(rank).index["buffers"]
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
-        return Resume(rank, source.world_size, source.run, dict.fromkeys(about, empty))
+        return Resume(rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number)
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     buffers = {}
@@ -60,7 +62,7 @@ def same_rank(source: Source, rank: int) -> Resume:
         positions = {int(env): int(position) for env, position in entry["next"]}
         env = source.live["env_id"].to_numpy()[pieces.run]
         buffers[name] = take_over(source, pieces, env, pieces.position, positions, opened)
-    return Resume(rank, source.world_size, source.run, buffers)
+    return Resume(rank, source.world_size, source.run, buffers, source.number)
 
 
 def take_over(

@@ -96,8 +96,12 @@ class Pending:
 class Saver:
     """Saves the checkpoints of one writer, one after the other. `committed` is told of each."""
 
-    def __init__(self, storage: Storage, log: CommitLog, place: Place, committed: Callable[..., None]) -> None:
+    def __init__(
+        self, storage: Storage, log: CommitLog, place: Place, committed: Callable[..., None],
+        resumed_from: int | None = None,
+    ) -> None:  # fmt: skip
         self._storage, self._log, self._place, self._committed = storage, log, place, committed
+        self._resumed_from = resumed_from
         self._thread = ThreadPoolExecutor(1, "archive-checkpoint")
         self._pending: Pending | None = None
         self._columns = SavedColumns()
@@ -117,6 +121,7 @@ class Saver:
             check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,
             _json(progress, "progress"), _json(unconsumed, "unconsumed"),
             {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial, known_at,
+            self._resumed_from,
         )  # fmt: skip
 
     def start(

@@ -35,6 +35,7 @@ class Request:
     lineage: Mapping[str, Any]
     partial: bool = False
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
+    resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from
 
 
 @dataclass
@@ -64,6 +65,7 @@ def stage(
         "rank": place.rank, "world_size": place.world_size, "run": place.run, "session": place.session,
         "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": secrets.token_hex(8),
         "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at,
+        "resumed_from": request.resumed_from,
         "metrics": dict(request.metrics),
         "lineage": dict(request.lineage), "progress": request.progress, "columns": columns, "attributes": attributes,
         "states": states, "rows": {"segments": segments.num_rows, "chunks": chunks.num_rows},

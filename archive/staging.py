@@ -68,6 +68,7 @@ class Resume:
     world_size: int
     run: str
     buffers: Mapping[str, BufferResume]
+    checkpoint: int | None = None  # the commit that it was read from
 
 
 def file_member(name: str, data: bytes) -> Member:

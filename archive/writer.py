@@ -58,7 +58,7 @@ class Writer(Buffer):
         open_session(log, place, None if keep is None else keep.to_json())
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
-        self._saver = Saver(storage, log, place, self._saved)
+        self._saver = Saver(storage, log, place, self._saved, None if resume is None else resume.checkpoint)
         self._buffers: dict[str, BufferWriter] = {}
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))

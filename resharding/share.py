@@ -126,9 +126,8 @@ class Share:
     def to_resume(self, rank: int | None = None) -> Resume:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
-        return Resume(
-            self.rank, self.world_size, ck.run, {name: self.buffer(name).to_resume() for name in self.buffers}
-        )
+        buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
+        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "rank": self.rank}

@@ -16,7 +16,7 @@ from archive.fields import Selection
 from archive.live import Runs
 from archive.liveparts import LiveParts
 from archive.liveview import Located
-from archive.ranges import Ints
+from archive.ranges import Ints, sums
 from archive.reader import Tails
 from archive.staging import BufferResume
 from resharding.assignment import Parts
@@ -43,7 +43,8 @@ class Layout:
 
 
 class ShareEpisode(Episode):
-    """An episode of a share. `read()` has env ids and episode ids renumbered; `lineage` has the old ones."""
+    """An episode of a share. `read()` has env ids and episode ids renumbered where steps have moved; `lineage` has the
+    old ones."""
 
     env: int
     place: int
@@ -105,6 +106,22 @@ class ShareBuffer:
         )  # fmt: skip
 
     @cached_property
+    def moved(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Episodes that get ids of the target when they are read: all but those where nothing moves.
+
+        Nothing moves now, but sessions whose steps an earlier resume dealt to other ranks or env rows have in the
+        archive the ids that they were first written with, and in the buffers those that they got then.
+        """
+        if not self._plan.is_identity:
+            return np.ones(len(self), bool)
+        live = self._plan.checkpoint.live
+        session = np.array(live["session"].cast("string").to_pylist(), object)
+        pairs = (("rank", "stream_rank"), ("env_id", "stream_env"))
+        elsewhere = np.any([live[now].to_numpy() != live[origin].to_numpy() for now, origin in pairs], axis=0)
+        offsets, pieces, _, _ = self._pieces
+        return sums(np.isin(session, session[elsewhere])[pieces.run].astype(np.int64), offsets) > 0
+
+    @cached_property
     def next_positions(self) -> dict[int, int]:
         """Env row -> where the next step goes."""
         if self._plan.is_identity:
@@ -136,7 +153,7 @@ class ShareBuffer:
         for i, ep in enumerate(self.episodes):
             own = ShareEpisode.__new__(ShareEpisode)
             own.__dict__.update(ep.__dict__)
-            own.env, own.place, own.renumbered = int(where.env_id[i]), i, not self._plan.is_identity
+            own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(self.moved[i])
             own.roles = roles[i]
             own.lineage = {
                 "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
@@ -185,13 +202,14 @@ class ShareBuffer:
 
     def renumber_rows(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
         """A batch whose item i is of the share's episode numbers[i], with env ids and episode ids renumbered."""
-        if self._plan.is_identity:
+        if not self.moved.any():
             return batch
         of = {id(self._roles[n]): self._roles[n] for n in np.unique(numbers).tolist()}
         for roles in of.values():
-            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool)
+            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool) & self.moved[numbers]
             env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
-            renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
+            if own.any():
+                renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
         return batch
 
     @cached_property

@@ -155,6 +155,25 @@ def test_env_ids_in_the_data_match_the_row_after_redistribution() -> None:
             rb.get_buffer("time_step|env_id")[env, rb.live(env)].max()
 
 
+def test_env_ids_in_the_data_are_the_row_after_the_next_checkpoint_too() -> None:
+    """What the archive holds of them is as the first world wrote it."""
+    ck = world([run(ReplayBuffer(2, 16), [20, 13], seed=rank) for rank in range(3)])
+    url, first = ck.snapshot.storage.url, [ReplayBuffer(3, 64) for _ in range(2)]
+    found = shares(ck, 2, num_envs=3, max_length=64)
+    for rb, share in zip(first, found, strict=True):
+        alf.restore(rb, share)
+    writers = [archive.open(url).writer(resume=share, session="second") for share in found]
+    pending = [alf.save(rb, w, step=2) for rb, w in zip(first, writers, strict=True)]
+    later = pending[0].result(60)
+    plan = resharding.plan(later, world_size=2, num_envs=3, max_length=64)
+    assert plan.is_identity
+    for rank, rb in enumerate(first):
+        again = ReplayBuffer(3, 64)
+        alf.restore(again, plan.share(rank), unfinished="continue")
+        assert_same(again, rb)
+        assert all(set(row(again, env, "env_id")) == {env} for env in range(3))
+
+
 def test_priorities_survive() -> None:
     sources = [run(ReplayBuffer(2, 16), [20, 13], seed=rank) for rank in range(3)]
     targets = [ReplayBuffer(3, 64) for _ in range(2)]

@@ -191,6 +191,32 @@ def test_ranks_must_agree_on_what_they_checkpoint() -> None:
         w._end()
 
 
+def test_ranks_must_go_on_from_the_same_checkpoint() -> None:
+    """An old start of the job commits once more, between the loads of two ranks of the new one."""
+    arc = fresh()
+    found = []
+    for number in range(2):
+        old = [arc.writer(r, 2, session=f"old-{number}", resume=found[-1] if found else None) for r in range(2)]
+        for rank, w in enumerate(old):
+            w.add_episode(steps(range(10 * number + 5 * rank, 10 * number + 5 * rank + 3)))
+        found.append([w.checkpoint(number) for w in old][1].result(10))
+        for w in old:
+            w.close()
+    new = [arc.writer(r, 2, session="new", resume=ck) for r, ck in enumerate(found)]
+    pending = [w.checkpoint(2) for w in new]
+    with pytest.raises(CheckpointError, match=f"different checkpoints.*0: {found[0].number}, 1: {found[1].number}"):
+        pending[0].result(10)
+    for w, made in zip(new, pending, strict=True):
+        with pytest.raises(CheckpointError):
+            made.result(10)
+        w.close()
+    assert reopened(arc).checkpoints.latest.number == found[1].number  # type: ignore[union-attr]
+    again = [arc.writer(r, 2, session="again", resume=found[1]) for r in range(2)]
+    assert len([w.checkpoint(3) for w in again][1].result(10).episodes) == 4
+    for w in again:
+        w.close()
+
+
 def test_ids_that_two_ranks_give_at_once_are_refused() -> None:
     arc = fresh()
     writers = [arc.writer(r, 2, session="s") for r in range(2)]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,6 @@ import archive
 from archive import cli
 from archive.cli import demo, options, output
 
-ROOT = Path(__file__).resolve().parent.parent
-MAX_HELP_S = 0.3
-MAX_LS_S = 0.5
 HOSTILE = "x\x1b[31m\n<script>[bold]"
 
 
@@ -118,6 +112,19 @@ def test_show_tells_of_one_episode(url: str) -> None:
     assert "metadata             {" in text
 
 
+def test_text_is_shown_step_by_step(tmp_path: Path) -> None:
+    with archive.create(tmp_path / "said").writer(schema=archive.Schema(json=["turn"])) as w:
+        steps = {
+            "says": ["one\ntwo", HOSTILE], "tokens": [np.arange(2), np.arange(3)], "turn": [{"role": "user", "content": "hi"}] * 2
+        }  # fmt: skip
+        w.add_episode(steps, episode_id="e")
+    text = printed("show", tmp_path / "said", "e", "-r", "says", "-r", "tokens", "-r", "turn")
+    assert "[0]    one\n       two\n[1]    x\\x1b[31m\n       <script>[bold]\n" in text
+    assert "[1]    3 values\n       0 1 2\n" in text
+    assert "[1]    [user]\n       hi\n" in text
+    assert "[1]    3 values" in printed("show", tmp_path / "said", "e", "-r", "tokens", "--start", 1)
+
+
 def test_log_is_newest_first(url: str) -> None:
     rows = document("log", url)
     assert [(row["commit"], row["kind"], row["segments"]) for row in rows] == [
@@ -142,7 +149,7 @@ def test_a_narrow_terminal_cuts_nothing(url: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(output, "_room", lambda: 44)
     text = click.unstyle(printed("episodes", url, "--where", "length = 3"))
     assert "metadata" not in text.splitlines()[0]
-    assert "left out for want of room: complete, weights, updates, env_id, rank, buffer, commit, metadata" in text
+    assert "left out for want of room: weights, updates, env_id, rank, buffer, commit, metadata" in text
     for row in document("ls", url):
         assert row["url"] in click.unstyle(printed("ls", url)), "what is copied from the terminal is whole"
     monkeypatch.setattr(output, "_room", lambda: 300)
@@ -253,6 +260,7 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
     assert time.monotonic() - began < options.DEADLINE_S
     assert (failed.exit_code, failed.stdout) == (1, "")
     assert "gave up after" in failed.stderr
+    assert "--retry-for" in failed.stderr
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -275,94 +283,3 @@ def test_what_nobody_foresaw_is_one_line_too(url: str, monkeypatch: pytest.Monke
     result = call("info", url)
     assert result.exit_code == 1
     assert result.stderr == "Error: two lines (RuntimeError, unexpected: run it again with --debug, and report it)\n"
-
-
-# -- options and starting ----------------------------------------------------------------------------------------------
-
-
-def test_storage_options_are_read() -> None:
-    found = options.storage_options(
-        ["anon=true", "client_kwargs.region_name=eu", "client_kwargs.verify=false"], "http://x", "p"
-    )
-    wanted = {
-        "anon": True,
-        "client_kwargs": {"region_name": "eu", "verify": False},
-        "endpoint_url": "http://x",
-        "profile": "p",
-    }
-    assert found == wanted
-    with pytest.raises(click.UsageError, match="has a value already"):
-        options.storage_options(["a=1", "a.b=2"], None, None)
-
-
-def test_targets_keep_credentials_to_themselves() -> None:
-    assert "testsecret" not in repr(options.Target("s3://b", {"secret": "testsecret"}))
-
-
-def test_sizes_are_for_people() -> None:
-    assert [output.size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "1.6 MB",
-        "2.0 TB",
-    ]
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_takes_the_common_options(name: str) -> None:
-    text = printed(name, "--help")
-    for option in ("--json", "--storage-option", "--endpoint-url", "--profile", "--retry-for", "--debug"):
-        assert option in text
-    assert f"  {name} " in printed("--help")
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "archive.cli", *arguments], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        check=False,
-    )  # fmt: skip
-
-
-def best_s(*arguments: str) -> float:
-    """Processor seconds: other processes on the machine do not lengthen them."""
-
-    def spent_s() -> float:
-        times = os.times()
-        return times.children_user + times.children_system
-
-    def once_s() -> float:
-        before = spent_s()
-        assert run(*arguments).returncode == 0
-        return spent_s() - before
-
-    return min(once_s() for _ in range(3))
-
-
-def test_help_and_ls_are_quick(url: str) -> None:
-    assert best_s("--help") < MAX_HELP_S
-    assert best_s("ls", url) < MAX_LS_S
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from archive.cli import main; main(['--help'], standalone_mode=False);"
-        "print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {"torch", "zarr", "pyarrow", "numpy", "fsspec", "s3fs", "rich"} & set(done.stderr.split())
-
-
-def test_the_process_ends_with_the_exit_code(tmp_path: Path) -> None:
-    failed = run("info", str(tmp_path / "nowhere"))
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert run("--version").stdout == f"archive, version {archive.__version__}\n"
-
-
-def test_looking_imports_no_pandas(url: str) -> None:
-    code = (
-        "import sys; from archive.cli import main; main(sys.argv[1:], standalone_mode=False);"
-        "print(*{m.partition('.')[0] for m in sys.modules}, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, "ls", url], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {"torch", "zarr", "pandas", "s3fs"} & set(done.stderr.split())

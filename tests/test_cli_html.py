@@ -52,6 +52,14 @@ def test_what_is_there_stays_unless_asked(url: str, tmp_path: Path) -> None:
     assert "<canvas" in file.read_text("utf-8")
 
 
+@pytest.mark.parametrize("file", ["nowhere/page.html", "."])
+def test_a_page_goes_into_a_file(url: str, tmp_path: Path, file: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    refused = call("export", url, "--html", "e1", "-o", tmp_path / file, "--yes")
+    assert (refused.exit_code, "give another" in refused.stderr) == (2, True)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

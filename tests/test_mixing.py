@@ -208,9 +208,11 @@ def test_what_does_not_mix(tmp_path: Path, replay: archive.Episodes, demo: archi
         next(at.mix({"replay": steps, "demo": other}, batch_size=4))
     with pytest.raises(FieldError, match="tag"):
         next(at.mix({"replay": steps}, batch_size=4, tag="reward"))
-    for wrong in ({"ratios": [1]}, {"ratios": [-1, 2]}, {"ratios": [0, 0]}, {"ratios": "some"}, {"batch_size": 0}):
+    for wrong in ({"ratios": [1]}, {"ratios": [-1, 2]}, {"ratios": [0, 0]}, {"ratios": "some"}, {"batch_size": 0},
+                  {"ratios": [float("nan"), 1]}, {"ratios": ["a", 1]}):  # fmt: skip
         with pytest.raises(UsageError):
             at.mix({"a": steps, "b": steps}, **{"batch_size": 4, **wrong})
+    assert at.mix({"a": steps, "b": steps}, np.array([0.25, 0.75], np.float32), batch_size=4).ratios["a"] == 0.25
     with pytest.raises(UsageError, match="StepDataset"):
         at.mix({"a": replay}, batch_size=4)
     with pytest.raises(UsageError, match="at least one"):

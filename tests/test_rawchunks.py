@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from archive import arena, rawchunks, shards
+import archive
+from archive import arena, bufferwriter, rawchunks, shards
 from archive.blocks import Block, ShardSchema
 from archive.ranges import merge_runs
 
@@ -112,3 +114,33 @@ def test_runs_that_touch_stay_apart_where_each_is_wanted_for_itself() -> None:
     apart = [a.tolist() for a in merge_runs(starts, stops, touching=False)]
     assert apart == [[0, 3, 5, 9], [3, 5, 8, 12]]
     assert [a.tolist() for a in merge_runs(starts, stops)] == [[0, 9], [8, 12]]
+
+
+def test_a_shelf_holds_what_fits_and_leaves_the_rest_where_it_is() -> None:
+    piece = np.zeros(10, np.uint8)
+    shelf = arena.Shelf(piece)
+    given = [b"abcd", b"", b"efghij", b"k"]
+    held = [shelf.hold(data) for data in given]
+    assert [bytes(one) for one in held] == given
+    assert bytes(piece) == b"abcdefghij"
+    assert held[-1] is given[-1]
+
+
+def test_compressed_chunks_on_a_shelf_are_the_same_bytes() -> None:
+    arrays, piece = {"x": numbers("i4", (997, 3)), "y": numbers("u2", (997, 50))}, np.zeros(1 << 17, np.uint8)
+    given: dict[str, Any] = {"attributes": {}, "compression": "zstd:1", "chunk_bytes": 500, "copy": False}
+    members = shards.encode(arrays, **given, hold=arena.Shelf(piece).hold)
+    assert stored(members) == stored(shards.encode(arrays, **given))
+    chunks = [m for m in members if m.array]
+    assert all(np.shares_memory(np.frombuffer(m.data, np.uint8), piece) for m in chunks)
+
+
+def test_memory_that_compressed_shards_share_keeps_them_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 9 << 20)
+    episodes = [np.random.default_rng(i).integers(0, 256, (100, 300, 300), np.uint8) for i in range(5)]
+    with archive.create(tmp_path / "a").writer(compression="zstd:1") as w:
+        for episode in episodes:
+            w.add_episode({"x": episode})
+    assert len({p.name for p in tmp_path.rglob("shards/**/*.zip")}) == 5
+    for found, episode in zip(archive.open(tmp_path / "a").episodes.read(), episodes, strict=True):
+        np.testing.assert_array_equal(found["x"], episode)

@@ -7,11 +7,13 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from adapter_helpers import save_world, shares
 
 import archive
 from archive import FieldError, Schema
 
 Nest = dict[str, Any]
+FIRST = np.array([True, False])
 
 
 def gone_on(before: Nest, after: Nest, schemas: tuple[Schema | None, Schema | None] = (None, None)) -> archive.Episode:
@@ -64,3 +66,37 @@ def test_another_kind_of_field_is_refused_across_the_seam(before: Any, after: An
     with pytest.raises(FieldError, match=r"another kind of field 'x' .*start= and stop="):
         episode.read()
     assert episode.read("reward")["reward"].tolist() == [1, 1, 1, 1]
+
+
+def test_ids_stay_those_of_the_target_after_the_next_checkpoint_of_the_new_world() -> None:
+    """3 ranks, then 2, then 2 again: what the archive holds was written by 3, and is not what the buffers have."""
+    url, schema = f"memory://{uuid4().hex}", Schema(env_id=["env"], episode_id=["traj"])
+
+    def save(rank: int, w: Any, step: int) -> Any:
+        for env in range(2):
+            for k in range(3):
+                ids = {"env": np.full(2, env), "traj": np.full(2, env * 3 + k)}
+                w.append({"x": np.full(2, 100 * rank + 10 * env + k)} | ids, env_ids=env, first=FIRST, last=~FIRST)
+        return w.checkpoint(step)
+
+    first = save_world(url, range(3), save, schema=schema)
+    assert [e["env"][0] for e in shares(first, 3)[1].read()] == [0, 0, 0, 1, 1, 1]
+    given = shares(first, 2)
+    writers = [archive.open(url).writer(resume=share, session="second") for share in given]
+    new = {"x": np.full(2, 7), "env": np.full(2, 1), "traj": np.full(2, 70)}  # by the new world, so they stay
+    for w in writers:
+        w.append(new, env_ids=1, first=FIRST, last=~FIRST)
+    pending = [w.checkpoint(2) for w in writers]
+    second = pending[0].result(60)
+    again = shares(second, 2)
+    assert again[0].plan.is_identity
+    for before, after in zip(given, again, strict=True):
+        want = [*before.read(), new]
+        assert len({int(e["traj"][0]) for e in want}) == len(want) == 10
+        batch = {k: np.concatenate([e[k][:1] for e in after.episodes.read()]) for k in new}
+        assert after.renumber_rows(batch, np.arange(10))["traj"].tolist() == [e["traj"][0] for e in want]
+        for read in (after.read(), [e.read() for e in after], [e for _, e in after.stream()]):
+            assert [{k: v.tolist() for k, v in e.items()} for e in read] == [
+                {k: v.tolist() for k, v in e.items()} for e in want
+            ]
+        assert [int(e["env"][0]) for e in want] == after.layout.env_id.tolist()

@@ -122,6 +122,16 @@ def test_what_the_store_refused_ahead_is_told_though_it_answers_again(proxied: P
     assert all(torch.equal(image, plain.sample()["image"]) for image in found)
 
 
+def test_what_follows_another_field_is_local_when_that_is(tmp_path: Path) -> None:
+    arc = made(tmp_path / "b", [400, 400], compression=None, chunk_bytes=2_000)
+    with Sampler(arc, ["next"], batch_size=4) as sampler:
+        assert sampler.ready == 0.0
+        sampler.sample()
+        assert 0.0 < sampler.ready < 0.5
+        assert sampler.fill(60)
+        assert sampler.ready == 1.0
+
+
 def test_after_close_nothing_begins_anew(arc: archive.Archive) -> None:
     sampler = Sampler(arc, ["t"], batch_size=4)
     sampler.fill(60)

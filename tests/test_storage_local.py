@@ -8,10 +8,18 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from archive.errors import AccessDeniedError, AlreadyExistsError, NotExclusiveError, StorageError, StorageFullError
-from archive.storage import Storage
+from archive.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    NotExclusiveError,
+    ShortReadError,
+    StorageError,
+    StorageFullError,
+)
+from archive.storage import LOCAL_PIECES, LOCAL_READS_AHEAD, ByteRange, Storage
 
 DATA = bytes(range(250)) * 4
 
@@ -113,6 +121,46 @@ def test_partial_writes_to_a_disk_are_completed(tmp_path: Path, monkeypatch: pyt
     storage.put("x", [DATA, memoryview(DATA)])
     monkeypatch.undo()
     assert storage.get("x") == DATA * 2
+
+
+def large(storage: Storage, count: int) -> tuple[list[ByteRange], list[bytes]]:
+    """Ranges that are read one by one, and what lies there."""
+    size = 3 << 19
+    data = np.random.default_rng(1).bytes(count * size)
+    storage.put("x", data)
+    ranges = [ByteRange("x", i * size, (i + 1) * size) for i in range(count)]
+    return ranges, [data[one.start : one.stop] for one in ranges]
+
+
+def test_large_reads_use_memory_again_that_was_let_go(tmp_path: Path) -> None:
+    storage = Storage.connect(tmp_path)
+    ranges, expected = large(storage, 30)
+    places = set()
+    for found, data in zip(storage.iter_ranges(ranges, max_bytes=1 << 26), expected, strict=True):
+        assert found == data
+        places.add(np.frombuffer(found, np.uint8).ctypes.data)
+    assert len(places) <= LOCAL_READS_AHEAD + 3
+
+
+def test_large_reads_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
+    storage = Storage.connect(tmp_path)
+    ranges, expected = large(storage, 2 * LOCAL_PIECES)
+    kept = [memoryview(found)[5:] for found in storage.iter_ranges(ranges, max_bytes=1 << 26)]
+    assert all(one.readonly for one in kept)
+    assert kept == [data[5:] for data in expected]
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="reads into new memory there")
+def test_large_reads_are_completed_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Storage.connect(tmp_path)
+    ranges, expected = large(storage, 2)
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:999_999]], at))
+    assert list(storage.iter_ranges(ranges, max_bytes=1 << 26)) == expected
+    with (tmp_path / "x").open("r+b") as file:
+        file.truncate(ranges[1].stop - 1)
+    with pytest.raises(ShortReadError):
+        list(storage.iter_ranges(ranges, max_bytes=1 << 26))
 
 
 @pytest.mark.parametrize("name", ["write", "fsync", "replace", "link"])

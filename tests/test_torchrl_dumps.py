@@ -18,7 +18,7 @@ from torchrl_buffers import assert_same_samples, buffer, contents, steps
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.errors import IntegrityError, NotFoundError, UsageError
+from archive.errors import IntegrityError, NotFoundError, SupersededError, UsageError
 
 import torch  # isort: skip
 from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer  # isort: skip
@@ -221,3 +221,23 @@ def test_what_it_cannot_save_is_said() -> None:
         rb = buffer(5)
         with pytest.raises(UsageError, match="share one storage"):
             torchrl.save({"a": rb, "b": rb}, w, step=1)
+        p = torchrl.save({"a": buffer(5), "b": buffer(5)}, w, step=1)
+    with pytest.raises(UsageError, match="share one storage"):
+        torchrl.restore({"a": rb, "b": rb}, p.result(60), rank=0, existing="replace")
+
+
+def test_loading_goes_on_where_another_process_took_over(checkpointer: Any) -> None:
+    url = "memory://dumps/taken over"
+    rb, other = (buffer(50, seed=seed, checkpointer=checkpointer()) for seed in (1, 2))
+    rb.extend(steps(0, 10))
+    rb.dumps(url)
+    other.loads(url)
+    other.extend(steps(10, 5))
+    other.dumps(url)
+    rb.extend(steps(10, 3))
+    with pytest.raises(SupersededError):
+        rb.dumps(url)
+    rb.loads(url)
+    assert contents(rb) == contents(other)
+    rb.dumps(url)
+    assert appended(url) == 0

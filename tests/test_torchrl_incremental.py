@@ -196,6 +196,15 @@ def test_a_list() -> None:
     world.writer.close()
 
 
+def test_many_small_writes_are_remembered_in_little_room(world: World) -> None:
+    for k in range(30, 4180):
+        world.rb.add(steps(k, 1)[0])
+    (tracker,) = world.rb._storage._attached_entities[-1:]
+    assert len(tracker._marks) < 4097
+    assert world.save() == 50
+    world.check()
+
+
 def test_items_to_which_sampling_adds_fields() -> None:
     """A lazy stack's samples are its items, so what `sample()` sets on them appears there: behind the storage's back."""
 
@@ -215,6 +224,19 @@ def test_items_to_which_sampling_adds_fields() -> None:
     other = make(9)
     torchrl.restore(other, world.checkpoint, rank=0)
     assert_same_samples(world.rb, other, count=30)
+
+
+def test_a_trajectory_whose_items_are_of_two_kinds_goes_on_when_moved() -> None:
+    rb = buffer(storage=ListStorage(20), plain=True, collate_fn=list)
+    for k, item in enumerate(steps(0, 12)):
+        rb.add(item if k < 3 or k > 9 else item.set("late", torch.zeros(2)))
+    world = World(rb, "memory://again/two kinds")
+    world.save()
+    world.writer.close()
+    other = buffer(storage=ListStorage(40), plain=True, collate_fn=list)
+    share = resharding.plan(world.checkpoint, world_size=1, unfinished="continue").share(0)
+    assert torchrl.restore(other, share).counts["closed"] == 0
+    assert [bool(item[END]) for item in other._storage._storage] == [k == 6 for k in range(12)]
 
 
 def test_items_whose_numbers_became_arrays() -> None:

@@ -236,7 +236,8 @@ def test_given_keys() -> None:
     assert lengths() == [7, 7, 6]
     assert lengths(end_key="stop") == [10, 10]
     assert lengths(traj_key="task", end_key="stop") == [4, 4, 2, 2, 4, 4]
-    assert lengths(traj_key=("next", "nothing")) == [7, 7, 6]
+    with pytest.raises(UsageError, match="no field 'next/nothing'"):
+        lengths(traj_key=("next", "nothing"))
 
 
 def test_the_collectors_ids_come_first() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,6 +21,7 @@ from archive.errors import FieldError, MissingPackageError
 from archive.tree import Ragged
 from archive.views import charts, frames, markup, plots, summaries, texts
 
+SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<script>alert(1)</script> & \"'"
 
 
@@ -88,7 +91,7 @@ def test_a_plan_counts_what_moves(arc: archive.Archive) -> None:
     assert sum(plan.moved.values()) == 60
     assert [sum(n for (_, t), n in plan.moved.items() if t == rank) for rank in range(3)] == plan.steps
     assert set(plan.moved) == {(0, 0), (0, 1), (1, 1), (1, 2)}
-    assert len(list(elements(plan._repr_html_()).iter("{http://www.w3.org/2000/svg}path"))) == 4
+    assert len(list(elements(plan._repr_html_()).iter(f"{SVG}path"))) == 4
 
 
 def test_an_empty_archive_shows_itself() -> None:
@@ -117,6 +120,16 @@ def test_lines_keep_the_extremes_and_leave_gaps(values: list[float | None]) -> N
         _, kept = charts.thin(charts.numbers(values))
         finite = kept[np.isfinite(kept)]
         assert (finite.min(), finite.max()) == (min(known), max(known))
+
+
+@pytest.mark.parametrize("values", [[], [3], [2.5], list(range(50)), [0, 10**17], [0.0, 1e308], [-1.5, 0.25, 7]])
+def test_histograms_count_all(values: list[float]) -> None:
+    made = charts.histogram(values, bins=24)
+    counts = [int(t.text.rpartition(": ")[2]) for t in elements(made).iter(f"{SVG}title") if t.text] if made else []
+    assert sum(counts) == len(values)
+    assert len(counts) <= 25
+    if len(values) == 50:
+        assert set(counts[:-1]) == {3}, "no bar stands out for the whole numbers that it has"
 
 
 def test_a_point_without_neighbours_is_seen() -> None:
@@ -234,6 +247,14 @@ def test_long_texts_say_how_long_they_were() -> None:
     assert numbers.endswith("1999 …")
 
 
+def test_values_are_short() -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
+    assert [markup.shown(v) for v in (at, at.replace(tzinfo=None), True, 1 / 3, [])] == [
+        "2026-01-02 03:04:05 UTC", "2026-01-02 03:04:05", "yes", "0.33333", "-",
+    ]  # fmt: skip
+    assert "b</th>" not in markup.facts({"a": 1, "b": None})
+
+
 def test_kinds_are_said_as_numpy_does() -> None:
     assert summaries.kind("<f4[3, 4] step") == ("float32", "3 x 4", "step")
     assert summaries.kind("<M8[ns][] step") == ("datetime64[ns]", "-", "step")
@@ -255,6 +276,10 @@ def test_plots(arc: archive.Archive) -> None:
     assert arc.episodes[3].plot(["reward"], 1, 3)[0].lines[0].get_ydata().tolist() == [3.0, 3.0]
     bars = views(arc)["plan"].plot()
     assert sum(p.get_width() for p in bars.patches) == 60
+    assert len(bars.get_legend().get_texts()) == 2
+    many = plots.plan({(i, 0): i + 1 for i in range(12)}, 1, "x")
+    assert many.get_legend() is None
+    assert [text.get_text() for text in many.texts] == [str(i) for i in range(12)]
     pyplot.close("all")
 
 
@@ -272,3 +297,11 @@ def test_plots_say_what_to_install(arc: archive.Archive, monkeypatch: pytest.Mon
 
 def test_weights_are_counted_in_order_of_use(arc: archive.Archive) -> None:
     assert summaries.weights_counts(arc.episodes.table) == {f"{HOSTILE}0": 6, f"{HOSTILE}1": 6}
+
+
+def test_an_episode_is_found_where_older_pickles_look_for_it(arc: archive.Archive) -> None:
+    import archive.episodes
+
+    assert archive.episodes.Episode is archive.Episode
+    again = pickle.loads(pickle.dumps(arc.episodes[3]))
+    assert again.id == arc.episodes[3].id

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import archive
 from archive.adapters import common
 from archive.adapters._torchrl_parts import module
-from archive.errors import NotFoundError, UsageError
+from archive.errors import NotFoundError, SupersededError, UsageError
 
 
 class ArchiveCheckpointer:
@@ -96,7 +97,8 @@ class ArchiveCheckpointer:
     def _end(self, url: str) -> None:
         held = self._writers.pop(url, None)
         if hasattr(held, "close"):
-            held.close()
+            with suppress(SupersededError):  # `dumps` has said so, or there was nothing left to commit
+                held.close()
 
     # -- what a storage expects of its checkpointer -------------------------------------------------------------
 

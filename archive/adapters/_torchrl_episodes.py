@@ -13,6 +13,7 @@ from archive.schema import Path
 
 COLLECTOR: Path = ("collector", "traj_ids")
 END: Path = ("next", "done")
+SPLIT = "another kind of item"  # why an episode ended, though its trajectory goes on in the next
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from archive import statetree
-from archive.adapters._torchrl_parts import Parts
+from archive.adapters._torchrl_parts import Parts, load_state
 from archive.adapters._torchrl_tensors import module_tensordict
 from archive.errors import StateError, UsageError
 
@@ -70,7 +70,7 @@ def _restore_transform(rb: Any, own: Any, known: Sequence[Any]) -> list[str]:
         return []
     if rb._transform is None or not rb._transform.state_dict():
         return ["the saved transforms have state, this buffer's have none: it is not used"]
-    rb._transform.load_state_dict(state)
+    load_state(rb._transform, state)
     if own is None and len({_fingerprint(s["transform"]) for s in known}) > 1:
         return ["the transforms of the source ranks differ in state: that of the first rank is used"]
     return []

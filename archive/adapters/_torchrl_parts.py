@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archive.adapters import common
-from archive.errors import UsageError
+from archive.errors import StateError, UsageError
 
 INSTALL = "'torchrl>=0.14' tensordict"
 
@@ -67,6 +67,16 @@ def _check_kinds(parts: Parts) -> None:
             f"buffer {parts.name!r} has a {type(parts.storage).__name__}; tensor storages (lazy or memory-mapped) and "
             "lists are saved, others keep their data elsewhere"
         )
+
+
+def load_state(owner: Any, state: Any) -> None:
+    """Give a part of a buffer the state that one like it had."""
+    try:
+        owner.load_state_dict(state)
+    except (RuntimeError, KeyError, TypeError, ValueError) as e:
+        raise StateError(
+            f"the saved state does not fit the buffer's {type(owner).__name__}: {e}; give a buffer that is made alike"
+        ) from e
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.adapters._torchrl_episodes import END, Keys
+from archive.adapters._torchrl_episodes import END, SPLIT, Keys
 from archive.adapters._torchrl_saving import Cells
 from archive.adapters._torchrl_tracking import NONE
 from archive.errors import UsageError
@@ -167,4 +167,14 @@ def _seams(given: Given, order: Ints, column: Ints) -> tuple[Ints, Ints]:
     ends = order[opens[order] & seam & ~goes_on]
     if given.keys.traj is not None or given.keys.unit == "step":
         return ends, order[:0]  # other trajectories have other ids
-    return ends, order[seam & ~goes_on]
+    return ends, order[seam & ~goes_on & ~_goes_on_in_next(given, order)]
+
+
+def _goes_on_in_next(given: Given, order: Ints) -> Any:
+    """Whether the step after each goes on with its trajectory, which is two episodes as its items are of two kinds."""
+    split = np.array([r == SPLIT for r in given.part.episodes.table["reason"].to_pylist()], bool)[given.unit[order]]
+    if not split.any() or "slot" not in given.columns:
+        return np.zeros(len(order), bool)
+    slot, source = given.columns["slot"][order], given.layout.source_rank[given.unit[order]]
+    follows = (source[1:] == source[:-1]) & ((slot[1:] == slot[:-1] + 1) | (slot[1:] == 0))
+    return split & np.r_[follows, False]

@@ -54,7 +54,7 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Re
     cells.finish(target.rows)
     kept = np.flatnonzero(target.cell != NONE)
     columns = {name: values[kept] for name, values in given.columns.items()}
-    placed = Placed(target.cell[kept], columns, target.own is not None, target.rows, max(1, target.columns))
+    placed = Placed(target.cell[kept], columns, target.rows, max(1, target.columns))
     if target.own is not None and target.own["storage"]["last_cursor"] is not None and not cells.listed:
         parts.storage._set_last_cursor(target.own["storage"]["last_cursor"])
     notes = _torchrl_writers.restore(parts, cells, _part(given, "writer"), _own(target, "writer"), placed)

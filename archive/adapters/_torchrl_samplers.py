@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.adapters._torchrl_parts import Parts, module
+from archive.adapters._torchrl_parts import Parts, load_state, module
 from archive.errors import UsageError
 from archive.ranges import Ints
 
@@ -19,14 +19,12 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True)
 class Placed:
-    """Where restored steps lie: cell of each, in the order of the columns; `exact`: just as they were saved."""
+    """Where restored steps lie: cell of each, in the order of the columns."""
 
     cells: Ints
     columns: Mapping[str, Any]
-    exact: bool
     rows: int
     inner: int  # cells a row
-    sources: Sequence[int] = ()  # source rank of each step
 
 
 def _kinds() -> Any:
@@ -151,7 +149,7 @@ def _restore_priorities(parts: Parts, sampler: Any, states: Mapping[int, Any], o
         sampler._alpha, sampler._beta, sampler._eps = values["_alpha"], values["_beta"], values["_eps"]
     if "priority" not in placed.columns:
         if len(placed.cells):
-            sampler.mark_update(_coordinates(placed, placed.cells), storage=parts.storage)
+            sampler.mark_update(torch.from_numpy(np.ascontiguousarray(placed.cells)), storage=parts.storage)
         return ["the checkpoint has no priorities: all steps begin with the default one"]
     set_leaves(sampler, placed.cells, np.asarray(placed.columns["priority"], np.float64))
     if own and known:
@@ -188,11 +186,6 @@ def _highest(sampler: Any, known: Sequence[Any], placed: Placed) -> tuple[Any, A
         return best, None
     at = int(placed.cells[int(np.argmax(placed.columns["priority"]))])
     return best, torch.tensor(at, device=sampler.device)
-
-
-def _coordinates(placed: Placed, cells: Ints) -> torch.Tensor:
-    """Cells as a storage's writer would name them."""
-    return torch.from_numpy(np.ascontiguousarray(cells))
 
 
 def _restore_remaining(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed) -> list[str]:
@@ -238,7 +231,7 @@ def _device(parts: Parts) -> Any:
 
 def _restore_uses(parts: Parts, sampler: Any, own: Any, placed: Placed) -> list[str]:
     if own and own.get("dict"):
-        sampler.load_state_dict(own["dict"])
+        load_state(sampler, own["dict"])
         return []
     sampler._ensure_state(parts.storage)
     if "uses" not in placed.columns or not len(placed.cells):
@@ -252,12 +245,12 @@ def _restore_uses(parts: Parts, sampler: Any, own: Any, placed: Placed) -> list[
 
 def _restore_plain(sampler: Any, states: Mapping[int, Any], own: Any) -> list[str]:
     if own and own.get("dict") and own["class"] == type(sampler).__name__:
-        sampler.load_state_dict(own["dict"])
+        load_state(sampler, own["dict"])
         return []
     given = [s["dict"] for s in states.values() if s and s["class"] == type(sampler).__name__ and s.get("dict")]
     if not given:
         return []
     if isinstance(sampler, _kinds().StalenessAwareSampler):
-        sampler.load_state_dict(max(given, key=lambda d: int(d["consumer_version"])))
+        load_state(sampler, max(given, key=lambda d: int(d["consumer_version"])))
         return []
     return [f"the state of {type(sampler).__name__} belongs to slots that have moved: it begins anew"]

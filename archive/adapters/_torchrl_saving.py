@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from archive.adapters._torchrl_episodes import Keys, Marks, Mask, keys_of, marks_of
+from archive.adapters._torchrl_episodes import SPLIT, Keys, Marks, Mask, as_path, keys_of, marks_of
 from archive.adapters._torchrl_lists import ListCells
 from archive.adapters._torchrl_parts import Parts, module
 from archive.adapters._torchrl_tensors import TensorCells
 from archive.adapters._torchrl_tracking import NONE, Record, evict_unknown, tracker_of
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
+from archive.errors import UsageError
+from archive.names import show
 from archive.ranges import Ints
 from archive.torch.ring import MAX_CALL_BYTES
 
@@ -78,6 +80,17 @@ def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: 
         return Appended(cells, keys, record, live, _ids(inner, cells, keys, record.renumbered[live], live))
 
 
+def check_keys(every: Iterable[Parts], **given: Any) -> None:
+    """Refuse a key that was given, and that no buffer has."""
+    cells = [cells_of(parts) for parts in every if len(parts.storage)]
+    for name, key in given.items():
+        path = as_path(key)
+        if path is not None and cells and all(c.flat(path) is None for c in cells):
+            raise UsageError(
+                f"{name}={key!r}: the steps have no field {show(path)!r}, or not all of them; give another key"
+            )
+
+
 def _ids(inner: BufferWriter, cells: Cells, keys: Keys, renumbered: Mask, live: Ints) -> dict[str, int]:
     """Ids of trajectories that a restore has renumbered, by episode."""
     values = cells.flat(keys.traj) if keys.traj is not None and renumbered.any() else None
@@ -113,8 +126,9 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
         else:
             runs_on = _runs_on(inner, record, marks, chosen, heads)
             first, last = marks.first[chosen], marks.last[chosen]
-            first[0] |= _differs(cells, record, marks, int(chosen[0]))
-            _end_known(inner, record, marks, chosen[first & runs_on])
+            split = bool(runs_on[0] & ~first[0]) and _differs(cells, record, marks, int(chosen[0]))
+            first[0] |= split
+            _end_known(inner, record, marks, chosen[first & runs_on], SPLIT if split else "ended")
             jumps = ~first & ~runs_on
         positions = _positions(inner, env, heads, jumps)
         inner.append(
@@ -155,16 +169,15 @@ def _runs_on(inner: BufferWriter, record: Record, marks: Marks, chosen: Ints, he
 def _differs(cells: Cells, record: Record, marks: Marks, cell: int) -> bool:
     """Whether an item is of another kind than the one before it was, so that it can't go on with its episode."""
     before = int(marks.previous[cell])
-    known = cells.listed and before >= 0 and record.position[before] != NONE
-    return known and record.signatures[before] != cells.signatures(np.array([cell]))[0]
+    return cells.listed and record.signatures[before] != cells.signatures(np.array([cell]))[0]
 
 
-def _end_known(inner: BufferWriter, record: Record, marks: Marks, begins: Ints) -> None:
+def _end_known(inner: BufferWriter, record: Record, marks: Marks, begins: Ints, reason: str) -> None:
     """Trajectories that were open have ended, as their successors tell."""
     before = marks.previous[begins]
     known = before[record.position[before] != NONE]
     if len(known):
-        inner.close_episodes(record.env[known], None, None, "ended")
+        inner.close_episodes(record.env[known], None, None, reason)
 
 
 def _positions(inner: BufferWriter, env: Ints, heads: Mask, jumps: Mask) -> Ints:
@@ -200,7 +213,7 @@ def storage_state(parts: Parts, found: Appended) -> dict[str, Any]:
         "inner": list(cells.inner),
         "rows": cells.rows,
         "moved": found.record.moved,
-        "kind": {"items": found.kinds[0]} if cells.listed else cells.kind,
+        "kind": {"items": found.kinds[0]} if isinstance(cells, ListCells) else cells.kind,
         "last_cursor": None if cursor is None else int(cursor),
         "keys": found.keys.to_state(),
     }

@@ -18,6 +18,7 @@ from archive.ranges import Ints, spans
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 NONE = -1
+_MANY_MARKS = 4096
 
 
 @dataclass
@@ -87,6 +88,9 @@ class Tracker:
         self.explained += len(valid) if self._listed else int(len(valid) > 0)
         if len(valid):
             self._marks.append((int(valid[0]), int(valid[-1]) + 1) if _is_run(valid) else np.unique(valid))
+        if len(self._marks) > _MANY_MARKS:
+            every = [np.arange(*mark) if isinstance(mark, tuple) else mark for mark in self._marks]
+            self._marks = [np.unique(np.concatenate(every))]
 
     def changed(self, cells: Any, *, verify: bool) -> tuple[Mask, np.ndarray[Any, np.dtype[np.uint64]]]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.adapters._torchrl_parts import Parts, module
+from archive.adapters._torchrl_parts import Parts, load_state, module
 from archive.adapters._torchrl_samplers import Placed
 from archive.adapters._torchrl_saving import Cells
 from archive.errors import UsageError
@@ -59,7 +59,7 @@ def restore(parts: Parts, cells: Cells, states: Mapping[int, Any], own: Any, pla
         _restore_cursor(parts, own, placed)
         return []
     if own and own["class"] == type(parts.writer).__name__ and own.get("dict"):
-        parts.writer.load_state_dict(own["dict"])
+        load_state(parts.writer, own["dict"])
     return []
 
 

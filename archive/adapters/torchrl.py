@@ -30,7 +30,8 @@ Steps that fill no whole row of a 2-d storage are dropped and counted.
 Not saved: hooks, collate functions, the process's own random generators (give the buffer a generator).
 Only what changed since the last save is written: a tracker on the storage is told of each write; where
 something else wrote (another process, `rb[i] = x`, `empty()`), digests tell which rows differ. What is changed behind
-the storage's back (in place, through a view) is found with `verify=True`.
+the storage's back (in place, through a view) is found with `verify=True`; so is what samplers set on the items of a
+LazyStackStorage, whose samples are its items.
 """
 
 from __future__ import annotations
@@ -70,12 +71,11 @@ def save(
     verify: compare digests of everything with those of the last save, rather than trust the storage's revision.
     traj_key, end_key: nested keys that tell trajectories apart.  options: those of `Writer.checkpoint`.
     """
-    every = {name: parts_of(rb, name) for name, rb in common.several(objects).items()}
-    if len({id(parts.storage) for parts in every.values()}) < len(every):
-        raise UsageError("two of the buffers share one storage; save it under one name")
+    every = _parts(objects)
     wait = bool(options.pop("wait", False))
     with ExitStack() as still:
         queues = {name: still.enter_context(held(parts.rb)) for name, parts in every.items()}
+        _torchrl_saving.check_keys(every.values(), traj_key=traj_key, end_key=end_key)
         saved: dict[str, Saved] = {}
         if options.get("save_replay", True):
             for name, parts in every.items():
@@ -85,6 +85,13 @@ def save(
     if wait:
         pending.result()
     return pending
+
+
+def _parts(objects: Any) -> dict[str, Parts]:
+    every = {name: parts_of(rb, name) for name, rb in common.several(objects).items()}
+    if len({id(parts.storage) for parts in every.values()}) < len(every):
+        raise UsageError("two of the buffers share one storage; give it under one name")
+    return every
 
 
 def _saved(part: Buffer, parts: Parts, queue: Any, **how: Any) -> Saved:
@@ -122,7 +129,7 @@ def restore(
     if unfinished is not None:
         common.check_option("unfinished", unfinished, common.UNFINISHED)
     reports: dict[str, Report] = {}
-    every = {name: parts_of(rb, name) for name, rb in common.several(objects).items()}
+    every = _parts(objects)
     shares = {name: common.share_buffer(share, name) for name in every}
     for name, parts in every.items():
         common.check_room(existing, len(parts.storage), f"buffer {name!r}")

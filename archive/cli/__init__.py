@@ -48,6 +48,7 @@ class Failed(click.ClickException):
     def __init__(self, error: BaseException) -> None:
         known = isinstance(error, ArchiveError)
         text = cell(" ".join(str(error).split()), limit=None) or type(error).__name__
+        text = text.replace("raise deadline_s", "give a longer --retry-for")
         hint = "" if known else f" ({type(error).__name__}, unexpected: run it again with --debug, and report it)"
         super().__init__(text + hint)
 

@@ -101,6 +101,8 @@ def _span(updates: tuple[int, int] | None) -> str | None:
 @click.option("--stop", type=int, help="Step before which to end.")
 def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> None:
     """One episode: what is known of it, its fields, and their values."""
+    from archive.views import summaries
+
     episode = target.open().episodes[episode_id]
     values = episode.read(list(names), start, stop) if names else {}
     if target.as_json:
@@ -108,8 +110,10 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
         return
     about = _about(episode) | {"update_counts": _span(episode.update_counts)}
     output.facts({name: value for name, value in about.items() if value not in (None, {}, [])})
-    output.table(([name, *_described(text)] for name, text in episode.fields.items()), ("field", "dtype", "axis"))
-    _print_values(values)
+    output.table(
+        ([n, *summaries.kind(text)] for n, text in episode.fields.items()), ("field", "dtype", "shape", "axis")
+    )
+    _print_values(values, start)
 
 
 def _about(episode: Episode) -> dict[str, Any]:
@@ -122,14 +126,16 @@ def _about(episode: Episode) -> dict[str, Any]:
     )
 
 
-def _described(text: str) -> tuple[str, str]:
-    kind, _, axis = text.rpartition(" ")
-    return kind or "-", axis
+def _print_values(values: dict[str, Any], start: int) -> None:
+    """Numbers as NumPy prints them; text, JSON and what varies in length step by step."""
+    from archive.views import frames, texts
 
-
-def _print_values(values: dict[str, Any], path: str = "") -> None:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            _print_values(value, f"{path}{name}/")
-        else:
-            click.echo(f"\n{output.cell(path + name)}\n{value}")
+    for path, leaf in frames.leaves(values):
+        click.echo(f"\n{output.cell(path, limit=None)}")
+        said = texts.as_texts(leaf)
+        if said is None or (not said.written and not isinstance(leaf, list)):
+            click.echo(str(leaf))
+            continue
+        for step, text in enumerate(said.steps, max(start, 0)):
+            for i, line in enumerate(text.split("\n")):
+                click.echo(f"{f'[{step}]' if i == 0 else '':<6} {output.cell(line, limit=None)}".rstrip())

@@ -115,7 +115,7 @@ def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, (list, tuple)):
-        value = ", ".join(map(str, value))
+        value = ", ".join(map(str, value)) or "-"
     elif isinstance(value, Mapping):
         value = json.dumps(plain(value), ensure_ascii=False)
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))

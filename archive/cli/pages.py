@@ -19,11 +19,24 @@ def write_page(
 ) -> str:  # fmt: skip
     """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title."""
     path = Path(file)
+    if not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
     if path.exists() and not replace:
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     title, text = _plan(arc, what, world_size, where) if world_size else _looked_at(arc, what, where, weights)
-    path.write_text(text, "utf-8")
+    _write(path, text)
     return title
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole page or nothing."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as e:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"no page can be written to {path} ({e.strerror}): give another --output") from e
 
 
 def _looked_at(arc: Archive, what: str, where: str | None, weights: tuple[str, ...]) -> tuple[str, str]:

@@ -145,7 +145,8 @@ class EpisodeDataset(Dataset[Any]):
 
 
 class WindowDataset(EpisodeDataset):
-    """Item i is a window of `length` steps of one episode, every `stride` steps; it never crosses an episode's end.
+    """Item i is a window of `length` steps of one episode, every `stride` steps; it never crosses an episode's end. Of
+    a checkpoint, it is of the steps that were live then, one after the other.
 
     pad=False: only full windows. pad=True: windows begin up to the last step, and shorter ones are filled with zeros
     (strings with ""); the tensor "mask" says which steps are real.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from archive import rawchunks
 from archive.errors import UsageError
 from archive.torch import slabs
 from archive.torch.collate import Items, as_kind, check_kind
@@ -52,6 +53,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         epoch = self._epoch
         held = self._slots()
+        if self.num_workers:
+            rawchunks.prepare()  # once here, not in each worker of each epoch
         reader = None if held is None else slabs.Reader(held)
         source = _Source(self.stream, epoch, self.batch_size, self._collate, held)
         batches = DataLoader(

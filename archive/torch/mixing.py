@@ -186,7 +186,10 @@ def _parts(
         ratios = dict(zip(sources, ratios, strict=True)) if len(ratios) == len(sources) else {}
     if set(ratios) != set(sources) and set(ratios) != set(given):
         raise UsageError(f"ratios={ratios!r}: give one for each of {', '.join(sources)}")
-    found = {name: Fraction(ratios[name]).limit_denominator(10**6) for name in given}
+    try:
+        found = {name: Fraction(str(ratios[name])).limit_denominator(10**6) for name in given}
+    except ValueError as e:
+        raise UsageError(f"ratios={ratios!r}: each must be a finite number") from e
     if min(found.values()) < 0 or not sum(found.values()):
         raise UsageError(f"ratios={ratios!r}: none may be negative, and not all 0")
     return {name: value / sum(found.values()) for name, value in found.items()}

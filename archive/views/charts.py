@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,12 +83,11 @@ def histogram(values: Any, *, bins: int = 24, width: int = 240, height: int = 60
     if not len(known):
         return Markup("")
     low, high = float(known.min()), float(known.max())
-    distinct = len(np.unique(known[:10_000]))
-    counts, edges = np.histogram(known, bins=max(1, min(bins, distinct if high > low else 1)))
+    counts, names = _binned(known, low, high, bins)
     step = width / len(counts)
     bars = [
         tag(
-            "rect", tag("title", f"{shown(float(edges[i]))} to {shown(float(edges[i + 1]))}: {count}"),
+            "rect", tag("title", f"{names[i]}: {count}"),
             x=f"{i * step:.1f}", y=f"{height - height * count / counts.max():.1f}", width=f"{max(step - 1, 0.5):.1f}",
             height=f"{height * count / counts.max():.1f}", fill=COLORS[0],
         )
@@ -95,6 +95,18 @@ def histogram(values: Any, *, bins: int = 24, width: int = 240, height: int = 60
     ]  # fmt: skip
     caption = f"{label}: {shown(low)} … {shown(high)}" if label else f"{shown(low)} … {shown(high)}"
     return tag("figure", _svg(width, height, *bars, class_="histogram"), tag("figcaption", caption))
+
+
+def _binned(known: Values, low: float, high: float, bins: int) -> tuple[Any, list[str]]:
+    """How many values each bar has, and which. Of whole numbers each bar has as many, so that none stands out for that."""
+    if max(-low, high) < 2**50 and (known == np.rint(known)).all():
+        wide = max(1, math.ceil((high - low + 1) / bins))
+        edges = low + wide * np.arange(math.ceil((high - low + 1) / wide) + 1) - 0.5
+        spans = [(shown(e + 0.5), shown(min(e + wide - 0.5, high))) for e in edges[:-1].tolist()]
+    else:
+        edges = np.linspace(low, high, bins + 1) if high > low else np.array([low - 0.5, low + 0.5])
+        spans = [(shown(a), shown(b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+    return np.histogram(known, bins=edges)[0], [a if a == b else f"{a} to {b}" for a, b in spans]
 
 
 def bars(counts: Mapping[str, float], *, width: int = 320, unit: str = "") -> Markup:

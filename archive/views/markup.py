@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 VOID = frozenset({"br", "hr", "img", "input", "line", "rect", "circle", "path", "polyline", "meta"})
@@ -42,6 +43,8 @@ def shown(value: Any, limit: int = MAX_TEXT) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.5g}" if math.isfinite(value) else str(value)
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}" + (" UTC" if value.utcoffset() == timedelta() else "")
     if isinstance(value, (list, tuple)):
         value = ", ".join(shown(v, limit) for v in value) or "-"
     text = str(value)

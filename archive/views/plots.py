@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 STRIP = 8  # pictures of an episode that are drawn side by side
 FEW = 20  # points that are marked, as lines alone would not show those without neighbours
-LEGEND_ROWS = 16
 
 
 def episodes(found: pa.Table) -> Any:
@@ -82,17 +81,23 @@ def _strip(ax: Any, path: str, film: frames.Film) -> None:
 def plan(moved: Mapping[tuple[int, int], int], targets: int, title: str) -> Any:
     """A bar for each target rank, in the colours of the source ranks that its steps come from; the Axes."""
     (ax,) = _subplots(1, 1, width=8, height=max(2.0, 0.35 * targets + 1))
-    left = np.zeros(targets)
-    for source in sorted({s for s, _ in moved}):
+    left, sources = np.zeros(targets), sorted({s for s, _ in moved})
+    for source in sources:
         steps = np.array([moved.get((source, target), 0) for target in range(targets)])
-        ax.barh(np.arange(targets), steps, left=left, color=COLORS[source % len(COLORS)], label=f"from rank {source}")
+        bars = ax.barh(
+            np.arange(targets), steps, left=left, color=COLORS[source % len(COLORS)], label=f"from rank {source}"
+        )
+        if len(sources) > len(COLORS):  # colours come again: the bars say of whom they are
+            ax.bar_label(
+                bars, [str(source) if n else "" for n in steps], label_type="center", fontsize="small", color="white"
+            )
         left += steps
     ax.set_yticks(range(targets), [f"rank {r}" for r in range(targets)])
+    ax.margins(y=0.01)
     ax.invert_yaxis()
     ax.set(xlabel="steps", title=title)
-    if moved:
-        columns = 1 + (len(ax.containers) - 1) // LEGEND_ROWS
-        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
+    if 0 < len(sources) <= len(COLORS):
+        ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
 
