@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from archive.errors import ArchiveError, ClosedError, MissingObjectError, UsageE
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
 from archive.torch import Sampler  # noqa: E402
+from archive.torch.strategies import WithoutReplacement  # noqa: E402
 
 LENGTHS = [30, 30, 30]
 
@@ -130,6 +133,22 @@ def test_what_follows_another_field_is_local_when_that_is(tmp_path: Path) -> Non
         assert 0.0 < sampler.ready < 0.5
         assert sampler.fill(60)
         assert sampler.ready == 1.0
+
+
+def test_threads_share_what_is_drawn(arc: archive.Archive) -> None:
+    class Slow(WithoutReplacement):
+        def _next(self, size: int) -> Any:
+            at = self.position
+            time.sleep(0.01)
+            places = super()._next(size)
+            self.position = at + len(places)
+            return places
+
+    sampler = Sampler(arc, ["t"], batch_size=10, strategy=Slow, prefetch=2)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: sampler.sample()["t"].tolist(), range(9)))
+    assert sorted(t for batch in found for t in batch) == list(range(90))
+    sampler.close()
 
 
 def test_after_close_nothing_begins_anew(arc: archive.Archive) -> None:

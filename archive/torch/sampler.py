@@ -6,6 +6,7 @@ Only the chunks that cover a batch are read, together, and kept as far as the ca
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -45,6 +46,8 @@ class Sampler:
     default does so for shares.  cache_bytes, disk_cache, max_ahead_bytes: as in Gather.
     collate: "dict" or "tensordict"; the steps of whole episodes are Ragged (jagged, in a TensorDict).  index: add "_index", which
     names the units (default: if prioritized, as "_weight" is).
+
+    Threads may share it: one batch is made after the other.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Sampler:
         self._told = prioritized if index is None else index
         self._device, self._collate, self._prefetch = device, collate, prefetch
         self._drawn: deque[Draw] = deque()
-        self._closed = False
+        self._closed, self._turn = False, threading.RLock()
         self._filling = Filling(self._gather, self._units.episodes)
         if self._source.is_share if fill is None else fill:
             self._filling.start()
@@ -127,9 +130,9 @@ class Sampler:
 
     def sample(self, batch_size: int | None = None) -> Any:
         """The next batch, of `batch_size` units if it is given (what was drawn ahead comes afterwards then)."""
-        self._check_open()
         size = self.batch_size if batch_size is None else batch_size
-        with self._filling:
+        with self._turn, self._filling:
+            self._check_open()
             draw = self._next(size)
             try:
                 batch = self._read(draw)
@@ -186,7 +189,8 @@ class Sampler:
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
         places = self._units.places(_array(index).astype(np.int64).reshape(-1))
-        self.strategy.update(places, priorities)
+        with self._turn:
+            self.strategy.update(places, priorities)
 
     @property
     def ready(self) -> float:
@@ -206,11 +210,12 @@ class Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sampler is: its generator, its strategy, and what was drawn ahead; a tree that checkpoints take."""
-        ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
-        return {
-            "format": FORMAT, "count": len(self), "unit": self.unit, "generator": self.generator.get_state(),
-            "by": type(self.strategy).__name__, "strategy": self.strategy.state_dict(), "ahead": ahead,
-        }  # fmt: skip
+        with self._turn:
+            ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
+            return {
+                "format": FORMAT, "count": len(self), "unit": self.unit, "generator": self.generator.get_state(),
+                "by": type(self.strategy).__name__, "strategy": self.strategy.state_dict(), "ahead": ahead,
+            }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was taken: the next batches are the same, over the same episodes."""
@@ -226,13 +231,16 @@ class Sampler:
                 f"the state is of a sampler with strategy {state['by']}; this one has {type(self.strategy).__name__}: make "
                 "it with the same, or begin anew"
             )
-        self.strategy.load_state_dict(state["strategy"])
-        self.generator.set_state(torch.as_tensor(state["generator"], dtype=torch.uint8))
-        self._drawn = deque(Draw(_tensor(d["places"]), _tensor(d["weights"])) for d in state["ahead"])
+        with self._turn:
+            self.strategy.load_state_dict(state["strategy"])
+            self.generator.set_state(torch.as_tensor(state["generator"], dtype=torch.uint8))
+            self._drawn = deque(Draw(_tensor(d["places"]), _tensor(d["weights"])) for d in state["ahead"])
 
     def close(self) -> None:
         """Stop what runs in the background; an error there that nobody was told of surfaces."""
-        if not self._closed:
+        with self._turn:
+            if self._closed:
+                return
             self._closed = True
             self._filling.stop()
             with contextlib.ExitStack() as stack:
