@@ -127,7 +127,7 @@ def test_what_the_store_refused_ahead_is_told_though_it_answers_again(proxied: P
 
 def test_what_follows_another_field_is_local_when_that_is(tmp_path: Path) -> None:
     arc = made(tmp_path / "b", [400, 400], compression=None, chunk_bytes=2_000)
-    with Sampler(arc, ["next"], batch_size=4) as sampler:
+    with Sampler(arc, ["next"], batch_size=1) as sampler:
         assert sampler.ready == 0.0
         sampler.sample()
         assert 0.0 < sampler.ready < 0.5
