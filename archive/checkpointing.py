@@ -72,7 +72,8 @@ def listen(signals: Sequence[int] = SIGNALS) -> None:
     """
     for number in signals:
         if number not in _asked.previous:
-            _asked.previous[number] = signal.signal(number, _on_signal)
+            previous = signal.signal(number, _on_signal)
+            _asked.previous[number] = None if previous is _on_signal else previous
 
 
 def _on_signal(number: int, frame: Any) -> None:

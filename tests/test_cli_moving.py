@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import ROOT, call, document, printed
+from test_cli import call, document, printed
 from test_resaving import world
 
 import archive
 import resharding
 
+ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 
 

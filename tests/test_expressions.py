@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import uuid
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import archive
 from archive import expressions
 from archive.errors import UsageError
 from archive.index import COLUMNS, matching
@@ -31,9 +33,12 @@ COLUMN_TYPES = {
     "length": pa.int64(), "return": pa.float64(), "reason": pa.dictionary(pa.int32(), pa.string()), "complete": pa.bool_(),
     "terminated": pa.bool_(), "metadata": pa.string(),
 }  # fmt: skip
+EMPTY = archive.create(f"memory://{uuid.uuid4().hex}").episodes.table.schema  # of the columns that no row here has
 
 
 def column(name: str) -> pa.ChunkedArray:
+    if name not in COLUMN_TYPES:
+        return pa.chunked_array([pa.nulls(len(ROWS), EMPTY.field(name).type)])
     kind = COLUMN_TYPES[name]
     values = [row[name] for row in ROWS]
     plain = (
