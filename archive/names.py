@@ -8,6 +8,7 @@ that is legal in Python comes back as it was, and no two names meet in one key.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from archive.errors import FieldError, UnsafePathError
 
@@ -37,6 +38,7 @@ def unescape(component: str) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=4096)  # a table of chunks names few fields, each thousands of times
 def escape_path(path: tuple[str, ...]) -> str:
     """The zarr path of a field: its keys escaped and joined by slashes."""
     parts = [escape(key) for key in path]

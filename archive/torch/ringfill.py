@@ -18,6 +18,7 @@ from archive.tree import Array
 
 UNFINISHED = ("close", "continue", "drop")
 BATCH_BYTES = 32 * 1024 * 1024
+LONG_RUN = 8  # steps of an episode, on average, from which on they are copied as one
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -266,7 +267,13 @@ def _flat(nest: Mapping[str, Any], length: int) -> dict[Path, Any]:
 
 def _new_ring(path: Path, leaf: Array, places: _Places) -> Array:
     shape = (places.rows, places.slots, *leaf.shape[1:])
-    return np.full(shape, "", object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
+    if leaf.dtype == object:
+        return np.full(shape, "", object)
+    if 2 * int(places.length.sum()) < places.rows * places.slots:
+        return np.zeros(shape, leaf.dtype)
+    ring = np.empty(shape, leaf.dtype)  # numpy asks for huge pages here, and not for zeros: many times faster to fill
+    ring[...] = np.zeros((), leaf.dtype)
+    return ring
 
 
 def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array], nodes: Mapping[Path, Any]) -> None:
@@ -285,9 +292,23 @@ def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array
                 )
 
 
+def _by_place(ring: Array) -> Array:
+    """A view of a ring as one axis of places, row by row."""
+    return ring.reshape(ring.shape[0] * ring.shape[1], *ring.shape[2:])
+
+
 def _put(ring: Array, index: Ints, parts: Sequence[Array]) -> None:
-    flat = ring.reshape(ring.shape[0] * ring.shape[1], *ring.shape[2:])
-    flat[index] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    """Episodes, each in one row of the ring, into their places."""
+    flat = _by_place(ring)
+    if len(index) < LONG_RUN * len(parts):
+        flat[index] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return
+    start = 0
+    for part in parts:
+        places = index[start : start + len(part)]
+        start += len(part)
+        together = int(places[-1]) - int(places[0]) == len(places) - 1  # else it goes around the row's end
+        flat[slice(int(places[0]), int(places[-1]) + 1) if together else places] = part
 
 
 def _column(name: str, values: Array, places: _Places) -> Array:
@@ -296,7 +317,7 @@ def _column(name: str, values: Array, places: _Places) -> Array:
         count = len(values) if values.ndim else "no"
         raise ColumnError(f"column {name!r} of the share has {count} values for {len(index)} live steps")
     ring = _new_ring((name,), values, places)
-    _put(ring, index, [values])
+    _by_place(ring)[index] = values
     return ring
 
 

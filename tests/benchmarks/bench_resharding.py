@@ -118,8 +118,11 @@ def _longest(share: Any) -> int:
     return int(np.bincount(layout.env_id, layout.length).max())
 
 
-def child_files(folder: str, rank: str) -> dict[str, Any]:
-    """The other way: load all files, insert what belongs to this rank step by step, as add_batch of a ring does."""
+def child_files(folder: str, rank: str, rows_at_once: str) -> dict[str, Any]:
+    """The other way: load all files, insert what belongs to this rank step by step, as add_batch of a ring does.
+
+    So many env rows at once: ALF redistributes one by one; all of a source rank's in one call is the best it could do.
+    """
     import torch
 
     start = time.perf_counter()
@@ -136,13 +139,14 @@ def child_files(folder: str, rank: str) -> dict[str, Any]:
     row = 0
     for source, data in enumerate(loaded):
         mine = torch.tensor([e for e in range(ENVS) if (source * ENVS + e) % TARGETS == int(rank)])
-        ids = torch.arange(row, row + len(mine))
+        rows = torch.arange(row, row + len(mine))
         row += len(mine)
-        for t in range(length):
-            for name, value in data.items():
-                ring[name][ids, pos[ids] % length] = value[mine, t]
-            pos[ids] += 1
-            size[ids] = torch.clamp(size[ids] + 1, max=length)
+        for ids, envs_of in zip(rows.split(int(rows_at_once)), mine.split(int(rows_at_once)), strict=True):
+            for t in range(length):
+                for name, value in data.items():
+                    ring[name][ids, pos[ids] % length] = value[envs_of, t]
+                pos[ids] += 1
+                size[ids] = torch.clamp(size[ids] + 1, max=length)
     return {"seconds": time.perf_counter() - start, "bytes": total, "steps": int(size.sum())}
 
 
@@ -150,19 +154,29 @@ def local() -> list[common.Row]:
     folder = tempfile.mkdtemp(prefix="bench-")
     try:
         common.child(__file__, "both", folder)
-        ours, theirs = (
-            [common.child(__file__, way, folder, rank) for rank in range(TARGETS)] for way in ("archive", "files")
+        ways = (("archive",), ("files", 1), ("files", ENVS))
+        # The best of two in turn: who runs first in a virtual machine pays for memory that it gets from its host.
+        runs = [
+            [[common.child(__file__, way, folder, rank, *more) for rank in range(TARGETS)] for way, *more in ways]
+            for _ in range(2)
+        ]
+        ours, theirs, at_once = (
+            [min(both, key=lambda run: run["seconds"]) for both in zip(*way, strict=True)]
+            for way in zip(*runs, strict=True)
         )
     finally:
         shutil.rmtree(folder)
-    assert sum(r["steps"] for r in ours) == sum(r["steps"] for r in theirs)
-    times = [max(r["seconds"] for r in way) for way in (theirs, ours)]
+    assert sum(r["steps"] for r in ours) == sum(r["steps"] for r in theirs) == sum(r["steps"] for r in at_once)
+    times = [max(r["seconds"] for r in way) for way in (theirs, at_once, ours)]
     most, all_bytes = max(r["bytes"] for r in ours), theirs[0]["bytes"]
     size = f"{TOTAL_BYTES / 1e9:g} GB, local disk"
     return [
         common.bounded(
-            f"{size}: times faster than all files, step by step", times[0] / times[1], least=5, ours_s=times[1],
+            f"{size}: times faster than all files, step by step", times[0] / times[2], least=5, ours_s=times[2],
             theirs_s=times[0],
+        ),
+        common.bounded(
+            f"{size}: than that with all env rows of a rank at once", times[1] / times[2], unit="x", theirs_s=times[1]
         ),
         common.bounded(f"{size}: bytes a rank reads, against its 1/N", TARGETS * most / all_bytes, most=1.05, bytes=most),
         common.bounded(f"{size}: requests a rank makes", max(r["requests"] for r in ours), unit=""),
