@@ -185,9 +185,7 @@ def measure() -> Sequence[common.Row]:
         base = speed[f"{kind}, h5py"]
         for name in speed:
             if name.startswith(kind) and "archive" in name:
-                keeps_all = "own DataLoader" in name or "full" in name  # so each worker reads all of it once
-                bound = None if keeps_all else least
-                rows.append(common.bounded(f"{name}, against h5py", speed[name] / base, least=bound))
+                rows.append(common.bounded(f"{name}, against h5py", speed[name] / base, least=least))
     rows += [common.bounded(name, value, unit="windows/s") for name, value in speed.items()]
     return rows
 
