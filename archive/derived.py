@@ -10,6 +10,7 @@ By name: "next_FIELD", "has_next", "terminated", "truncated", "done". With argum
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Derivation:
+class Derivation(ABC):
     """A field called `name`, computed from `fields`, `before` steps back to `after` steps on (None: to the end)."""
 
     name: Path
@@ -50,9 +51,9 @@ class Derivation:
     before: int = 0
     after: int | None = 0
 
+    @abstractmethod
     def compute(self, values: Mapping[Path, Any], rows: Rows) -> Any:
         """One value for each of `rows.at`; `values` has the rows of each of `fields`, maybe a nest of them."""
-        raise NotImplementedError
 
     def of(self, data: Mapping[str, Any], rows: Rows) -> Any:
         """As `compute`, from a nest that has the rows."""
