@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, quote
 from archive.errors import UnsafePathError, UsageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_BROKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/(?!/).*)?", re.DOTALL)  # of one letter it is a Windows drive
 _LOCAL_PREFIX = re.compile(r"(?:file|local):(?://)?")
 _SECRET_OPTION = re.compile(r"key|secret|token|passw|sas|credential|signature|connection_string|auth", re.IGNORECASE)
 _SECRET_VARIABLES = (
@@ -81,7 +82,7 @@ def parse_root(url: object, options: Mapping[str, Any] | None) -> Root:
         named = str(url.protocol) not in ("", "file", "local")
         return _parse_text(f"{url.protocol}://{bare.lstrip('/')}", merged) if named else _local(bare, merged)
     if isinstance(url, os.PathLike):
-        return _local(os.fsdecode(url), merged)
+        return _local(_checked_path(os.fsdecode(url)), merged)
     if not isinstance(url, str) or not url:
         raise UsageError(
             f"an archive's root is a URL or a path, not {type(url).__name__}: pass for example 's3://bucket/x'"
@@ -96,8 +97,38 @@ def _parse_text(url: str, options: dict[str, Any]) -> Root:
         return _local(_LOCAL_PREFIX.sub("", url, count=1), options)
     match = _SCHEME.fullmatch(url)
     if match is None:
-        return _local(url, options)
+        return _local(_checked_path(url), options)
     return _remote(match[1].lower(), match[2], options)
+
+
+def split_file(url: object) -> tuple[str, str]:
+    """The folder that a file of any filesystem lies in, as a root, and the file's name."""
+    text = str(url)
+    folder, slash, name = text.rpartition("/")
+    if folder.endswith(":/"):  # memory://x.npz
+        folder += slash
+    if not name or "::" in text:
+        raise UsageError(f"{text} names no file: give a path, or a URL such as s3://bucket/folder/file")
+    return folder or slash or ".", name
+
+
+def local_path(path: str | os.PathLike[str], what: str) -> Path:
+    """A path of this machine; a URL of anything else is refused, as it would become a folder called "s3:"."""
+    text = os.fspath(path)
+    if _SCHEME.fullmatch(text) and not _LOCAL_PREFIX.match(text):
+        raise UsageError(f"{what} {text} is a URL; it must be a path on this machine")
+    return Path(_checked_path(_LOCAL_PREFIX.sub("", text, count=1))).expanduser()
+
+
+def _checked_path(path: str) -> str:
+    """A local path; one that looks like a URL that lost a slash (as pathlib makes of it) is refused."""
+    if match := _BROKEN.fullmatch(path):
+        scheme = match[1]
+        raise UsageError(
+            f"{path!r} is neither a URL nor a usual path, and would make a folder {scheme + ':'!r}: write {scheme}://... as text "
+            f"(pathlib drops a slash), or ./{path} for a local folder of that name"
+        )
+    return path
 
 
 def _local(path: str, options: dict[str, Any]) -> Root:

@@ -51,7 +51,8 @@ class Buffer:
 
         steps: a nest of named arrays, axis 0 the step (see Schema for others). Copied: it may be changed afterwards.
         model_weights_uuid, update_count: one value, one a step, or the name of a field that has them.
-        replace: a new revision of an episode of this id.  first, last: whether its first and last step are there.
+        replace: a new revision of an episode of this id, with all of its steps.
+        first, last: whether its first and last step are there.
         schema: what the fields of this episode mean, where that is not what the writer was told.
         """
         with self._writer._entered():

@@ -63,6 +63,8 @@ class BufferWriter:
     ) -> str:  # fmt: skip
         fields, shard = intake.steps(steps, schema or self.schema)
         intake.check_rows(fields, last=last)
+        if replace and not intake.has_steps(fields):
+            self._ids.check_new(episode_id)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
         env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])

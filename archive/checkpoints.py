@@ -18,6 +18,7 @@ from archive.liveview import Located
 from archive.manifest import Snapshot
 from archive.ranges import Ints
 from archive.reader import Reader
+from archive.readonly import frozen
 from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
 from archive.staging import Resume
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_BUFFER = "replay"
+_SAID = "it is what the commit says: change copy.deepcopy() of it"
 
 
 class Checkpoint:
@@ -75,7 +77,7 @@ class Checkpoint:
     @property
     def missing(self) -> list[dict[str, Any]]:
         """The missing ranks, and the commit of the last whole checkpoint, which has their steps."""
-        return list(self._about["missing"])
+        return list(self._told("missing"))
 
     @property
     def replay_saved(self) -> bool:
@@ -85,16 +87,19 @@ class Checkpoint:
     @property
     def buffers(self) -> dict[str, dict[str, Any]]:
         """Buffer -> steps, episodes and names of columns, over all ranks."""
-        return dict(self._about["buffers"])
+        out: dict[str, dict[str, Any]] = self._told("buffers")
+        return out
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
         """Why -> episodes and steps that policy left out."""
-        return dict(self._about["discarded"])
+        out: dict[str, dict[str, int]] = self._told("discarded")
+        return out
 
     @property
     def metrics(self) -> dict[str, float]:
-        return dict(self._about["metrics"])
+        out: dict[str, float] = self._told("metrics")
+        return out
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -103,7 +108,12 @@ class Checkpoint:
         more = dict(self._about["lineage"])
         if more.get("config"):
             more["config"] = jsontree.loads(more["config"])
-        return {"parent": body["parent"], "library": body["library"], "run": self.run, "session": self.session} | more
+        known = {"parent": body["parent"], "library": body["library"], "run": self.run, "session": self.session} | more
+        out: dict[str, Any] = frozen(known, _SAID)
+        return out
+
+    def _told(self, name: str) -> Any:
+        return frozen(self._about[name], _SAID)
 
     # -- what the ranks staged -----------------------------------------------------------------------------------
 
@@ -125,12 +135,12 @@ class Checkpoint:
 
     @property
     def progress(self) -> Any:
-        """The run's counters, as rank 0 gave them; None if it gave none."""
+        """The run's counters, as rank 0 gave them, read anew: your own, to count on with. None if it gave none."""
         text = self.staged(0).index["progress"] if 0 in self._staged else None
         return None if text is None else jsontree.loads(text)
 
     def state(self, rank: int, buffer: str = MAIN_BUFFER) -> Any:
-        """The state tree that a rank gave for a buffer; None if it gave none."""
+        """The state tree that a rank gave for a buffer, read anew: a copy of your own. None if it gave none."""
         return self.staged(rank).state(buffer)
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from archive._root import local_path
 from archive.errors import StorageError, UsageError
 from archive.packing import Buffer, checksum
 
@@ -39,7 +40,7 @@ class DiskCache:
             raise UsageError(
                 f"a disk cache of {max_bytes} bytes holds nothing; give max_bytes above 0, or no disk cache"
             )
-        self.folder, self.max_bytes = Path(folder).absolute(), max_bytes
+        self.folder, self.max_bytes = local_path(folder, "the disk cache").absolute(), max_bytes
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:

@@ -11,12 +11,20 @@ from archive.fields import Selection
 from archive.index import EpisodeIndex
 from archive.liveparts import LiveParts
 from archive.reader import Reader
+from archive.readonly import frozen
 from archive.segments import Part, cut
 from archive.tree import Ragged
 from archive.views import page, plots, summaries
 
 if TYPE_CHECKING:
     from archive.episodes import Episodes
+
+
+_ANNOTATE = (
+    "add the episode again with the new one (and its weights, update count and flags, which belong to a revision), "
+    "w.add_episode(ep.read(), episode_id=ep.id, replace=True, metadata={**ep.metadata, ...}), or change "
+    "copy.deepcopy(ep.metadata)"
+)
 
 
 class Attributes(Protocol):
@@ -38,10 +46,13 @@ class Episode:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such."""
-        if self._attributes is None:
-            return {}
-        return {name: values[self.id] for name, values in self._attributes.values.items() if self.id in values}
+        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such. Read-only."""
+        found = {} if self._attributes is None else self._attributes.values
+        mine = {name: values[self.id] for name, values in found.items() if self.id in values}
+        out: dict[str, Any] = frozen(
+            mine, "give attributes= to the next checkpoint(), or change copy.deepcopy(attributes)"
+        )
+        return out
 
     @property
     def id(self) -> str:
@@ -80,8 +91,10 @@ class Episode:
 
     @property
     def metadata(self) -> dict[str, Any]:
+        """As it was given with the episode. Read-only: adding the episode again with replace=True changes it."""
         text = self._row["metadata"]
-        return dict(jsontree.loads(text)) if text else {}
+        out: dict[str, Any] = frozen(jsontree.loads(text) if text else {}, _ANNOTATE)
+        return out
 
     @property
     def original_id(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from archive.errors import DuplicateEpisodeError
+from archive.errors import DuplicateEpisodeError, FieldError
 from archive.sessions import Place
 
 
@@ -37,15 +37,29 @@ class Ids:
         self._count += 1
         return f"{self._prefix}{self._count - 1:09d}"
 
-    def claim(self, name: str, *, replace: bool) -> bool:
-        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+    def check_new(self, name: str | None) -> None:
+        """Refuse to replace a known episode by one of which no step is given."""
+        if name is not None and self._is_known(name):
+            raise FieldError(
+                f"no steps were given for episode {name!r}, which would be replaced by one of length 0; nothing was changed: "
+                "to change its metadata, read it and add it again whole (with its weights, update count and flags), "
+                f"w.add_episode(arc.episodes[{name!r}].read(), episode_id={name!r}, replace=True, metadata={{...}})"
+            )
+
+    def _is_known(self, name: str) -> bool:
         if self._known is None:
             self._known = self._load()
-        known = name in self._known or name.startswith(self._prefix)
+        return name in self._known or name.startswith(self._prefix)
+
+    def claim(self, name: str, *, replace: bool) -> bool:
+        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+        known = self._is_known(name)
         if known and not replace:
             raise DuplicateEpisodeError(
-                f"the archive already has an episode {name!r}; give another id, or replace=True for a new revision"
+                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its steps) for a "
+                "new revision"
             )
+        assert self._known is not None
         self._known.add(name)
         if replace:
             self.claimed.discard(name)  # it may replace what another writer commits meanwhile, too

@@ -8,6 +8,7 @@ ArchiveError
 │   ├── StateError                        a state tree holds something that cannot be stored
 │   ├── CapacityError                     more steps or episodes than there is room for
 │   ├── ClosedError                       the writer was closed
+│   ├── ReadOnlyError (TypeError)         a value that says what is archived was to be changed
 │   └── MissingPackageError (ImportError) an optional package is not installed; the message says which
 ├── NotFoundError (LookupError)           no archive, commit, checkpoint or episode of that name
 ├── AlreadyExistsError (FileExistsError)  an object or archive is already there
@@ -70,6 +71,10 @@ class CapacityError(UsageError):
 
 class ClosedError(UsageError):
     """The writer was closed."""
+
+
+class ReadOnlyError(UsageError, TypeError):
+    """What says what is archived cannot be changed: the change would be lost."""
 
 
 class MissingPackageError(UsageError, ImportError):

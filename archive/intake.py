@@ -50,6 +50,11 @@ def has_whole_fields(fields: Fields) -> bool:
     return any(s.axis in ("offset", "free") for s in fields.specs.values())
 
 
+def has_steps(fields: Fields) -> bool:
+    """Whether there is a field of steps at all, be it of none."""
+    return any(s.axis in ("step", "offset", "ragged") for s in fields.specs.values())
+
+
 def weights(uuid: Any, update_count: Any, default: Weights, fields: Fields) -> Weights:
     """The weights of these steps: given for all, per step or by a field's name; else those set before."""
     return Weights(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from archive.errors import ArchiveError, IntegrityError, StateError
+from archive.readonly import ReadOnlyDict, ReadOnlyList
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,6 +186,8 @@ class Encoder:
         list: _list,
         tuple: _tuple,
         dict: _dict,
+        ReadOnlyList: _list,
+        ReadOnlyDict: _dict,
     }
 
 

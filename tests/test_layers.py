@@ -44,6 +44,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "tree",
                 "dtypes",
                 "schema",
+                "readonly",
             ),
             *("packing", "rawchunks", "tables", "folding", "chains", "chunkindex", "fields", "expressions", "intake"),
             *(
@@ -102,7 +103,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "checkpoints",
                 "checkpointing",
             ),
-            *("progressbar", "deriving"),
+            *("progressbar", "deriving", "files"),
         ),
     ),
     "facade": (3, ("archive", "facade")),

@@ -16,11 +16,11 @@ import torch
 from archive.adapters import _alf_saving
 from archive.adapters._alf_restoring import DEFAULT_RETURN, Target, rebuild
 from archive.adapters._alf_tensors import Tensors
-from archive.adapters._datasets import read_file, write_file
 from archive.adapters.common import checkpoint, part_of, share_buffer, share_of
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.errors import IntegrityError, NotFoundError, StorageError, UsageError
 from archive.facade import Archive
+from archive.files import read_file, write_file
 
 PREFIX = "_replay_buffer."
 MODULES = ("algorithm", "metrics", "trainer_progress")  # what ALF's trainer gives to its Checkpointer

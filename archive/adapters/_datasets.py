@@ -14,7 +14,6 @@ from archive.episodes import Episode, Episodes
 from archive.errors import FieldError, NotFoundError, UsageError
 from archive.facade import Archive
 from archive.schema import Path, Schema, to_path
-from archive.storage import Storage
 from archive.tree import flatten
 
 EPISODES_AT_ONCE = 32
@@ -102,21 +101,3 @@ def row(array: Any, length: int, name: str) -> Array:
     if not isinstance(array, np.ndarray) or len(array) not in (length, length + 1):
         raise FieldError(f"field {name!r} is not one row a step, which this format needs; leave it out or convert it")
     return array[:length]
-
-
-def read_file(url: Any, storage_options: Mapping[str, Any] | None) -> bytes:
-    """A whole file of any filesystem."""
-    storage, name = _folder_of(url, storage_options)
-    return storage.get(name)
-
-
-def write_file(url: Any, data: bytes, storage_options: Mapping[str, Any] | None) -> None:
-    """A file of any filesystem, whole or not at all."""
-    storage, name = _folder_of(url, storage_options)
-    storage.put(name, data)
-
-
-def _folder_of(url: Any, storage_options: Mapping[str, Any] | None) -> tuple[Storage, str]:
-    folder, slash, name = str(url).rpartition("/")
-    options = {**getattr(url, "storage_options", {}), **(storage_options or {})}  # a UPath brings its own
-    return Storage.connect(folder or slash or ".", options), name

@@ -29,17 +29,16 @@ from archive.adapters._datasets import (
     Imported,
     archive_dataset,
     episodes_of,
-    read_file,
     role_of,
     row,
     streamed,
-    write_file,
 )
 from archive.adapters.common import check_option, system
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episode
 from archive.errors import FieldError, IntegrityError, UsageError
 from archive.facade import Archive
+from archive.files import read_file, write_file
 from archive.schema import Schema
 from archive.tree import flatten, unflatten
 

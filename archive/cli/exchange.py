@@ -76,7 +76,14 @@ def export(
         if how["checkpoint"] or how["fields"] or given or (world_size and how["weights"]):
             raise UsageError("--html takes a checkpoint's name itself, and no --field or --set; a plan no --weights")
         _html(
-            target, html, to or output, world_size=world_size, replace=yes, where=how["where"], weights=how["weights"]
+            target,
+            html,
+            to or output,
+            world_size=world_size,
+            replace=yes,
+            where=how["where"],
+            weights=how["weights"],
+            storage_options=target.storage_options,
         )
         return
     if to is None or output is not None or world_size is not None:

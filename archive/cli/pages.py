@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from archive._root import local_path
 from archive.errors import NotFoundError, UsageError
+from archive.files import file_exists, write_file
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episode, Episodes
@@ -15,16 +18,24 @@ BEST = "best"  # the episode of the greatest return, where none has this id
 
 
 def write_page(
-    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...], replace: bool
+    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...], replace: bool,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
-    """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title."""
-    path = Path(file)
-    if not path.parent.is_dir() or path.is_dir():
+    """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title.
+
+    file: a path or a URL; of a URL, storage_options open it.
+    """
+    path = None if "://" in file else local_path(file, "--output")
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
         raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
-    if path.exists() and not replace:
+    there = file_exists(file, storage_options) if path is None else path.exists()
+    if there and not replace:
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     title, text = _plan(arc, what, world_size, where) if world_size else _looked_at(arc, what, where, weights)
-    _write(path, text)
+    if path is None:
+        write_file(file, text.encode(), storage_options)
+    else:
+        _write(path, text)
     return title
 
 
