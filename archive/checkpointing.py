@@ -23,10 +23,12 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from archive import plainjson
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
     ClosedError,
+    CorruptStateError,
     MissingObjectError,
     RanksMissingError,
     StorageError,
@@ -208,7 +210,8 @@ def _agreed(seen: _Watch, asked: bool) -> bool:
         if not asked:
             return False
         seen.ready = seen.calls + LEAD_STEPS
-        _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), {"ready": seen.ready})
+        answer = _answer(seen, seen.place.rank) | {"ready": seen.ready}
+        _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), answer)
     if seen.calls < seen.ready or seen.calls < max(_all_ready(seen)):
         return False
     seen.acted()
@@ -222,7 +225,7 @@ def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
     except (AlreadyExistsError, AmbiguousWriteError) as e:
         if not storage.exists(key):
             storage.create(key, data)
-        elif storage.get(key) != data:
+        elif storage.get_head(key, len(data) + 1) != data:
             raise UsageError(
                 f"{storage.full_url(key)} is there already: two processes have this rank of the session"
             ) from e
@@ -235,7 +238,7 @@ def _all_ready(seen: _Watch) -> list[int]:
     while True:
         for rank in sorted(set(range(seen.place.world_size)) - set(steps)):
             try:
-                steps[rank] = json.loads(seen.storage.get(agreement_key(seen.place.session, seen.round, rank)))["ready"]
+                steps[rank] = _ready(seen, rank)
             except MissingObjectError:
                 break
         if len(steps) == seen.place.world_size:
@@ -247,6 +250,23 @@ def _all_ready(seen: _Watch) -> list[int]:
                 "they run, and call archive.checkpointing.requested() at every step"
             )
         time.sleep(AGREE_POLL_S)
+
+
+def _ready(seen: _Watch, rank: int) -> int:
+    """At which call a rank is ready, by its own answer; another's in its place is an error."""
+    key, most = agreement_key(seen.place.session, seen.round, rank), plainjson.MAX_SMALL_BYTES
+    what = seen.storage.full_url(key)
+    data = plainjson.check_size(seen.storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
+    answer = plainjson.parse(data, what=what, error=CorruptStateError, shape={"ready": int})
+    own = _answer(seen, rank)
+    if any(answer.get(name, value) != value for name, value in own.items()):
+        raise CorruptStateError(f"{what} is not the answer of rank {rank} to round {seen.round}: somebody put it there")
+    return int(answer["ready"])
+
+
+def _answer(seen: _Watch, rank: int) -> dict[str, Any]:
+    """What a rank's answer says of itself."""
+    return {"session": seen.place.session, "round": seen.round, "rank": rank}
 
 
 # -- requests over HTTP --------------------------------------------------------------------------------------------

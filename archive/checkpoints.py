@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import jsontree, liveview, manifest, resuming, tables
-from archive.commits import Commit, read
+from archive.commits import Commit, read_of
 from archive.episodes import Episodes
-from archive.errors import MissingObjectError, NotFoundError, PartialCheckpointError, UsageError
+from archive.errors import CorruptCommitError, MissingObjectError, NotFoundError, PartialCheckpointError, UsageError
 from archive.index import EpisodeIndex
 from archive.liveparts import LiveParts
 from archive.liveview import Located
@@ -37,6 +37,11 @@ class Checkpoint:
 
     def __init__(self, storage: Storage, commit: Commit) -> None:
         self._storage, self.commit = storage, commit
+        if "checkpoint" not in commit.body:
+            raise CorruptCommitError(
+                f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; run "
+                "`archive verify`"
+            )
         self._about: dict[str, Any] = commit.body["checkpoint"]
 
     # -- what the commit says ------------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class Checkpoint:
 
     @cached_property
     def _staged(self) -> dict[int, StagedFile]:
-        return {r["rank"]: StagedFile(self._storage, r["key"]) for r in self._about["ranks"]}
+        return {r["rank"]: StagedFile(self._storage, r["key"], r["nonce"]) for r in self._about["ranks"]}
 
     def staged(self, rank: int) -> StagedFile:
         """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
@@ -156,7 +161,7 @@ class Checkpoint:
     def column(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> np.ndarray[Any, Any]:
         """A column of one rank, in live order."""
         entry = self.column_entry(name, rank, buffer)
-        return self.file(entry["object"]).column_rows(entry, [(0, entry["rows"])])[0]
+        return self.file(entry).column_rows(entry, [(0, entry["rows"])])[0]
 
     def column_entry(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, Any]:
         entries = self.staged(rank).index["columns"].get(buffer, {})
@@ -166,15 +171,15 @@ class Checkpoint:
             )
         return dict(entries[name])
 
-    def file(self, key: str) -> StagedFile:
-        """A staged object of this or, for what is unchanged, of an earlier checkpoint."""
-        own = [f for f in self._staged.values() if f.key == key]
-        return own[0] if own else StagedFile(self._storage, key)
+    def file(self, entry: Mapping[str, Any]) -> StagedFile:
+        """The staged object that has a column or attribute: of this or, for what is unchanged, of an earlier checkpoint."""
+        own = [f for f in self._staged.values() if f.key == entry["object"]]
+        return own[0] if own else StagedFile(self._storage, entry["object"], entry.get("nonce"))
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value} of one rank."""
         entries = self.staged(rank).index["attributes"].get(buffer, {})
-        return {n: jsontree.loads(self.file(e["object"]).files([e["member"]])[0]) for n, e in entries.items()}
+        return {n: jsontree.loads(self.file(e).files([e["member"]])[0]) for n, e in entries.items()}
 
     @cached_property
     def values(self) -> dict[str, dict[str, Any]]:
@@ -347,7 +352,7 @@ class Checkpoints:
         if number == self._head.number:
             return Checkpoint(self._storage, self._head)
         try:
-            return Checkpoint(self._storage, read(self._storage, number))
+            return Checkpoint(self._storage, read_of(self._storage, number, self._head))
         except MissingObjectError as e:
             raise NotFoundError(f"commit {number}, a checkpoint, is gone from {self._storage.url}") from e
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, overload
 
-from archive import layout
+from archive import commitshape, layout, plainjson
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -33,6 +33,7 @@ from archive.version import __version__
 
 Body = dict[str, Any]
 MAX_COMMIT_BYTES = 1_000_000
+MAX_OBJECT_BYTES = MAX_COMMIT_BYTES + 66  # with its checksum, on a line of its own
 REMEMBERED_SESSIONS = 100
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
@@ -87,18 +88,21 @@ def dumps(body: Body) -> bytes:
 def loads(data: bytes, number: int, where: str) -> Commit:
     """The commit of that number; a damaged one is an error, never passed over."""
     remedy = "nothing was read from it; run `archive repair` to see what can be recovered"
+    if len(data) > MAX_OBJECT_BYTES:
+        raise CorruptCommitError(
+            f"commit {number} at {where} has more than {MAX_OBJECT_BYTES} bytes, which no commit has: it is damaged, or not "
+            f"what its name says; {remedy}"
+        )
     line, _, digest = data.partition(b"\n")
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptCommitError(f"commit {number} at {where} does not match its checksum: it is damaged; {remedy}")
-    try:
-        body = json.loads(line)
-    except ValueError as e:
-        raise CorruptCommitError(f"commit {number} at {where} is not JSON; {remedy}") from e
-    if not isinstance(body, dict):
-        raise CorruptCommitError(f"commit {number} at {where} is not a JSON object; {remedy}")
-    layout.check_format(body.get("format"), where=f"commit {number} at {where}")
+    what = f"commit {number} at {where}"
+    body = plainjson.parse(line, what=what, error=CorruptCommitError, shape={}, max_depth=plainjson.MAX_DEPTH)
+    layout.check_format(body.get("format"), where=what)
     if body.get("number") != number:
-        raise CorruptCommitError(f"the file of commit {number} at {where} holds number {body.get('number')}; {remedy}")
+        raise CorruptCommitError(f"the file of {what} holds number {body.get('number')!r:.40}; {remedy}")
+    if problem := commitshape.problem(body):
+        raise CorruptCommitError(f"{what} is not what a commit should be ({problem}); {remedy}")
     return Commit(number, body, digest.strip().decode())
 
 
@@ -107,7 +111,19 @@ def read(storage: Storage, number: int) -> Commit:
     if number == 0:
         return EMPTY
     key = layout.commit_key(number)
-    return loads(storage.get(key), number, storage.full_url(key))
+    return loads(storage.get_head(key, MAX_OBJECT_BYTES + 1), number, storage.full_url(key))
+
+
+def read_of(storage: Storage, number: int, head: Commit) -> Commit:
+    """Commit `number` of the archive that `head` is of; one of another archive is an error."""
+    commit = read(storage, number)
+    if number and commit.body.get("archive") != head.body.get("archive"):
+        raise CorruptCommitError(
+            f"commit {number} at {storage.full_url(layout.commit_key(number))} belongs to archive "
+            f"{commit.body.get('archive')!r:.40}, commit {head.number} to {head.body.get('archive')!r:.40}: it comes from "
+            "elsewhere; put the right one back from a copy"
+        )
+    return commit
 
 
 def newest(storage: Storage) -> Commit:
@@ -287,7 +303,7 @@ class Commits(Sequence[Commit]):
         if number == self._head.number:
             return self._head
         try:
-            return read(self._storage, number)
+            return read_of(self._storage, number, self._head)
         except MissingObjectError as e:
             raise NotFoundError(f"commit {number} is not in the archive at {self._storage.url}") from e
 

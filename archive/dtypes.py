@@ -87,8 +87,8 @@ def to_numpy(logical: str) -> np.dtype[Any]:
         if logical.startswith("["):
             return np.dtype([tuple(_descr(part)) for part in json.loads(logical)])
         return _structured(json.loads(logical)) if logical.startswith("{") else np.dtype(logical)
-    except (TypeError, ValueError, AttributeError, LookupError) as e:
-        raise CorruptManifestError(f"unknown dtype {logical!r} in a schema; a newer library may know it") from e
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError) as e:
+        raise CorruptManifestError(f"unknown dtype {logical!r:.200} in a schema; a newer library may know it") from e
 
 
 def stored_trailing(logical: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from archive import commits, layout
+from archive import commits, layout, plainjson
 from archive.bases import as_allowed
 from archive.checkpoints import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
@@ -243,7 +243,7 @@ def open(
     """
     storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer, deadline_s=deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
-    found = _find(storage)
+    found = find_about(storage)
     if found is None:
         if not create or commit is not None:
             raise NotFoundError(
@@ -252,7 +252,7 @@ def open(
         about, raw = _new(layout)
         if _created(storage, raw):
             return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
-        found = _find(storage) or (about, raw)
+        found = find_about(storage) or (about, raw)
     head = commits.newest(storage) if commit is None else _at(storage, commit)
     _check_kinship(storage, found[0], head)
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
@@ -274,20 +274,22 @@ def _created(storage: Storage, raw: bytes) -> bool:
     except AlreadyExistsError:
         return False
     except AmbiguousWriteError:
-        return storage.get(layout.ARCHIVE_KEY) == raw if storage.exists(layout.ARCHIVE_KEY) else _created(storage, raw)
+        if not storage.exists(layout.ARCHIVE_KEY):
+            return _created(storage, raw)
+        return storage.get_head(layout.ARCHIVE_KEY, len(raw) + 1) == raw
     return True
 
 
-def _find(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
+def find_about(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
+    """What archive.json says of the archive, and its bytes; None if there is none."""
+    most = plainjson.MAX_SMALL_BYTES
     try:
-        raw = storage.get(layout.ARCHIVE_KEY)
+        raw = storage.get_head(layout.ARCHIVE_KEY, most + 1)
     except MissingObjectError:
         return None
     where = storage.full_url(layout.ARCHIVE_KEY)
-    try:
-        about = json.loads(raw)
-    except ValueError as e:
-        raise CorruptCommitError(f"{where} is damaged: it is not JSON") from e
+    plainjson.check_size(raw, most, what=where, error=CorruptCommitError)
+    about = plainjson.parse(raw, what=where, error=CorruptCommitError, max_depth=plainjson.MAX_DEPTH)
     if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
         raise NotFoundError(f"{where} does not belong to a trajectory archive; check the URL")
     layout.check_format(about.get("format"), where=where)
@@ -297,10 +299,12 @@ def _find(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
 
 
 def _check_kinship(storage: Storage, about: Mapping[str, Any], head: Commit) -> None:
-    if head.number and head.body.get("archive") != about["id"]:
+    theirs = head.body.get("archive")
+    if head.number and theirs != about["id"]:
         raise CorruptCommitError(
-            f"commit {head.number} at {storage.url} belongs to archive {head.body.get('archive')}, {layout.ARCHIVE_KEY} "
-            f"names {about['id']}: one of them is damaged or comes from elsewhere; run `archive repair`"
+            f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive {theirs!r:.40}, "
+            f"{layout.ARCHIVE_KEY} names {about['id']!r:.40}: one of them is damaged or comes from elsewhere; run "
+            "`archive repair`"
         )
 
 

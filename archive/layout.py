@@ -62,7 +62,8 @@ def check_format(block: object, *, where: str) -> None:
     """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known."""
     if not isinstance(block, dict) or not isinstance(block.get("read"), int):
         raise UpgradeError(f"{where} names no format version that this library knows; upgrade trajectory-archive")
-    unknown = sorted(set(map(str, block.get("features", []))) - FEATURES)
+    features = block.get("features", [])
+    unknown = sorted(set(map(str, features if isinstance(features, list) else [features])) - FEATURES)
     if block["read"] > READ_VERSION or unknown:
         what = f"format {block['read']}" + (f" with features {', '.join(unknown)}" if unknown else "")
         raise UpgradeError(f"{where} is written in {what}, this library reads format {READ_VERSION}; upgrade it")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from archive import chunkindex, commits, fetching, layout, manifest
+from archive import chunkindex, commits, fetching, layout, manifest, sessions
 from archive.bases import Roots
 from archive.chunkindex import METADATA, ShardIndex
 from archive.commits import Commit
 from archive.errors import ArchiveError, CorruptCommitError, NotFoundError, UsageError
-from archive.facade import Archive
+from archive.facade import Archive, find_about
 from archive.packing import checksum
 from archive.staged import StagedFile
 from archive.storage import Storage
@@ -55,6 +54,8 @@ def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report],
         _check_files(archive, commit, seen, report)
         _check_staged(archive, commit, report)
         tell(report)
+    for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
+        _attempt(report, key, lambda k=key: sessions.check_claim(archive.storage, k))  # type: ignore[misc]
     for index, episodes in _shards(archive, report):
         _check_shard(_roots(archive), index, episodes, report)
         tell(report)
@@ -104,7 +105,7 @@ def _check_files(archive: Archive, commit: Commit, seen: set[str], report: Repor
 
 def _check_staged(archive: Archive, commit: Commit, report: Report) -> None:
     for rank in commit.body.get("checkpoint", {}).get("ranks", []):
-        file = StagedFile(archive.storage, rank["key"])
+        file = StagedFile(archive.storage, rank["key"], rank["nonce"])
         report.states += 1
         if _attempt(report, rank["key"], lambda f=file: f.index) is not None and report.deep:  # type: ignore[misc]
             _attempt(report, rank["key"], lambda f=file: f.check())  # type: ignore[misc]
@@ -185,11 +186,19 @@ def repair(storage: Storage) -> Repaired:
     key = layout.commit_key(number)
     parent = commits.read(storage, number - 1)
     kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
-    storage.create(kept_as, storage.get(key))
-    about = json.loads(storage.get(layout.ARCHIVE_KEY))
+    found = find_about(storage)
+    if found is None:
+        raise NotFoundError(f"there is no {layout.ARCHIVE_KEY} at {storage.url}: put it back from a copy first")
+    data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
+    if len(data) > commits.MAX_OBJECT_BYTES:
+        raise UsageError(
+            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; without "
+            f"it the archive opens as of commit {number - 1}"
+        )
+    storage.create(kept_as, data)
     body = commits.completed(
         {**commits.carried(parent), "kind": "repair", "run": "", "session": "", "damaged": kept_as},
-        *(parent, about["id"], f"repair/{kept_as}"),
+        *(parent, found[0]["id"], f"repair/{kept_as}"),
     )
     storage.put(key, commits.dumps(body))
     return Repaired(number, kept_as)

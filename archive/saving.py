@@ -57,13 +57,14 @@ def stage(
     key = layout.state_key(place.session, request.name, place.rank)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     arrays: dict[str, Any] = {}
-    columns = {c.name: _columns(c, key, arrays, saved) for c in cuts}
-    attributes = {c.name: {n: _attribute(c.name, n, t, key, saved) for n, t in c.attributes.items()} for c in cuts}
+    here = {"object": key, "nonce": secrets.token_hex(8)}
+    columns = {c.name: _columns(c, here, arrays, saved) for c in cuts}
+    attributes = {c.name: {n: _attribute(c.name, n, t, here, saved) for n, t in c.attributes.items()} for c in cuts}
     states = {c.name: _state(c, arrays) for c in cuts if c.state is not None}
     segments, chunks = rows_of(written if request.save_replay else [])
     index: dict[str, Any] = {
         "rank": place.rank, "world_size": place.world_size, "run": place.run, "session": place.session,
-        "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": secrets.token_hex(8),
+        "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": here["nonce"],
         "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at,
         "resumed_from": request.resumed_from,
         "metrics": dict(request.metrics),
@@ -102,7 +103,7 @@ def _buffer(cut: Cut) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _columns(cut: Cut, key: str, arrays: dict[str, Any], saved: SavedColumns) -> dict[str, dict[str, Any]]:
+def _columns(cut: Cut, here: dict[str, str], arrays: dict[str, Any], saved: SavedColumns) -> dict[str, dict[str, Any]]:
     out = {}
     for name, column in cut.columns.items():
         path = column_path(cut.name, name)
@@ -111,30 +112,21 @@ def _columns(cut: Cut, key: str, arrays: dict[str, Any], saved: SavedColumns) ->
             out[name] = earlier
             continue
         arrays[path] = column.array
-        out[name] = _entry(path, column, key)
+        out[name] = _entry(path, column) | here
     return out
 
 
-def _entry(path: str, column: Column, key: str) -> dict[str, Any]:
+def _entry(path: str, column: Column) -> dict[str, Any]:
     shape = list(column.array.shape)
-    return {
-        "array": path,
-        "rows": shape[0],
-        "dtype": column.dtype,
-        "shape": shape[1:],
-        "digest": column.digest,
-        "object": key,
-    }
+    return {"array": path, "rows": shape[0], "dtype": column.dtype, "shape": shape[1:], "digest": column.digest}
 
 
-def _attribute(buffer: str, name: str, text: str, key: str, saved: SavedColumns) -> dict[str, Any]:
+def _attribute(buffer: str, name: str, text: str, here: dict[str, str], saved: SavedColumns) -> dict[str, Any]:
     member = f"attributes/{escape(buffer)}/{escape(name)}.json"
     digest = staging.digest(np.frombuffer(text.encode(), np.uint8))
     earlier = saved.entries.get(member)
     return (
-        earlier
-        if earlier is not None and earlier["digest"] == digest
-        else {"member": member, "digest": digest, "object": key}
+        earlier if earlier is not None and earlier["digest"] == digest else {"member": member, "digest": digest} | here
     )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from archive import plainjson
 from archive.errors import CorruptManifestError, FieldError
 from archive.names import escape_path, show
 
@@ -158,7 +159,7 @@ class ShardSchema:
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
     try:
-        body = json.loads(text)
+        body = plainjson.parse(text, what="it", error=CorruptManifestError, shape={})
         fields = tuple(
             FieldSpec(
                 tuple(f["path"]), f["axis"], f.get("dtype", ""), tuple(f.get("shape", ())),

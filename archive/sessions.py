@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from archive import commits, layout
+from archive import commits, layout, plainjson
 from archive.commits import CommitLog
-from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotExclusiveError, SessionInUseError, UsageError
+from archive.errors import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptStateError,
+    NotExclusiveError,
+    SessionInUseError,
+    UsageError,
+)
 from archive.names import check_text, escape
 from archive.storage import Storage
 
+_CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 
 
@@ -112,7 +121,7 @@ def _claim_rank(storage: Storage, who: Place) -> None:
         storage.create(key, data)
         return
     except AmbiguousWriteError:
-        if storage.exists(key) and storage.get(key) == data:
+        if storage.exists(key) and storage.get_head(key, len(data) + 1) == data:
             return
         storage.create(key, data)
         return
@@ -121,6 +130,24 @@ def _claim_rank(storage: Storage, who: Place) -> None:
             f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted job "
             "needs a session name of its own (session=...)"
         ) from e
+
+
+def check_claim(storage: Storage, key: str) -> None:
+    """Refuse the claim of a writer that does not say of itself what its name says."""
+    what, most = storage.full_url(key), plainjson.MAX_SMALL_BYTES
+    data = plainjson.check_size(storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
+    claim = plainjson.parse(data, what=what, error=CorruptStateError, shape={"session": str, "rank": int})
+    if layout.rank_key(claim["session"], claim["rank"]) != key:
+        raise CorruptStateError(
+            f"{what} is the claim of rank {claim['rank']} of session {claim['session']!r}: it does not belong there; put the "
+            "right one back from a copy"
+        )
+
+
+def claim_keys(storage: Storage) -> list[str]:
+    """The claims of all writers that there have been."""
+    folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
+    return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
 
 
 def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:

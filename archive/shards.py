@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from archive import rawchunks
+from archive import plainjson, rawchunks
 from archive.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, StorageError, UsageError
 from archive.packing import Buffer, Member, check_paths, checksum, dimension_names, hulls, rows_per_chunk
 from archive.packing import member_name as member_name
@@ -94,7 +94,7 @@ class ShardView:
     @cached_property
     def _root(self) -> dict[str, Any]:
         try:
-            root = json.loads(self._metadata)
+            root = plainjson.parse(self._metadata, what="it", error=CorruptChunkError)
             nodes = root["consolidated_metadata"]["metadata"]
             arrays = {path: node for path, node in nodes.items() if node["node_type"] == "array"}
             return {"attributes": root["attributes"], "arrays": arrays}

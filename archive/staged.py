@@ -19,10 +19,10 @@ Array = np.ndarray[Any, Any]
 
 
 class StagedFile:
-    """One rank's part of a checkpoint."""
+    """One rank's part of a checkpoint. `nonce`: of the object that is meant, where what refers to it says so."""
 
-    def __init__(self, storage: Storage, key: str) -> None:
-        self.storage, self.key = storage, key
+    def __init__(self, storage: Storage, key: str, nonce: str | None = None) -> None:
+        self.storage, self.key, self._nonce = storage, key, nonce
         self.where = storage.full_url(key)
 
     @cached_property
@@ -35,7 +35,9 @@ class StagedFile:
     @cached_property
     def index(self) -> dict[str, Any]:
         start, stop = staging.index_span(self._head, self.where)
-        return staging.load_index(self._head[start:stop], self.where)
+        index = staging.load_index(self._head[start:stop], self.where)
+        staging.check_place(index, self.key, self._nonce, self.where)
+        return index
 
     @cached_property
     def _base(self) -> int:
@@ -44,6 +46,8 @@ class StagedFile:
     def files(self, names: Sequence[str]) -> list[bytes]:
         """Members that are no part of the Zarr group, by name."""
         places = {m[0]: m for m in self.index["members"]}
+        if absent := [n for n in names if n not in places]:
+            raise CorruptStateError(f"{self.where} has no member {absent[0]!r}; the state is damaged")
         wanted = [places[n] for n in names]
         inside = [self._base + m[4] + m[5] <= len(self._head) for m in wanted]
         ranges = [self._range(m) for m, here in zip(wanted, inside, strict=True) if not here]

@@ -119,12 +119,15 @@ class Storage:
         return self._get(key, start, stop, None)
 
     def get_head(self, key: str, max_bytes: int) -> bytes:
-        """The first bytes of an object of unknown size, at most `max_bytes`, in one request."""
+        """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
+
+        So what has a bound is read within it: ask for one byte more to know that there are more.
+        """
         check_key(key)
         driver = self._running().driver
 
         def attempt(this: Attempt) -> bytes:
-            data = _read(driver, key, 0, max_bytes, this.timeout_s)[:max_bytes]
+            data = _read(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
             self.stats.add(bytes_in=len(data))
             return data
 
@@ -386,12 +389,15 @@ class Storage:
         return sorted(check_listed(name, self.full_url(folder)) for name in self._request("list", folder, attempt))
 
 
-def _read(driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+def _read(
+    driver: LocalDriver | FsspecDriver, key: str, start: int, stop: int | None, timeout_s: float, *, whole: bool = False
+) -> bytes:
+    """`whole`: an object of unknown size is meant, as it is without `stop`."""
     try:
         return driver.read(key, start, stop, timeout_s)
     except Exception as error:
         # The range "0-" asks for a whole object without asking for its size first; an empty one has no such bytes.
-        if start == 0 and stop is None and judge(error).kind is Kind.RANGE:
+        if start == 0 and (whole or stop is None) and judge(error).kind is Kind.RANGE:
             return b""
         raise
 

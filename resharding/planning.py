@@ -180,8 +180,11 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
         """The plan of that text; `checkpoint` must be the one that it was made for."""
-        body = json.loads(text)
-        if body.get("format") != FORMAT:
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise UsageError(f"this is no plan: it is not JSON ({e})") from e
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise UsageError(f"this is no plan of format {FORMAT}")
         if body["digest"] != checkpoint.commit.digest:
             raise UsageError(f"the plan was made for commit {body['commit']}, not for checkpoint {checkpoint.name!r}")

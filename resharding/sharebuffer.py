@@ -236,7 +236,7 @@ class ShareBuffer:
             mine = np.flatnonzero((rank == source_rank) & (steps > 0))
             entry = self._plan.checkpoint.column_entry(name, source_rank, self.name)
             runs = joined(at[mine], steps[mine])
-            rows = np.concatenate(self._plan.checkpoint.file(entry["object"]).column_rows(entry, runs))
+            rows = np.concatenate(self._plan.checkpoint.file(entry).column_rows(entry, runs))
             parts.append((mine, gather(at[mine], steps[mine], runs, rows)))
         if not parts:
             return self._no_rows(name)

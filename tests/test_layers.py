@@ -35,6 +35,8 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "live",
             ),
             *(
+                "plainjson",
+                "commitshape",
                 "jsontree",
                 "treecodec",
                 "statetree",

@@ -199,7 +199,7 @@ def _json(folder: Folder, name: str, names: Sequence[str]) -> dict[str, Any] | N
     data = folder.storage.get(folder.prefix + name)
     try:
         value = json.loads(data)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         folder.note(name, "damaged", f"{len(data)} bytes are no JSON ({e})")
         return None
     if not isinstance(value, dict):

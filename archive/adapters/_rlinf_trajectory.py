@@ -183,7 +183,7 @@ def _rest(rest: list[Any]) -> dict[str, Any]:
 def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
     try:
         skeleton = json.loads(fields[_SKELETON][0])
-    except (ValueError, LookupError, TypeError) as e:
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
         raise IntegrityError(
             f"what is no tensor of a trajectory cannot be read ({e}): read the field {REST!r} with it, or verify the archive"
         ) from e

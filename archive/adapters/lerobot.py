@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from archive import plainjson
 from archive.adapters._datasets import (
     Array,
     Imported,
@@ -40,7 +41,7 @@ from archive.adapters._datasets import (
 )
 from archive.adapters.common import check_option
 from archive.checkpoints import Checkpoint
-from archive.errors import FieldError, UpgradeError, UsageError
+from archive.errors import FieldError, IntegrityError, UpgradeError, UsageError
 from archive.facade import Archive
 from archive.schema import Schema
 from archive.storage import Storage
@@ -62,7 +63,7 @@ def import_dataset(
     """Add a dataset's episodes, as one checkpoint named after its folder.  on_video: "error" or "skip"."""
     check_option("on_video", on_video, ("error", "skip"))
     store = Storage.connect(url, dict(storage_options or {}))
-    info = json.loads(store.get(INFO))
+    info = plainjson.parse(store.get(INFO), what=store.full_url(INFO), error=IntegrityError, shape={"features": dict})
     if info.get("codebase_version") != VERSION:
         raise UpgradeError(f"{url} is a LeRobot dataset of version {info.get('codebase_version')}; {VERSION} is read")
     pictures = [n for n, about in info["features"].items() if about["dtype"] in ("video", "image")]

@@ -132,5 +132,5 @@ def option_values(pairs: Iterable[str]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

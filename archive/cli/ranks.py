@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +60,10 @@ def planned(checkpoint: Checkpoint, world_size: int, where: str | None, **how: A
 @on_archive()
 def checkpoints(target: Target, where: str | None) -> None:
     """The checkpoints, oldest first."""
+    from archive import jsontree
+
     rows = meeting(where, target.open().checkpoints.table).to_pylist()
-    rows = [row | {"metrics": json.loads(row["metrics"] or "{}")} for row in rows]
+    rows = [row | {"metrics": jsontree.loads(row["metrics"] or "{}")} for row in rows]
     if target.as_json:
         output.as_json(rows)
     else:
