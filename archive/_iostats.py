@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass, fields
+
+from archive.forking import in_child
 
 _lock = threading.Lock()  # one for all: a lock inside would neither pickle nor survive a fork
 
@@ -14,8 +15,7 @@ def _renew_lock() -> None:
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+in_child(_renew_lock)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from archive._localfs import LocalDriver, Part
 from archive.errors import StorageError
+from archive.forking import in_child
 
 _PAGE = 1000  # names per LIST answer of the object stores
 _CONDITIONAL = ("s3fs", "gcsfs", "adlfs")  # pipe_file(mode="create") is a conditional request of the store
@@ -29,8 +30,7 @@ def _renew_lock() -> None:
     _memory_lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+in_child(_renew_lock)
 
 
 class FsspecDriver:

@@ -34,6 +34,7 @@ from archive.errors import (
     StorageError,
     UsageError,
 )
+from archive.forking import in_child
 from archive.layout import agreement_folder, agreement_key, request_key
 from archive.names import escape
 from archive.sessions import Place
@@ -60,6 +61,17 @@ class _Asked:
 
 
 _asked = _Asked()
+
+
+def _forget() -> None:
+    """A forked child (a worker of a DataLoader, say) is no rank of the job: signals do there what they did before."""
+    global _asked
+    inherited, _asked = _asked, _Asked()
+    for number, previous in inherited.previous.items():
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+in_child(_forget)
 
 
 def request() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import jsontree, liveview, manifest, resuming, tables
+from archive.cached import cached_property
 from archive.commits import Commit, read_of
 from archive.episodes import Episodes
 from archive.errors import CorruptCommitError, MissingObjectError, NotFoundError, PartialCheckpointError, UsageError

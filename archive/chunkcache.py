@@ -18,6 +18,7 @@ from typing import Any
 
 from archive._root import local_path
 from archive.errors import StorageError, UsageError
+from archive.forking import in_child
 from archive.packing import Buffer, checksum
 
 try:
@@ -30,6 +31,18 @@ _KEPT_SHARE = 0.9  # of the bound, once it was reached
 _USED_AGAIN_S = 60.0  # entries are not marked as used more often than that
 _ABANDONED_S = 3600.0
 _COUNT = ".bytes"
+_open: set[int] = set()  # descriptors that may hold a lock
+
+
+def _close_inherited() -> None:
+    """A child's copy of a descriptor would hold its parent's lock for as long as the child lives."""
+    for descriptor in _open:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _open.clear()
+
+
+in_child(_close_inherited)
 
 
 class DiskCache:
@@ -120,12 +133,17 @@ class DiskCache:
     def _locked(self) -> Iterator[int]:
         """The file that counts the bytes, for one process at a time."""
         descriptor = os.open(self.folder / _COUNT, os.O_RDWR | os.O_CREAT, 0o666)
+        _open.add(descriptor)
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
-            os.close(descriptor)
+            if descriptor in _open:  # else this is a forked child, which has closed it
+                _open.discard(descriptor)
+                if fcntl is not None:  # a child that was forked before it could be told has the lock too
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     def _entries(self) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, path) of each entry; temporaries that nobody finishes are removed."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, overload
 
-from archive import commitshape, layout, plainjson
+from archive import commitshape, forking, layout, plainjson
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -166,7 +165,7 @@ class CommitLog:
         self.storage = storage
         self.archive_id = archive_id
         self.head = head
-        self._lock = threading.RLock()
+        self._lock = forking.lock(self)
         self._seen: dict[str, int] = {str(head.body.get("transaction")): head.number}
 
     def catch_up(self) -> Commit:
@@ -233,8 +232,8 @@ class CommitLog:
         return bool(read(self.storage, number).body.get("nonce") == nonce)
 
     def _know(self, commit: Commit) -> None:
-        self.head = commit
         self._seen[str(commit.body.get("transaction"))] = commit.number
+        self.head = commit  # last: who is interrupted in between reads the commit again
 
 
 def completed(body: Body, parent: Commit, archive_id: str, transaction: str) -> Body:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from archive import deriving, schema
+from archive.cached import cached_property
 from archive.episode import Attributes, Episode
 from archive.errors import MissingPackageError, NotFoundError
 from archive.fields import Selection

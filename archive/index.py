@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,6 +10,7 @@ from uuid import UUID
 import numpy as np
 
 from archive import chains, expressions, jsontree, schema
+from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.manifest import Snapshot
 from archive.ranges import Ints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import subprocess
 import threading
 import weakref
@@ -17,7 +18,7 @@ from archive import jsontree, saving
 from archive.checkpoints import Checkpoint
 from archive.commits import Commit, CommitLog
 from archive.cut import Cut
-from archive.errors import DeadlineError, RanksMissingError
+from archive.errors import DeadlineError, RanksMissingError, UsageError
 from archive.joining import Joint, all_staged, commit, join
 from archive.names import check_text
 from archive.pipeline import Batch, Written
@@ -38,6 +39,7 @@ class Pending:
         self.columns = SavedColumns()  # what the next one may refer to, once this is committed
         self.written: list[Written] = []  # the rows that it makes visible
         self._seen = False
+        self._pid = os.getpid()
 
     @property
     def name(self) -> str:
@@ -49,7 +51,15 @@ class Pending:
         return self._saver.durable
 
     def done(self) -> bool:
+        self._check_process()
         return self.future.done()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # the thread that saves it is the parent's
+            raise UsageError(
+                f"checkpoint {self.name!r} is being saved by the process that asked for it: wait for it there; a forked "
+                "child finds it in arc.checkpoints once it is committed"
+            )
 
     def result(self, timeout_s: float | None = None) -> Checkpoint:
         """The checkpoint, once it is committed; raises what went wrong.
@@ -57,6 +67,7 @@ class Pending:
         DeadlineError if that takes longer than `timeout_s`: it goes on, and may be asked again. Once RanksMissingError
         was raised, calling it again waits for the missing ranks again, for `timeout_s`.
         """
+        self._check_process()
         if self._seen and self.future.done() and isinstance(self.future.exception(), RanksMissingError):
             self._saver.again(self, self._timeout_s if timeout_s is None else timeout_s)
             timeout_s = None
@@ -89,6 +100,8 @@ class Pending:
             )
 
     def __repr__(self) -> str:
+        if os.getpid() != self._pid:
+            return f"<Pending {self.name!r} of another process>"
         what = "under way" if not self.done() else "failed" if self.future.exception() else "committed"
         return f"<Pending {self.name!r} {what}>"
 

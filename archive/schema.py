@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Any
 
 from archive import plainjson
+from archive.cached import cached_property
 from archive.errors import CorruptManifestError, FieldError
 from archive.names import escape_path, show
 

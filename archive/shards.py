@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from archive import plainjson, rawchunks
+from archive.cached import cached_property
 from archive.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, StorageError, UsageError
 from archive.packing import Buffer, Member, check_paths, checksum, dimension_names, hulls, rows_per_chunk
 from archive.packing import member_name as member_name

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from archive import dtypes, fetching, staging, statetree, tables
+from archive.cached import cached_property
 from archive.chunkindex import ArrayChunks, ShardIndex
 from archive.errors import CorruptStateError, IntegrityError
 from archive.packing import checksum

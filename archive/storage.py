@@ -24,6 +24,7 @@ from archive._remote import ConditionalDriver, FsspecDriver, create_alone, defau
 from archive._retry import MAX_SHORT_READS, Attempt, run
 from archive._root import Root, check_key, check_listed, parse_root
 from archive.errors import CorruptChunkError, NotExclusiveError, StorageError, UsageError
+from archive.forking import in_child
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
@@ -53,8 +54,7 @@ def _renew_lock() -> None:
     _build_lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+in_child(_renew_lock)
 
 
 class Storage:

@@ -192,6 +192,7 @@ class Writer(Buffer):
 
     def close(self) -> None:
         """Commit what is pending, and end the writer."""
+        self._check_process()
         if not self._closed:
             try:
                 self.commit()
@@ -206,6 +207,8 @@ class Writer(Buffer):
     ) -> None:
         if kind is None or error is None:
             self.close()
+            return
+        if os.getpid() != self._pid:  # a forked child that ends by an exception; the writer goes on in its parent
             return
         self._saver.give_up()  # other ranks may be gone for good
         if failed := self._end():
@@ -222,9 +225,12 @@ class Writer(Buffer):
         """The lock, if the writer may be used here and nothing in the background has failed."""
         if self._closed:
             raise ClosedError(f"the writer of {self._storage.url} is closed; open another with arc.writer()")
+        self._check_process()
+        return self._lock
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("a Writer belongs to the process that opened it; open one in each process")
-        return self._lock
 
     def _buffer(self, name: str) -> BufferWriter:
         if name not in self._buffers:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from archive.cached import cached_property
 from archive.checkpoints import MAIN_BUFFER
 from archive.episodes import Episodes
 from archive.errors import NotFoundError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import dtypes, resuming
+from archive.cached import cached_property
 from archive.episodes import Episode, Episodes
 from archive.fields import Selection
 from archive.live import Runs

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from archive.cached import cached_property
 from archive.checkpoints import Checkpoint
 from archive.errors import NotFoundError, UsageError
 from archive.liveview import Located

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import commits, layout, manifest, tables
 from archive.bases import Roots, join_key, split_key
+from archive.cached import cached_property
 from archive.commits import Body, Commit, CommitLog
 from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, UsageError
 from archive.facade import Archive

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from archive.cached import cached_property
 from archive.checkpoints import Checkpoint
 
 

@@ -23,6 +23,8 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
         (
             *(
                 "errors",
+                "cached",
+                "forking",
                 "names",
                 "version",
                 "layout",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from archive.adapters._alf_tensors import (
     path_by_key,
 )  # fmt: skip
 from archive.adapters.common import UNFINISHED, Report, check_option, share_buffer
+from archive.cached import cached_property
 from archive.errors import FieldError, UsageError
 from archive.ranges import Ints
 from archive.schema import Path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
+from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.schema import Path
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from archive.adapters._alf_saving import PRIORITY
 from archive.adapters._alf_tensors import FIRST, LAST, path_by_key
 from archive.adapters._datasets import Array
 from archive.adapters._exchange_read import Transitions
+from archive.cached import cached_property
 from archive.checkpoints import MAIN_BUFFER
 from archive.errors import CapacityError, FieldError
 from archive.schema import Path

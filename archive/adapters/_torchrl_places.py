@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from archive.adapters._torchrl_episodes import END, SPLIT, Keys
 from archive.adapters._torchrl_saving import Cells
 from archive.adapters._torchrl_tracking import NONE
+from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.ranges import Ints
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from archive.adapters._torchrl_tensors import TensorCells
 from archive.adapters._torchrl_tracking import NONE, Record, evict_unknown, tracker_of
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
+from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.names import show
 from archive.ranges import Ints

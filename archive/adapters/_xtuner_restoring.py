@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from archive.adapters import _xtuner_groups as groups
@@ -13,6 +12,7 @@ from archive.adapters import _xtuner_storage as storages
 from archive.adapters._xtuner_manager import RETRY, as_fields
 from archive.adapters._xtuner_rollouts import Classes, Losses, decode
 from archive.adapters.common import share_buffer
+from archive.cached import cached_property
 from archive.errors import CorruptStateError, NotFoundError, UpgradeError, UsageError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive import jsontree
+from archive import forking, jsontree
 from archive.buffers import flatten
 from archive.buffers.flatten import Part, Rows
 from archive.buffers.kinds import Kind, kinds_of, tree_of
@@ -31,7 +30,7 @@ class ArchiveHome:
 
     def __init__(self, episodes: Callable[[], Episodes], *, cache_bytes: int = 2**28, disk_cache: Any = None) -> None:
         self._episodes, self._cache_bytes, self._disk_cache = episodes, cache_bytes, disk_cache
-        self._lock, self._expecting = threading.Lock(), threading.Lock()
+        self._lock, self._expecting = forking.lock(self), forking.lock(self, "_expecting")
         self._expected: dict[str, None] = {}
         self._generations: list[Known] = []
 

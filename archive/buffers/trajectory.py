@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
-from threading import RLock, Thread
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from archive import forking
 from archive.adapters._rlinf_numbers import SYSTEM
 from archive.buffers import flatten, loading, mapping, moving, ranks, settings
 from archive.buffers.autosave import logged
@@ -78,7 +79,7 @@ class TrajectoryReplayBuffer:
         self._job = Job(
             given.rank if given and rank is None else rank, world_size, run, session, buffer, storage_options
         )
-        self._writing, self._lock = RLock(), RLock()
+        self._writing, self._lock = forking.lock(self, "_writing"), forking.lock(self)
         self._closed, self._pid = False, os.getpid()
         self._closing: Thread | None = None
         self._loaded_count = 0

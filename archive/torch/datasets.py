@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from archive import derived, deriving, dtypes
+from archive.cached import cached_property
 from archive.deriving import Bounds
 from archive.episodes import Episodes
 from archive.errors import UsageError

@@ -6,12 +6,19 @@ import threading
 
 import numpy as np
 
+from archive import forking
 from archive.gathering import Gather
 from archive.ranges import Ints, spans
 
 _BYTES_AT_ONCE = 8 * 1024 * 1024
 _HEAD_START_S = 0.5  # for the first batch
 _LOOKED_AT = 1 << 18  # steps at most, to say how much is local
+
+
+def _raised() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
 
 
 class Filling:
@@ -25,10 +32,11 @@ class Filling:
         lengths = gather.lengths[episodes]
         self._numbers = np.repeat(episodes, lengths)
         self._steps = spans(np.zeros(len(episodes), np.int64), lengths)
-        self._stopped, self._clear, self._begun = threading.Event(), threading.Event(), threading.Event()
-        self._clear.set()
+        self._stopped = forking.own(self, "_stopped", threading.Event)
+        self._clear = forking.own(self, "_clear", _raised)
+        self._begun = forking.own(self, "_begun", threading.Event)
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = forking.own(self, "_thread", lambda: None)
 
     def start(self) -> None:
         if self._thread is None:

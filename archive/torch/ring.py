@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from archive import dtypes, tree
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
+from archive.cached import cached_property
 from archive.errors import FieldError, UsageError
 from archive.names import show
 from archive.pipeline import SHARD_BYTES

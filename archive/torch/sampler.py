@@ -6,7 +6,6 @@ Only the chunks that cover a batch are read, together, and kept as far as the ca
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from archive import forking
 from archive.episodes import Episodes
 from archive.errors import ClosedError, UsageError
 from archive.gathering import Gather, IOStats
@@ -77,7 +77,7 @@ class Sampler:
         self._told = prioritized if index is None else index
         self._device, self._collate, self._prefetch = device, collate, prefetch
         self._drawn: deque[Draw] = deque()
-        self._closed, self._turn = False, threading.RLock()
+        self._closed, self._turn = False, forking.lock(self, "_turn")
         self._filling = Filling(self._gather, self._units.episodes)
         if self._source.is_share if fill is None else fill:
             self._filling.start()

@@ -1,0 +1,43 @@
+"""Pure, no I/O: locks that a forked child gets anew, so that it waits for no thread that only its parent has.
+
+What such a lock guards may be half changed at the fork. So it is for what a child can use as it finds it, or makes
+anew; what belongs to one process (a writer) refuses in the child instead, before it takes any lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_owned: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+def own(owner: Any, name: str, make: Callable[[], T]) -> T:
+    """What `make` gives, to be kept as `owner.<name>`; in a forked child the attribute is made once more."""
+    _owned.setdefault(owner, {})[name] = make
+    return make()
+
+
+def lock(owner: Any, name: str = "_lock") -> threading.RLock:
+    """A lock that a thread may take several times, to be kept as `owner.<name>`."""
+    return own(owner, name, threading.RLock)
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Call this in each forked child, before anything else runs there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=work)
+
+
+def _renew() -> None:
+    for owner, made in list(_owned.items()):
+        for name, make in made.items():
+            setattr(owner, name, make())
+
+
+in_child(_renew)
