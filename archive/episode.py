@@ -13,8 +13,9 @@ from archive.liveparts import LiveParts
 from archive.reader import Reader
 from archive.readonly import frozen
 from archive.segments import Part, cut
+from archive.tokenizing import decoder
 from archive.tree import Ragged
-from archive.views import page, plots, summaries
+from archive.views import episodepage, page, plots, room, summaries
 
 if TYPE_CHECKING:
     from archive.episodes import Episodes
@@ -181,14 +182,23 @@ class Episode:
         """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
         return plots.episode(self.read(fields, start, stop), self.id)
 
-    def to_html(self, fields: Any = None) -> str:
-        """A page of its own that plays it: curves, pictures, text. Loads nothing when opened."""
-        data = self.read(fields)
-        return page.episode(self.about, self.fields, self.metadata, self.attributes, data)
+    def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = room.MAX_PAGE_BYTES) -> str:
+        """A page of its own that plays it: pictures, what was said, curves, text. Loads nothing when opened.
 
-    def watch(self, fields: Any = None, height: int = 640) -> page.Framed:
+        tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the name
+        of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures, values
+        and text that it leaves no room for are left out, and named on the page.
+        """
+        decode = decoder(tokenizer)
+        about, data = (self.about, self.fields, self.metadata, self.attributes), self.read(fields)
+        return episodepage.episode(*about, data, decode, max_bytes)
+
+    def watch(
+        self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
+        max_bytes: int | None = room.MAX_PAGE_BYTES,
+    ) -> page.Framed:  # fmt: skip
         """That page within a notebook's cell, `height` pixels high."""
-        return page.Framed(self.to_html(fields), height)
+        return page.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
 
     @property
     def about(self) -> dict[str, Any]:

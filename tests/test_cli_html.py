@@ -41,6 +41,14 @@ def test_a_page(url: str, tmp_path: Path, arguments: tuple[str, ...], source: st
     assert text.startswith("<!doctype html>")
 
 
+def test_a_page_of_some_fields_within_some_bytes(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    document("export", url, "--html", "e1", "--field", "reward", "--max-bytes", "20000", "-o", file)
+    assert file.stat().st_size <= 20000
+    assert "<canvas" not in file.read_text("utf-8")
+    assert 'data-field="reward"' in file.read_text("utf-8")
+
+
 def test_what_is_there_stays_unless_asked(url: str, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("mine")
@@ -66,7 +74,12 @@ def test_a_page_goes_into_a_file(url: str, tmp_path: Path, file: str) -> None:
         (("--html", "none", "-o", "x"), 1, "no episode or checkpoint 'none'"),
         (("--html", "e1", "--world-size", "2", "-o", "x"), 1, "no checkpoint 'e1'"),
         (("--html", "e1", "--where", "return < 4", "-o", "x"), 1, "meets --where"),
-        (("--html", "e1", "--field", "reward", "-o", "x"), 2, "no --field"),
+        (("--html", "latest", "--field", "reward", "-o", "x"), 2, "--field is for the page of an episode"),
+        (("--html", "latest", "--world-size", "2", "--max-bytes", "9", "-o", "x"), 2, "--max-bytes is for the page"),
+        (("--html", "e1", "--field", "none", "-o", "x"), 2, "none"),
+        (("--html", "e1", "--max-bytes", "900", "-o", "x"), 2, "does not fit"),
+        (("--html", "e1", "--tokenizer", "/nowhere", "-o", "x"), 2, "tokenizer"),
+        (("out", "--max-bytes", "9"), 2, "go with --html"),
         (("--html", "e1"), 2, "--output FILE"),
         ((), 2, "give TO"),
         (("out", "--world-size", "2"), 2, "go with --html"),

@@ -107,7 +107,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "checkpoints",
                 "checkpointing",
             ),
-            *("progressbar", "deriving", "files"),
+            *("progressbar", "deriving", "files", "tokenizing"),
         ),
     ),
     "facade": (3, ("archive", "facade")),
@@ -139,6 +139,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "polars": ("engine",),
     "pandas": ("engine", "facade", "resharding", "tools"),
     "matplotlib": ("views.plots",),
+    "tokenizers": ("tokenizing",),
+    "transformers": ("tokenizing",),
     "click": ("tools",),
     "rich": ("tools", "progressbar"),
 }

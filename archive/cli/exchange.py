@@ -60,7 +60,19 @@ _more = click.option(
 @click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
 @click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
 @click.option("--weights", multiple=True, metavar="UUID", help="Only episodes made by these. May be repeated.")
-@click.option("--field", "fields", multiple=True, metavar="NAME", help="npz, parquet: only these. May be repeated.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME",
+    help="npz, parquet, an episode's page: only these. May be repeated.",
+)
+@click.option(
+    "--max-bytes", type=click.IntRange(1), metavar="N", help="Of an episode's page; it says what was left out."
+)
+@click.option(
+    "--tokenizer", metavar="NAME", help="Makes text of token ids on an episode's page: a folder, or a Hub name."
+)
 @_more
 @click.option("--yes", is_flag=True, help="Replace files that are there.")
 def export(
@@ -73,21 +85,25 @@ def export(
     page that needs no network: an episode that plays, a checkpoint's ranks, or a plan.
     """
     if html is not None:
-        if how["checkpoint"] or how["fields"] or given or (world_size and how["weights"]):
-            raise UsageError("--html takes a checkpoint's name itself, and no --field or --set; a plan no --weights")
+        if how.pop("checkpoint") or given or (world_size and how["weights"]):
+            raise UsageError("--html takes a checkpoint's name itself, and no --set; a plan no --weights")
+        how["fields"] = list(how["fields"])
+        kept = {key: value for key, value in how.items() if value or key in ("where", "weights")}
         _html(
             target,
             html,
             to or output,
             world_size=world_size,
             replace=yes,
-            where=how["where"],
-            weights=how["weights"],
             storage_options=target.storage_options,
+            **kept,
         )
         return
-    if to is None or output is not None or world_size is not None:
-        raise UsageError("give TO, a folder or file; --output and --world-size go with --html")
+    pages_only = [how.pop("max_bytes"), how.pop("tokenizer")]
+    if to is None or output is not None or world_size is not None or any(pages_only):
+        raise UsageError(
+            "give TO, a folder or file; --output, --world-size, --max-bytes and --tokenizer go with --html"
+        )
     _files(target, to, name, yes, given, how)
 
 

@@ -18,12 +18,12 @@ BEST = "best"  # the episode of the greatest return, where none has this id
 
 
 def write_page(
-    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...], replace: bool,
-    storage_options: Mapping[str, Any] | None = None,
+    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...],
+    replace: bool, storage_options: Mapping[str, Any] | None = None, **how: Any,
 ) -> str:  # fmt: skip
     """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title.
 
-    file: a path or a URL; of a URL, storage_options open it.
+    file: a path or a URL; of a URL, storage_options open it.  how: options of an episode's page, as of Episode.to_html.
     """
     path = None if "://" in file else local_path(file, "--output")
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
@@ -31,7 +31,11 @@ def write_page(
     there = file_exists(file, storage_options) if path is None else path.exists()
     if there and not replace:
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
-    title, text = _plan(arc, what, world_size, where) if world_size else _looked_at(arc, what, where, weights)
+    if world_size:
+        _refuse(how, "plan")
+        title, text = _plan(arc, what, world_size, where)
+    else:
+        title, text = _looked_at(arc, what, where, weights, how)
     if path is None:
         write_file(file, text.encode(), storage_options)
     else:
@@ -50,17 +54,26 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"no page can be written to {path} ({e.strerror}): give another --output") from e
 
 
-def _looked_at(arc: Archive, what: str, where: str | None, weights: tuple[str, ...]) -> tuple[str, str]:
+def _refuse(how: Mapping[str, Any], kind: str) -> None:
+    if how:
+        option = "--" + ("field" if "fields" in how else min(how).replace("_", "-"))
+        raise UsageError(f"{option} is for the page of an episode; that of a {kind} shows no steps: leave it out")
+
+
+def _looked_at(
+    arc: Archive, what: str, where: str | None, weights: tuple[str, ...], how: Mapping[str, Any]
+) -> tuple[str, str]:
     found = arc.episodes.filter(where=where, model_weights_uuid=weights or None)
     if len(named := found.filter(episode_id=what)):
-        return f"episode {what}", named[0].to_html()
+        return f"episode {what}", named[0].to_html(**how)
     if what == BEST and (best := _best(found)) is not None:
-        return f"episode {best.id}", best.to_html()
+        return f"episode {best.id}", best.to_html(**how)
     if where is not None or weights:
         raise NotFoundError(
             f"no episode {what!r} at {arc.url} meets --where and --weights; `archive episodes` lists those that do"
         )
     checkpoint = _checkpoint(arc, what, "episode or checkpoint")
+    _refuse(how, "checkpoint")
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()
 
 

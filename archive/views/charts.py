@@ -41,8 +41,10 @@ def sparkline(values: Any, *, width: int = 240, height: int = 40, label: str = "
     return lines({label: values}, width=width, height=height, axis=False)
 
 
-def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axis: bool = True) -> Markup:
-    """Lines over the step, one a name, on one scale."""
+def lines(
+    series: Mapping[str, Any], *, width: int = 640, height: int = 120, axis: bool = True, points: int = MAX_POINTS
+) -> Markup:
+    """Lines over the step, one a name, on one scale, of at most `points` each."""
     drawn = {name: numbers(values) for name, values in series.items()}
     finite = [v[np.isfinite(v)] for v in drawn.values()]
     every = np.concatenate(finite) if finite else np.zeros(0)
@@ -52,7 +54,7 @@ def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, axi
     span, length = high - low, max(len(v) for v in drawn.values())
     paths = []
     for i, values in enumerate(drawn.values()):
-        places, kept = thin(values)
+        places, kept = thin(values, points)
         x = places / max(length - 1, 1) * width if length > 1 else np.array([width / 2])
         share = (kept - low) / span if span else np.where(np.isfinite(kept), 0.5, np.nan)
         y = height - 2 - share * (height - 4)

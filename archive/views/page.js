@@ -38,7 +38,7 @@ function told(value) {
 
 // Draws the cursor of one field's curves and says their values there.
 function curve(box) {
-  const { length, width, values } = data.curves[box.dataset.field];
+  const { length, of, every, width, values } = data.curves[box.dataset.field];
   const bytes = decoded(values).buffer;
   const numbers = width === 4 ? new Float32Array(bytes) : new Float64Array(bytes);
   const cursor = box.querySelector(".cursor");
@@ -47,11 +47,12 @@ function curve(box) {
     at: (clientX) => {
       const { left, width: wide } = box.getBoundingClientRect();
       const share = Math.min(Math.max((clientX - left) / wide, 0), 1);
-      return Math.round(share * (length - 1));
+      return Math.round(share * (of - 1));
     },
     show: (step) => {
-      const row = Math.min(step, length - 1);
-      cursor.style.left = `${length > 1 ? (100 * row) / (length - 1) : 50}%`;
+      const place = Math.min(step, of - 1);
+      const row = Math.min(Math.floor(place / every), length - 1);
+      cursor.style.left = `${of > 1 ? (100 * place) / (of - 1) : 50}%`;
       places.forEach((place, i) => (place.textContent = told(numbers[i * length + row])));
     },
   };
@@ -59,8 +60,9 @@ function curve(box) {
 
 function showTexts(step) {
   for (const place of document.querySelectorAll("pre.text")) {
-    const texts = data.texts[place.dataset.field];
-    place.textContent = step < texts.length ? texts[step] : "";
+    const { steps, every } = data.texts[place.dataset.field];
+    const row = Math.floor(step / every);
+    place.textContent = row < steps.length ? steps[row] : "";
   }
 }
 
@@ -89,6 +91,7 @@ async function start() {
     box.addEventListener("pointermove", (event) => (event.buttons ? goTo : one.show)(one.at(event.clientX)));
     box.addEventListener("pointerleave", () => one.show(Number(slider.value)));
   }
+  if (data.rollout) curves.push(conversation(data.rollout, goTo));
   let timer = null;
   const stop = () => {
     clearInterval(timer);

@@ -12,15 +12,17 @@ from archive.views.markup import shown
 
 MAX_CHARS = 8_000_000  # of one field's steps together
 MAX_STEP_CHARS = 20_000
+MIN_STEP_CHARS = 30  # of a step, where there is little room; less says nothing
 MAX_NUMBERS = 400_000  # of one field's steps together
 MAX_STEP_NUMBERS = 2_000
 
 
 class Texts(NamedTuple):
-    """What each step says, and whether somebody wrote it or it is numbers."""
+    """What each step says, and whether somebody wrote it or it is numbers; of one step in `every`."""
 
     steps: list[str]
     written: bool
+    every: int = 1
 
 
 def as_texts(leaf: Any) -> Texts | None:
@@ -32,6 +34,14 @@ def as_texts(leaf: Any) -> Texts | None:
     numbers = max(8, min(MAX_STEP_NUMBERS, MAX_NUMBERS // len(values)))
     steps = [_short(told(value, numbers), chars) for value in values]
     return Texts(steps, not _is_numbers(values))
+
+
+def fitted(text: Texts, most: int) -> Texts:
+    """The same in about so many characters: short ones of every step, or of one step in two, three, ..."""
+    every = max(1, -(-len(text.steps) * MIN_STEP_CHARS // max(1, most)))
+    kept = text.steps[::every]
+    chars = max(MIN_STEP_CHARS, most // max(1, len(kept)) - MIN_STEP_CHARS)
+    return Texts([_short(said, chars) for said in kept], text.written, every)
 
 
 def _short(text: str, most: int) -> str:
@@ -56,7 +66,7 @@ def told(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
         return _numbers(value.reshape(-1), numbers)
     if isinstance(value, (np.ndarray, np.generic)):
         return _number(value.item())
-    if _is_message(value) or (isinstance(value, list) and value and all(map(_is_message, value))):
+    if is_message(value) or (isinstance(value, list) and value and all(map(is_message, value))):
         return "\n\n".join(map(_message, value if isinstance(value, list) else [value]))
     return json.dumps(value, ensure_ascii=False, indent=1, default=str)
 
@@ -78,7 +88,7 @@ def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, (float, complex)) else str(value)
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
     """Whether it is a part of a conversation."""
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
