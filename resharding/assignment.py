@@ -205,7 +205,11 @@ def _cut(order: Ints, steps: Ints, n: int) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _within_capacity(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints, drops: list[Any]) -> Ints:
-    """New `lo` for the parts of one target: the oldest leave until the rest fits (past `hi`: all of the part)."""
+    """New `lo` for the parts of one target: the oldest leave until the rest fits (past `hi`: all of the part).
+
+    Of the last one that leaves, its newest steps stay where steps may be cut: independent ones, and those of env rows,
+    as rings overwrite them. Episodes that were added whole leave whole, and all do where only whole ones are wanted.
+    """
     steps = hi - lo
     oldest = np.lexsort((np.arange(len(unit)), units.age[unit]))
     count = max(0, len(unit) - rules.max_episodes) if rules.max_episodes is not None else 0
@@ -214,8 +218,9 @@ def _within_capacity(units: Units, rules: Rules, unit: Ints, lo: Ints, hi: Ints,
     crowd, excess = np.arange(len(unit)) < count, before < over
     leaves = oldest[crowd | excess]
     taken = steps[leaves]
-    if rules.divisible:
-        taken = np.where(crowd[crowd | excess], taken, np.minimum(taken, over - before[crowd | excess]))
+    ring = (units.env[unit[leaves]] != NO_ENV) & (rules.incomplete == "keep")
+    cut = (ring | rules.divisible) & ~crowd[crowd | excess]
+    taken = np.where(cut, np.minimum(taken, over - before[crowd | excess]), taken)
     for reason, mask in (("max_episodes", crowd), ("capacity", excess & ~crowd)):
         mine = mask[crowd | excess]
         if mine.any():

@@ -230,7 +230,8 @@ def plan(
     policy: "balanced" (contiguous, by running steps or `weights`), "interleaved" (by number within the source rank,
     then rank) or "by_trajectory" (contiguous, by count).  weights: "steps", "bytes" or a column's name.
     num_envs, max_length: env rows of each target and steps each holds.  capacity: steps, max_episodes: episodes a
-    target holds. The oldest are dropped first, counted and listed. Bounds that the same ranks keep already move nothing;
+    target holds. The oldest are dropped first, counted and listed: steps of env rows one by one, as a ring overwrites
+    them (with incomplete="drop", whole episodes), episodes that were added whole as wholes. Bounds that the same ranks keep already move nothing;
     env rows with holes between their steps are put end to end where num_envs is given.
     incomplete: "keep" or "drop" headless and open episodes.  unfinished: what becomes of open episodes: "close"
     (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".

@@ -292,6 +292,20 @@ def test_capacity_in_steps_or_episodes_drops_the_oldest() -> None:
     assert [e["reason"] for e in plan.dropped_episodes()] == ["max_episodes"] * 7
 
 
+@pytest.mark.parametrize("open_ended", [True, False])
+def test_capacity_cuts_an_endless_episode_of_an_env_row_at_steps(open_ended: bool) -> None:
+    arc = fresh()
+    (w,) = writers_of(arc, 1)
+    w.append(fields_of(np.arange(100)), env_ids=np.zeros(100, int), last=np.arange(100) == (-1 if open_ended else 99))
+    ck = save([w], options=[{"columns": {"n": np.arange(100)}}])
+    plan = resharding.plan(ck, world_size=1, capacity=99)
+    assert steps_of(plan) == [[*range(1, 100)]]
+    assert plan.share(0).columns["n"].tolist() == [*range(1, 100)]
+    assert plan.dropped == {"capacity": {"episodes": 1, "steps": 1}}
+    whole = resharding.plan(ck, world_size=1, capacity=99, incomplete="drop")
+    assert steps_of(whole) == [[]], "only whole ones were wanted"
+
+
 def test_capacity_in_a_ring_drops_by_time_not_by_row() -> None:
     _, ck = ragged_ring()
     (kept,) = steps_of(resharding.plan(ck, world_size=1, capacity=4 * 8))
