@@ -216,7 +216,7 @@ def plan(
     *,
     num_envs: int | None = None,
     max_length: int | None = None,
-    capacity: int | None = None,
+    capacity: int | Mapping[str, int] | None = None,
     max_episodes: int | None = None,
     incomplete: str = "keep",
     unfinished: str | None = None,
@@ -229,10 +229,11 @@ def plan(
 
     policy: "balanced" (contiguous, by running steps or `weights`), "interleaved" (by number within the source rank,
     then rank) or "by_trajectory" (contiguous, by count).  weights: "steps", "bytes" or a column's name.
-    num_envs, max_length: env rows of each target and steps each holds.  capacity: steps, max_episodes: episodes a
-    target holds. The oldest are dropped first, counted and listed: steps of env rows one by one, as a ring overwrites
-    them (with incomplete="drop", whole episodes), episodes that were added whole as wholes. Bounds that the same ranks keep already move nothing;
-    env rows with holes between their steps are put end to end where num_envs is given.
+    num_envs, max_length: env rows of each target and steps each holds.  capacity: steps (by buffer, if a dict),
+    max_episodes: episodes a target holds. The oldest are dropped first, counted and listed: steps of env rows one by
+    one, as a ring overwrites them (with incomplete="drop", whole episodes); episodes that were added whole, whole.
+    Bounds that the same ranks keep already move nothing; env rows with holes between their steps are put end to end
+    where num_envs is given.
     incomplete: "keep" or "drop" headless and open episodes.  unfinished: what becomes of open episodes: "close"
     (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".
     filter: a condition, or what `Episodes.filter` takes.
@@ -245,9 +246,13 @@ def plan(
         )
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"
+    unknown = [n for n in capacity if n not in source.buffers] if isinstance(capacity, Mapping) else []
+    if unknown:
+        raise UsageError(f"capacity= names {unknown[0]!r}; the checkpoint's buffers are {', '.join(source.buffers)}")
     rules = {
         name: Rules(
-            world_size, num_envs, max_length, capacity, max_episodes, incomplete, chosen, policy, source.divisible(buffer)
+            world_size, num_envs, max_length, capacity.get(name) if isinstance(capacity, Mapping) else capacity, max_episodes,
+            incomplete, chosen, policy, source.divisible(buffer),
         )
         for name, buffer in source.buffers.items()
     }  # fmt: skip

@@ -212,6 +212,9 @@ def test_items_of_ones_own_class() -> None:
         more(rb, i), more(other, i)
     listed = buffer(storage=ListStorage(5), plain=True)
     listed.extend([kind(a=torch.ones(1), b=torch.ones(1), batch_size=[])])
+    with pytest.raises(UsageError, match="class Pair"):
+        torchrl.restore(buffer(storage=ListStorage(5), plain=True), saved(listed), rank=0)
+    listed.extend([kind])
     with pytest.raises(FieldError, match="cannot be saved without pickle"):
         saved(listed)
 

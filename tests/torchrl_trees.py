@@ -18,7 +18,7 @@ class _Tree:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._half = 1 << max(0, size - 1).bit_length()
+        self._half = 1 << size.bit_length()  # the first power of two above the size, as of the compiled ones
         self._nodes = np.full(2 * self._half, self.neutral, self.dtype)
 
     def __len__(self) -> int:

@@ -67,7 +67,7 @@ class ArchiveCheckpointer:
             raise NotFoundError(f"the archive at {url} has no checkpoint yet")
         rank, world_size = self._place
         plan = common.planned(found, world_size=world_size)
-        room = int(rb._storage.max_size)
+        room = torchrl.capacity({self._buffer: rb}, found)[self._buffer]
         if not plan.is_identity or max(plan.steps) > room:
             plan = common.planned(found, world_size=world_size, capacity=room)
         share = plan.share(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from archive import statetree
+from archive.adapters._torchrl_outlines import available, is_collection, made, module_tensordict, own_outline
 from archive.adapters._torchrl_parts import Parts, load_state
-from archive.adapters._torchrl_tensors import module_tensordict
-from archive.errors import StateError, UsageError
+from archive.errors import UsageError
 
 
 def state_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:
@@ -99,20 +100,21 @@ def _restore_queue(rb: Any, saved: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """A batch of samples as a state tree."""
+    """A batch of samples as a state tree; keys in their order."""
     td = module_tensordict()
     if isinstance(value, torch.Tensor):
-        return value.detach().as_subclass(torch.Tensor)
+        plain = value.detach().as_subclass(torch.Tensor)
+        return {"~grad": plain} if value.requires_grad else plain
     if isinstance(value, td.LazyStackedTensorDict):
         return {"~stack": [_plain(v) for v in value.tensordicts], "dim": value.stack_dim}
     if isinstance(value, td.NonTensorStack):
         return {"~nontensor stack": value.tolist()}
     if isinstance(value, td.NonTensorData):
         return {"~nontensor": value.data, "batch_size": list(value.batch_size)}
-    if isinstance(value, td.TensorDictBase):
-        return {"~td": {k: _plain(v) for k, v in value.items()}, "batch_size": list(value.batch_size)}
-    if td.is_tensor_collection(value):
-        raise StateError(f"a prefetched batch is a {type(value).__name__}, which has no plain form; use a TensorDict")
+    if is_collection(value):
+        parts = [[str(k), _plain(v)] for k, v in value.items()]
+        device = None if value.device is None else str(value.device)
+        return {"~td": parts, "outline": json.dumps(own_outline(value)), "device": device}
     if isinstance(value, dict):
         return {"~dict": [(k, _plain(v)) for k, v in value.items()]}
     if type(value) in (list, tuple):
@@ -124,10 +126,14 @@ def _live(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     td = module_tensordict()
-    what = next(iter(value))
-    inner = value[what]
-    if what == "~td":
+    what = next((key for key in value if key.startswith("~")), "")
+    inner: Any = value.get(what)
+    if what == "~grad":
+        return inner.requires_grad_()
+    if what == "~td" and isinstance(inner, dict):  # as earlier versions wrote it
         return td.TensorDict({k: _live(v) for k, v in inner.items()}, batch_size=value["batch_size"])
+    if what == "~td":
+        return made({k: _live(v) for k, v in inner}, json.loads(value["outline"]), device=available(value["device"]))
     if what == "~stack":
         return td.LazyStackedTensorDict(*map(_live, inner), stack_dim=value["dim"])
     if what == "~nontensor":

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from archive import dtypes, jsontree, tree
-from archive.adapters._torchrl_tensors import ROOT, module_tensordict
+from archive.adapters._torchrl_outlines import available, is_collection, made, module_tensordict, own_outline
+from archive.adapters._torchrl_tensors import ROOT
 from archive.errors import ArchiveError, FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints
@@ -82,6 +83,9 @@ class ListCells:
         ]
         return kind, tuple(shapes)
 
+    def form(self) -> None:
+        """Nothing: each item has fields of its own, and its signature."""
+
     def json_fields(self, cells: Ints) -> list[Path]:
         """Fields that hold JSON, in items of one signature."""
         return [p for p, v in self._item(int(cells[0]))[1].items() if isinstance(v, _Json)]
@@ -140,9 +144,16 @@ def _apart(item: Any, path: Path, leaves: Leaves) -> Any:
     here = path or ROOT
     if isinstance(item, td.NonTensorData | td.NonTensorStack):
         return ["nontensor", _apart(item.tolist() if isinstance(item, td.NonTensorStack) else item.data, path, leaves)]
-    if isinstance(item, td.TensorDictBase):
+    if isinstance(item, td.LazyStackedTensorDict):  # of members that may differ in shape and in keys
+        members = {str(i): _apart(v, (*path, str(i)), leaves) for i, v in enumerate(item.tensordicts)}
+        return ["stack", members, item.stack_dim]
+    if is_collection(item):
         parts = {str(k): _apart(v, (*path, str(k)), leaves) for k, v in item.items()}
-        return ["td", parts, item.batch_dims, list(item.batch_size)[: 0 if _has_tensor(item) else None]]
+        outline = own_outline(item)
+        batch = outline.pop("batch")
+        if item.device is not None:
+            outline["device"] = str(item.device)
+        return ["td", parts, item.batch_dims, [] if _has_tensor(item) else batch, *([outline] if outline else [])]
     if isinstance(item, torch.Tensor | np.ndarray):
         leaves[here] = item
         return ["tensor" if isinstance(item, torch.Tensor) else "array"]
@@ -219,10 +230,11 @@ def _digest(kind: str, leaves: Leaves) -> int:
 def _kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:
     """What to make of a step: as the state says; of steps saved by another system, a TensorDict."""
     if isinstance(kind, dict) and "items" in kind and number is not None:
-        return kind["items"][number]
+        found = kind["items"][number]
+        return json.loads(found) if isinstance(found, str) else found
     if kind == "tensor":
         return ["tensor"]
-    if isinstance(kind, dict):
+    if isinstance(kind, dict) and "outline" not in kind:
         raise UsageError("the checkpoint has a tree of tensors; restore it into a tensor storage")
     nested: dict[str, Any] = {}
     for path, leaf in leaves.items():
@@ -241,10 +253,12 @@ def _is_ragged(leaf: Any) -> bool:
 def _together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> Any:
     """The item of a kind, from the leaves of step `place`."""
     what, *more = kind
-    if what in ("td", "dict", "list", "tuple"):
+    if what in ("td", "stack", "dict", "list", "tuple"):
         parts = {k: _together(sub, (*path, k), leaves, place) for k, sub in more[0].items()}
         if what == "td":
-            return _tensordict(parts, more[1], more[2])
+            return _tensordict(parts, *more[1:])
+        if what == "stack":
+            return module_tensordict().LazyStackedTensorDict(*parts.values(), stack_dim=more[1])
         return parts if what == "dict" else {"list": list, "tuple": tuple}[what](parts.values())
     if what == "nontensor":
         inner = _together(more[0], path, leaves, place)
@@ -258,7 +272,7 @@ def _together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> 
     return np.array(value) if what == "array" else value
 
 
-def _tensordict(parts: dict[str, Any], dims: int, batch: list[int]) -> Any:
+def _tensordict(parts: dict[str, Any], dims: int, batch: list[int], more: Mapping[str, Any] | None = None) -> Any:
     tensors = [v for v in parts.values() if isinstance(v, torch.Tensor)]
-    size = list(tensors[0].shape[:dims]) if tensors else batch
-    return module_tensordict().TensorDict(parts, batch_size=size)
+    outline = {**(more or {}), "batch": list(tensors[0].shape[:dims]) if tensors else batch}
+    return made(parts, outline, device=available(outline.get("device")))

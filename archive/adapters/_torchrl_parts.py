@@ -57,7 +57,14 @@ def parts_of(rb: Any, name: str) -> Parts:
         samplers["prioritized_sampler"] = owner
     parts = Parts(rb, rb._storage, rb._writer, samplers, name)
     _check_kinds(parts)
+    _join_shared(parts.storage)
     return parts
+
+
+def _join_shared(storage: Any) -> None:
+    """Take up the memory that another process has made for a storage with shared_init=True."""
+    if getattr(storage, "shared_init", False) and not storage.initialized and storage._init_event.is_set():
+        storage._wait_for_init()
 
 
 def _check_kinds(parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,11 @@ from archive.ranges import Ints
 SYSTEM = "torchrl"
 
 
+def ours(states: Mapping[int, Any]) -> dict[int, Any]:
+    """Of states by rank, those that this adapter saved."""
+    return {r: s for r, s in states.items() if isinstance(s, dict) and s.get("system") == SYSTEM}
+
+
 @dataclass(frozen=True)
 class Given:
     """What a share has for one buffer."""
@@ -29,8 +35,7 @@ class Given:
     @cached_property
     def states(self) -> dict[int, Any]:
         """By source rank: the states that this adapter saved."""
-        found = self.part.source_states
-        return {r: s for r, s in found.items() if isinstance(s, dict) and s.get("system") == SYSTEM}
+        return ours(self.part.source_states)
 
     @cached_property
     def layout(self) -> Any:
@@ -80,6 +85,15 @@ class Target:
     @property
     def columns(self) -> int:
         return int(np.prod(self.inner, dtype=np.int64))
+
+
+def room_for(cells: Cells, states: Mapping[int, Any], num_envs: int | None) -> int:
+    """Steps that a storage holds when it is in use: one of several dimensions rounds its size up to whole rows."""
+    saved = [s["storage"]["inner"] for s in states.values() if s["storage"]["inner"]]
+    inner = saved[0] if num_envs is None and saved else [num_envs or 1]
+    if cells.listed or cells.storage.ndim == 1 or cells.storage.initialized:
+        return int(cells.storage.max_size)
+    return cells.capacity(tuple(inner)) * int(np.prod(inner, dtype=np.int64))
 
 
 def target_of(cells: Cells, given: Given) -> Target:

@@ -14,7 +14,7 @@ from archive.adapters._torchrl_parts import Parts, module
 from archive.adapters._torchrl_places import Given, Target, target_of
 from archive.adapters._torchrl_samplers import Placed
 from archive.adapters._torchrl_saving import Cells, cells_of
-from archive.adapters._torchrl_tensors import check_room
+from archive.adapters._torchrl_tensors import INDEX, check_room
 from archive.adapters._torchrl_tracking import NONE, Record, Tracker, attach, forget_all, units_of
 from archive.ranges import Ints, spans
 
@@ -27,6 +27,7 @@ def restore(parts: Parts, given: Given, existing: str) -> common.Report:
     common.check_room(existing, len(parts.storage), f"buffer {parts.name!r}")
     target = target_of(cells, given)
     check_room(cells, target.rows, target.inner)
+    parts.rb.synchronize()
     with parts.rb._futures_lock:
         parts.rb._clear_prefetch_queue_locked()
         with parts.rb._replay_lock, parts.rb._write_lock:
@@ -40,12 +41,13 @@ def restore(parts: Parts, given: Given, existing: str) -> common.Report:
 
 
 def _empty(parts: Parts) -> None:
-    """As `rb.empty()`, also where the writer is one of data that does not change."""
-    if not isinstance(parts.writer, module("writers").ImmutableDatasetWriter):
-        parts.writer._empty()
+    """By `rb.empty()`, as kinds of buffer have more to forget; also where the writer is one of data that does not change."""
     for sampler in parts.samplers.values():
         sampler._empty()
-    parts.storage._empty()
+    if isinstance(parts.writer, module("writers").ImmutableDatasetWriter):
+        parts.storage._empty()
+    else:
+        parts.rb.empty()
 
 
 def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Report:
@@ -69,6 +71,10 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Re
     opened = int(np.asarray(given.layout.open).sum()) - len(closed)
     if target.own is not None and opened > 0:
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
+    gone = given.share.plan.placements[given.part.name].dropped
+    if len(gone.unit):
+        reasons = ", ".join(dict.fromkeys(gone.reason.tolist()))
+        notes.append(f"the plan leaves out {int((gone.hi - gone.lo).sum())} steps of all ranks ({reasons})")
     counts = {"closed": len(closed), "uneven_steps_dropped": len(target.cell) - len(kept)} | extras[0]
     return common.Report(len(given.layout.length), len(kept), counts, (*notes, *extras[1]))
 
@@ -107,7 +113,7 @@ def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
         cells.reserve(steps, given.kinds(source), target.inner)
         cells.put(cell, steps, given.kinds(source), kinds)
         if target.moved:
-            cells.fill(("index",), cell, cell // max(1, target.columns))
+            cells.fill(INDEX, cell, cell // max(1, target.columns))
         closed.append(_close(cells, given, target, lo, hi, steps))
     reclosed = _reclose(cells, given, target)
     return np.concatenate([np.zeros(0, np.int64), *closed]), reclosed
@@ -216,7 +222,7 @@ def _record(parts: Parts, given: Given, target: Target) -> Record:
     record.env[where] = env[given.unit][kept]
     record.position[where] = spans(position, length)[kept]
     cells = cells_of(parts)
-    record.hashes = cells.hashes()
+    record.hashes, record.form = cells.hashes(), cells.form()
     if cells.listed:
         record.signatures[where] = cells.signatures(where)
     record.units = units_of(env, position, length, given.part.episodes.table["episode_id"].to_pylist())

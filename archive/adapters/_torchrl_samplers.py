@@ -53,10 +53,17 @@ def columns_of(parts: Parts, live: Ints) -> Columns:
 
 def leaves(sampler: Any, cells: Ints) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The leaves of the sum tree: what priorities became by alpha and eps."""
-    if not len(cells):
-        return np.zeros(0)
-    index = torch.from_numpy(cells).to(sampler.device)
-    return np.asarray(torch.as_tensor(sampler._sum_tree[index]).cpu().double().numpy())
+    out = np.zeros(len(cells))
+    known = np.flatnonzero(cells < _room(sampler))
+    if len(known):
+        index = torch.from_numpy(cells[known]).to(sampler.device)
+        out[known] = torch.as_tensor(sampler._sum_tree[index]).cpu().double().numpy().reshape(-1)
+    return out
+
+
+def _room(sampler: Any) -> int:
+    """Leaves that its trees have: the next power of two, as storages of several dimensions round their size up."""
+    return 1 << int(sampler._max_capacity).bit_length()
 
 
 def _remaining(sampler: Any, parts: Parts, live: Ints) -> Ints:
@@ -140,7 +147,7 @@ def restore(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, pla
 def _restore_priorities(parts: Parts, sampler: Any, states: Mapping[int, Any], own: Any, placed: Placed) -> list[str]:
     known = [s["values"] for s in states.values() if s and "_alpha" in s.get("values", {})]
     sampler._maybe_init_from_storage(parts.storage)
-    if len(placed.cells) and int(placed.cells.max()) >= sampler._max_capacity:
+    if len(placed.cells) and int(placed.cells.max()) >= _room(sampler):
         raise UsageError(
             f"the sampler has room for {sampler._max_capacity} priorities, the storage for more; make both of one size"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,7 @@ from archive.adapters._torchrl_tracking import NONE, Record, evict_unknown, trac
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
 from archive.cached import cached_property
-from archive.errors import UsageError
+from archive.errors import FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints
 from archive.torch.ring import MAX_CALL_BYTES
@@ -50,11 +49,11 @@ class Appended:
     ids: dict[str, int]  # episode id -> id of its trajectory, where that is another than in the archive
 
     @cached_property
-    def kinds(self) -> tuple[list[Any], Ints]:
-        """The kinds of item that the archive has, and the number of that of each live step."""
+    def kinds(self) -> tuple[list[str], Ints]:
+        """The kinds of item that the archive has, as JSON, and the number of that of each live step."""
         known: dict[str, int] = {}
         numbers = [known.setdefault(kind, len(known)) for kind, _ in self.record.signatures[self.live]]
-        return [json.loads(text) for text in known], np.array(numbers, np.int32)
+        return list(known), np.array(numbers, np.int32)
 
 
 def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: Any) -> Appended:
@@ -73,7 +72,7 @@ def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: 
         evict_unknown(inner, record)
         marks = marks_of(cells, keys, order, wrapped=wrapped)
         _append(inner, cells, keys, record, marks, order)
-        record.hashes, record.units, record.to_close = hashes, None, []
+        record.hashes, record.form, record.units, record.to_close = hashes, cells.form(), None, []
         tracker.start(cells)
         live = np.flatnonzero(record.position != NONE)
         live = live[np.lexsort((record.position[live], record.env[live]))]
@@ -131,8 +130,13 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
             _end_known(inner, record, marks, chosen[first & runs_on], SPLIT if split else "ended")
             jumps = ~first & ~runs_on
         positions = _positions(inner, env, heads, jumps)
+        steps = cells.read(chosen)
+        if not steps:
+            raise FieldError(
+                "the buffer's items have no fields, so there is nothing to save; give them one, such as a number"
+            )
         inner.append(
-            cells.read(chosen), env_ids=env, first=first, last=last, episode_ids=None,
+            steps, env_ids=env, first=first, last=last, episode_ids=None,
             terminated=marks.terminated[chosen], truncated=marks.truncated[chosen], model_weights_uuid=None,
             update_count=None, metadata=None, positions=positions, owned=True,
         )  # fmt: skip

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
+import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from archive import dtypes, tree
-from archive.adapters import common
-from archive.adapters._torchrl_parts import INSTALL
+from archive.adapters import _torchrl_digests as digests
+from archive.adapters._torchrl_outlines import (
+    Outline,
+    assembled,
+    is_collection,
+    leaves_of,
+    module_tensordict,
+    outline_of,
+    without_classes,
+)
 from archive.errors import CapacityError, FieldError, UsageError
 from archive.names import show
 from archive.ranges import Ints
 from archive.schema import Path
 
 ROOT: Path = ("data",)  # the field of a storage that is one tensor
-_HASH_BYTES = 1024 * 1024
-_PRIMES = np.random.default_rng().integers(2**62, 2**63, 4096, np.int64).astype(np.uint64) | np.uint64(1)
+INDEX: Path = ("index",)  # the field that some buffers add to what they are given
 
 
 class TensorCells:
@@ -30,6 +36,7 @@ class TensorCells:
 
     def __init__(self, storage: Any) -> None:
         self.storage = storage
+        self._made = False  # the storage's tensors were made here, of what came first
 
     # -- extent -------------------------------------------------------------------------------------------------
 
@@ -60,10 +67,11 @@ class TensorCells:
     def kind(self) -> Any:
         """What the storage is made of, for the state: how to put fields together again."""
         held = self.storage._storage
-        if held is not None and module_tensordict().is_tensorclass(held):
-            return {"tensorclass": type(held).__name__}
-        if held is None or _is_collection(held):
+        if held is None:
             return "tensordict"
+        if is_collection(held):
+            names = list(held.names[1 : 1 + len(self.inner)])
+            return {"outline": json.dumps(outline_of(held, 1 + len(self.inner))), "inner_names": names}
         if isinstance(held, torch.Tensor):
             return "tensor"
         return {"tree": _numbered(held)}
@@ -73,8 +81,8 @@ class TensorCells:
         held = self.storage._storage
         if held is None:
             return {}
-        if _is_collection(held):
-            return dict(_collection_leaves(held, ()))
+        if is_collection(held):
+            return dict(leaves_of(held))
         if isinstance(held, torch.Tensor):
             return {ROOT: held}
         return dict(_tree_leaves(held))
@@ -101,6 +109,11 @@ class TensorCells:
         """Cells of the same signature have fields of the same kind."""
         return np.zeros(len(cells), np.int64)
 
+    def form(self) -> dict[Path, Any]:
+        """The fields that all cells have, with their dtypes and shapes."""
+        leaves = self.leaves().items()
+        return {p: "list" if isinstance(leaf, list) else (leaf.dtype, leaf.shape[1:]) for p, leaf in leaves}
+
     def json_fields(self, cells: Ints) -> list[Path]:
         """Fields that hold, in some cells, something else than tensors and texts."""
         leaves = [(p, leaf) for p, leaf in self.leaves().items() if isinstance(leaf, list)]
@@ -122,13 +135,11 @@ class TensorCells:
         wanted = np.arange(self.rows) if rows is None else rows
         out = np.zeros(len(wanted), np.uint64)
         for number, (path, leaf) in enumerate(sorted(self.leaves().items())):
-            salt = int(_PRIMES[number % len(_PRIMES)]) * (zlib.crc32(repr(path).encode()) | 1) % 2**64
             if isinstance(leaf, list):
-                texts = np.array([zlib.crc32(repr(v).encode()) for v in leaf[: self.rows * self.columns]], np.uint32)
-                part = _row_sums(texts.reshape(self.rows, self.columns)[wanted])
+                part = digests.of_texts(leaf[: self.rows * self.columns], self.columns)[wanted]
             else:
-                part = _tensor_hashes(leaf[: self.rows], rows)
-            out += part * np.uint64(salt)
+                part = digests.of_tensor(leaf[: self.rows], rows)
+            out += part * digests.salt(number, path)
         return out
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -137,31 +148,32 @@ class TensorCells:
         """Make the storage's tensors, if it has none, for cells like the first of `nest`."""
         if self.storage.initialized:
             return
-        if isinstance(kind, dict) and "tensorclass" in kind:
-            raise UsageError(
-                f"the steps are of class {kind['tensorclass']}, which can't be made from its name: extend the buffer with one, "
-                "and restore with existing='replace'"
-            )
         if not hasattr(self.storage, "_init"):
             raise UsageError(f"a {type(self.storage).__name__} is made with its tensors; use a lazy storage")
-        first = _assembled(tree.flatten(nest), kind, slice(0, 1))
-        item = _mapped(first, lambda x: x[0].expand(*inner, *x.shape[1:]).clone() if inner else x[0], inner)
-        self.storage._init(item)
+        self._made = True
+        first = _values(tree.flatten(nest), slice(0, 1))
+        item = {path: _spread(value[0], inner) for path, value in first.items()}
+        names = kind.get("inner_names", []) if isinstance(kind, dict) else []
+        outline = _outline(kind)
+        self.storage._init(_together(item, kind, outline, inner, names if len(names) == len(inner) else None))
 
     def put(self, cells: Ints, nest: Mapping[str, Any], kind: Any, kinds: Ints | None) -> None:
         """Write the fields of some cells."""
-        leaves = list(tree.flatten(nest))
-        self._check({path for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)})
+        given = _values(tree.flatten(nest), slice(None))
+        self._check(set(given))
         index = self._index(cells)
         held = self.storage._storage
-        values = _assembled(leaves, kind, slice(None))
+        values = _together(given, kind, without_classes(_outline(kind)), [len(cells)])
         try:
-            if _is_collection(held) or isinstance(held, torch.Tensor):
+            if is_collection(held) or isinstance(held, torch.Tensor):
                 held[index] = values
             else:
                 _set_tree(held, index, values)
         except (RuntimeError, TypeError, ValueError, KeyError) as e:
             raise FieldError(f"the saved steps do not fit into this storage: {e}; give one of the same kind") from e
+        for path, leaf in self.leaves().items():
+            if path not in given and isinstance(leaf, torch.Tensor):
+                leaf[index] = 0  # as TorchRL has it of what was written before the field came
 
     def fill(self, path: Path, cells: Ints, values: Any) -> None:
         """Set a field of tensors in some cells to one number a cell, if there is one."""
@@ -178,9 +190,13 @@ class TensorCells:
         self.storage._bump_mutation_revision()
 
     def _check(self, given: set[Path]) -> None:
-        has = set(self.leaves())
-        if given != has:
-            path = min(given ^ has)
+        """Refuse steps of other fields than the storage's, unless it is of our making, or TorchRL would add them."""
+        differ = given ^ set(self.leaves())
+        held = self.storage._storage
+        if is_collection(held) and not held.is_locked:
+            differ = set() if self._made else differ - {INDEX}
+        if differ:
+            path = min(differ)
             where = "the checkpoint has" if path in given else "the storage has"
             raise FieldError(
                 f"only {where} a field {show(path)!r}; restore into a buffer whose storage has the same fields, or none yet"
@@ -207,38 +223,6 @@ def check_room(cells: TensorCells | Any, needed: int, inner: tuple[int, ...]) ->
         )
 
 
-def _is_collection(value: Any) -> bool:
-    return bool(module_tensordict().is_tensor_collection(value))
-
-
-@cache
-def module_tensordict() -> Any:
-    """The module tensordict, or what to install."""
-    return common.system("tensordict", INSTALL)
-
-
-def _collection_leaves(held: Any, path: Path) -> list[tuple[Path, Any]]:
-    td = module_tensordict()
-    out: list[tuple[Path, Any]] = []
-    for key, value in held.items():
-        here = (*path, str(key))
-        if isinstance(value, td.NonTensorStack | td.NonTensorData):
-            out.append((here, _flat_list(value.tolist())))
-        elif _is_collection(value):
-            out += _collection_leaves(value, here)
-        elif isinstance(value, torch.Tensor):
-            out.append((here, value))
-        else:
-            raise FieldError(f"field {show(here)!r} is a {type(value).__name__}, which cannot be saved")
-    return out
-
-
-def _flat_list(values: Any) -> list[Any]:
-    while values and isinstance(values[0], list):
-        values = [v for inner in values for v in inner]
-    return list(values)
-
-
 def _tree_leaves(held: Any) -> list[tuple[Path, Any]]:
     pairs, _ = torch.utils._pytree.tree_flatten_with_path(held)
     return [(_path(keys), leaf) for keys, leaf in pairs]
@@ -254,9 +238,13 @@ def _numbered(held: Any) -> Any:
     return torch.utils._pytree.tree_unflatten(list(range(len(leaves))), spec)
 
 
-def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
+def _values(leaves: Any, part: slice) -> dict[Path, Any]:
+    """The steps' fields as tensors, or as stacks of what is no tensor."""
+    return {path: _value(leaf, part, path) for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)}
+
+
+def _together(found: dict[Path, Any], kind: Any, outline: Outline, prefix: Sequence[int], names: Any = None) -> Any:
     """What a user would have given: a TensorDict, a tensor or a tree of them."""
-    found = {path: _value(leaf, part, path) for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)}
     listed = isinstance(kind, dict) and "items" in kind
     if kind == "tensor" or (listed and found.keys() == {ROOT}):
         return found[ROOT]
@@ -264,8 +252,15 @@ def _assembled(leaves: Any, kind: Any, part: slice) -> Any:
         order, spec = torch.utils._pytree.tree_flatten(kind["tree"])
         numbered = {number: path for path, number in _tree_leaves(kind["tree"])}
         return torch.utils._pytree.tree_unflatten([found[numbered[i]] for i in order], spec)
-    count = len(next(iter(found.values()))) if found else 0
-    return module_tensordict().TensorDict(tree.unflatten(found), batch_size=[count])
+    return assembled(outline, found, prefix, names=names)
+
+
+def _outline(kind: Any) -> Outline:
+    """The outline that the state has; of steps saved by others, a plain one."""
+    if isinstance(kind, dict) and "tensorclass" in kind:
+        return {"keys": {}, "batch": [], "class": ["?", kind["tensorclass"]]}  # saved by an earlier version
+    known: Outline = json.loads(kind["outline"]) if isinstance(kind, dict) and "outline" in kind else {}
+    return known or {"keys": {}, "batch": []}
 
 
 def _value(leaf: Any, part: slice, path: Path) -> Any:
@@ -283,10 +278,9 @@ def _value(leaf: Any, part: slice, path: Path) -> Any:
     return value
 
 
-def _mapped(value: Any, change: Any, inner: tuple[int, ...]) -> Any:
-    if _is_collection(value):
-        return value[0].expand(*inner).clone() if inner else value[0]
-    return torch.utils._pytree.tree_map(change, value)
+def _spread(value: Any, inner: tuple[int, ...]) -> Any:
+    """The same in each cell of a row."""
+    return value.expand(*inner, *value.shape).clone() if inner else value
 
 
 def _set_tree(held: Any, index: Any, values: Any) -> None:
@@ -299,28 +293,3 @@ def _taken(leaf: torch.Tensor, index: Any) -> torch.Tensor:
         return leaf[index].detach().clone().as_subclass(torch.Tensor)
     index = tuple(i.to(leaf.device) for i in index) if isinstance(index, tuple) else index.to(leaf.device)
     return leaf.detach()[index].as_subclass(torch.Tensor)
-
-
-def _tensor_hashes(leaf: torch.Tensor, rows: Ints | None) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A number for the bytes of each row."""
-    count = len(leaf) if rows is None else len(rows)
-    nbytes = int(np.prod(leaf.shape[1:], dtype=np.int64)) * leaf.element_size()
-    out = np.zeros(count, np.uint64)
-    step = max(1, _HASH_BYTES // max(1, nbytes))
-    for lo in range(0, count if nbytes else 0, step):
-        part: Any = slice(lo, lo + step) if rows is None else torch.from_numpy(rows[lo : lo + step]).to(leaf.device)
-        block = leaf.detach()[part].contiguous().cpu()
-        raw = block.reshape(len(block), -1).view(torch.uint8).numpy()
-        wide = raw if raw.shape[1] % 4 == 0 else np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4)))
-        out[lo : lo + step] = _row_sums(np.ascontiguousarray(wide).view(np.uint32))
-    return out
-
-
-def _row_sums(words: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Each row's words times numbers that are drawn once a process, summed: rows that differ hardly ever agree."""
-    out = np.zeros(len(words), np.uint64)
-    for number, lo in enumerate(range(0, words.shape[1], len(_PRIMES))):
-        part = words[:, lo : lo + len(_PRIMES)]
-        one = np.einsum("ij,j->i", part, _PRIMES[: part.shape[1]], dtype=np.uint64, casting="unsafe")
-        out += (one ^ (one >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15 + 2 * number)
-    return out

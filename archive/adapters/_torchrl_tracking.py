@@ -34,6 +34,7 @@ class Record:
     units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
+    form: Any = None  # the fields that all cells had when they were appended, with dtypes and shapes
 
     @classmethod
     def of(cls, cells: int) -> Record:
@@ -95,6 +96,8 @@ class Tracker:
     def changed(self, cells: Any, *, verify: bool) -> tuple[Mask, np.ndarray[Any, np.dtype[np.uint64]]]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""
         saved = np.zeros(0, np.uint64) if self.record is None else self.record.hashes
+        if self.record is not None and self.record.form != cells.form():
+            saved = saved[:0]  # a field that came later is one that all cells have, whatever was written to them
         known = min(len(saved), cells.rows)
         out = np.ones(cells.rows, bool)
         if int(cells.storage._mutation_revision) - self.revision == self.explained and not verify and known:

@@ -3,7 +3,7 @@
     def train(url, rb, batches):
         arc, share = archive.open(url, create=True), None
         if ck := arc.checkpoints.latest:
-            share = resharding.plan(ck, capacity=rb.storage.max_size).share()
+            share = resharding.plan(ck, capacity=torchrl.capacity(rb, ck)).share()
             print(torchrl.restore(rb, share))  # or {"replay": rb, "demo": demo}; here and below
         with arc.writer(resume=share) as w:
             for step, batch in enumerate(batches, start=ck.step + 1 if ck else 0):
@@ -42,17 +42,31 @@ from typing import TYPE_CHECKING, Any
 from archive.adapters import _torchrl_extras, _torchrl_samplers, _torchrl_saving, _torchrl_writers, common
 from archive.adapters._torchrl_dumps import ArchiveCheckpointer
 from archive.adapters._torchrl_parts import Parts, held, parts_of
-from archive.adapters._torchrl_places import SYSTEM, Given
+from archive.adapters._torchrl_places import SYSTEM, Given, ours, room_for
 from archive.adapters._torchrl_restoring import restore as _restore
 from archive.adapters.common import Report, Saved
 from archive.errors import UsageError
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
+    from archive.checkpoints import Checkpoint
     from archive.saver import Pending
     from archive.writer import Writer
 
-__all__ = ["ArchiveCheckpointer", "Report", "restore", "save"]
+__all__ = ["ArchiveCheckpointer", "Report", "capacity", "restore", "save"]
+
+
+def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = None) -> Any:
+    """Steps that a buffer will hold of a checkpoint's, for `resharding.plan(capacity=)`; a dict for several by name.
+
+    The storage's size; of a storage of two dimensions that is not in use yet, what TorchRL makes of its size when it
+    is: whole rows, so with 3 columns 102 for 100.  num_envs: its columns, if other than in the checkpoint.
+    """
+    out: dict[str, int] = {}
+    for name, parts in _parts(objects).items():
+        states = {rank: checkpoint.state(rank, name) for rank in checkpoint.ranks if name in checkpoint.buffers}
+        out[name] = room_for(_torchrl_saving.cells_of(parts), ours(states), num_envs)
+    return out if isinstance(objects, dict) else next(iter(out.values()))
 
 
 def save(
