@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from archive.errors import NotExclusiveError
 
 if TYPE_CHECKING:
-    from archive.arena import Memory
+    from archive.memory import Memory
 
 Part = bytes | bytearray | memoryview
 

@@ -1,11 +1,7 @@
-"""Pure, no I/O: memory that appended steps are copied into, laid out so that a shard's rows need no second copy, and
-that compressed chunks are kept in. It is used again for the next shard: fresh memory costs more than the copy itself.
-"""
+"""Pure, no I/O: memory that appended steps are copied into, laid out so that a shard's rows need no second copy."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,58 +15,6 @@ if TYPE_CHECKING:
     from archive.blocks import Block
 
 _ALIGN_BYTES = 64
-
-
-def _unused(pieces: Sequence[Any], references: int) -> Any:
-    """A piece that so many refer to and no more, the list and this function included; None if there is none."""
-    for piece in pieces:
-        if sys.getrefcount(piece) <= references:
-            return piece
-    return None
-
-
-# What counts as a reference differs between versions of Python.
-_REFERENCES_WHEN_FREE = next(n for n in range(1, 10) if _unused([object()], n) is not None)
-
-
-class Memory:
-    """Pieces of one size. A piece is free when nothing refers to it any more, so nobody has to give it back. Safe for
-    several threads."""
-
-    def __init__(self, piece_bytes: int, *, keep: int) -> None:
-        self.piece_bytes, self._keep = piece_bytes, keep
-        self._kept: list[Array] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> Array:
-        """A piece that nobody else uses; what it holds is not defined."""
-        with self._lock:
-            piece: Array | None = _unused(self._kept, _REFERENCES_WHEN_FREE)
-            if piece is None:
-                piece = np.empty(self.piece_bytes, np.uint8)
-                if len(self._kept) < self._keep:
-                    self._kept.append(piece)
-            return piece
-
-    def release(self) -> None:
-        """Keep no piece that is free."""
-        with self._lock:
-            self._kept.clear()
-
-
-class Shelf:
-    """One piece of memory for bytes of any length, end to end."""
-
-    def __init__(self, piece: Array) -> None:
-        self._rest = piece.data
-
-    def hold(self, data: bytes) -> bytes | memoryview:
-        """The same bytes in this memory; as they are given if there is no room left."""
-        if len(data) > len(self._rest):
-            return data
-        held, self._rest = self._rest[: len(data)], self._rest[len(data) :]
-        held[:] = data
-        return held
 
 
 class Arena:

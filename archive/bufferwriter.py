@@ -20,12 +20,13 @@ from archive.live import LiveSet
 from archive.names import check_text
 from archive.pipeline import SHARD_BYTES, Pipeline
 from archive.ranges import Ints
+from archive.resumed import BufferResume, KnownEpisode, Stream
 from archive.schema import Schema, ShardSchema
 from archive.segmentrows import SegmentRows
 from archive.sessions import Place
 from archive.slabs import slab_bytes
-from archive.staging import BufferResume, KnownEpisode, Stream
-from archive.streams import NO_ENV, EpisodeRecord, Rows, Streams
+from archive.streams import EpisodeRecord, Rows, Streams
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     import pyarrow as pa

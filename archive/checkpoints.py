@@ -19,9 +19,9 @@ from archive.manifest import Snapshot
 from archive.ranges import Ints
 from archive.reader import Reader
 from archive.readonly import frozen
+from archive.resumed import Resume
 from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
-from archive.staging import Resume
 from archive.storage import Storage
 from archive.views import page, summaries
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from archive import dtypes, jsontree, statetree, tables, tree
 from archive.errors import ColumnError, UsageError
 from archive.live import OWN, Runs
 from archive.names import check_text, escape
-from archive.staging import Stream, digest
+from archive.resumed import Stream
 from archive.streams import EpisodeRecord
 
 if TYPE_CHECKING:
@@ -178,3 +180,11 @@ def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: Mappin
 
 def column_path(buffer: str, name: str) -> str:
     return f"columns/{escape(buffer)}/{escape(name)}"
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """Tells whether a column has changed."""
+    head = f"{array.dtype.str}{array.shape}".encode()
+    if array.dtype == object:
+        return hashlib.sha256(head + json.dumps(array.tolist()).encode()).hexdigest()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()

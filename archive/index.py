@@ -14,7 +14,7 @@ from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.manifest import Snapshot
 from archive.ranges import Ints
-from archive.streams import NO_ENV
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive import layout, packing, shards, tables
-from archive.arena import Memory, Shelf
 from archive.blocks import Block, Slab, assemble
+from archive.memory import Memory, Shelf
 from archive.storage import Storage
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from archive.live import Runs
 from archive.liveview import Located
 from archive.manifest import Snapshot
 from archive.ranges import Ints
+from archive.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
 from archive.staged import StagedFile
-from archive.staging import BufferResume, KnownEpisode, Resume, Stream, Unfinished
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from archive import layout, packing, shards, staging, tables
-from archive.cut import Column, Cut, column_path
+from archive.cut import Column, Cut, column_path, digest
 from archive.errors import AlreadyExistsError, AmbiguousWriteError, CheckpointError
 from archive.names import escape
 from archive.pipeline import Written
@@ -123,11 +123,9 @@ def _entry(path: str, column: Column) -> dict[str, Any]:
 
 def _attribute(buffer: str, name: str, text: str, here: dict[str, str], saved: SavedColumns) -> dict[str, Any]:
     member = f"attributes/{escape(buffer)}/{escape(name)}.json"
-    digest = staging.digest(np.frombuffer(text.encode(), np.uint8))
+    mark = digest(np.frombuffer(text.encode(), np.uint8))
     earlier = saved.entries.get(member)
-    return (
-        earlier if earlier is not None and earlier["digest"] == digest else {"member": member, "digest": digest} | here
-    )
+    return earlier if earlier is not None and earlier["digest"] == mark else {"member": member, "digest": mark} | here
 
 
 def _text_members(

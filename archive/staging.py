@@ -1,4 +1,4 @@
-"""Pure, no I/O: the object by which one rank stages its part of a checkpoint, and what a rank resumes from.
+"""Pure, no I/O: the object by which one rank stages its part of a checkpoint.
 
 A ZIP that is also a Zarr group. Its first member, `index.json`, is stored plainly and says where the others lie,
 counted from the end of its own bytes, so that whoever knows only the object's name reads it in one or two requests.
@@ -9,14 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from archive import layout, packing, plainjson
 from archive.errors import CorruptStateError, StateError
-from archive.live import Runs
 from archive.packing import Member, checksum
 
 INDEX = "index.json"
@@ -35,53 +31,6 @@ _INDEX = {
 }  # fmt: skip
 
 _MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offset, size, crc32c
-
-Stream = tuple[str, int, int]  # session, rank, env id
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """What the written segments of an episode add up to, so that it can go on, or be closed."""
-
-    predecessor: str
-    stored: int
-    returned: float | None
-    metadata: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class KnownEpisode:
-    """An episode that a new writer takes over, or finds open."""
-
-    id: str
-    env_id: int
-    begin: int  # position of its first step in the env row
-    headless: bool
-    broken: bool
-    unfinished: Unfinished | None = None  # set if it is open
-
-
-@dataclass(frozen=True)
-class BufferResume:
-    """One buffer as a new writer takes it over. `runs.episode` and `runs.stream` index the two lists."""
-
-    runs: Runs
-    episodes: Sequence[KnownEpisode]
-    streams: Sequence[Stream]
-    next_positions: Mapping[int, int]
-    open_episodes: Mapping[int, int]  # env id -> place in `episodes`
-    to_close: Sequence[int] = ()  # open ones that the resume's policy ends: each gets a segment row of length 0
-
-
-@dataclass(frozen=True)
-class Resume:
-    """What a writer starts from: its place and its buffers."""
-
-    rank: int
-    world_size: int
-    run: str
-    buffers: Mapping[str, BufferResume]
-    checkpoint: int | None = None  # the commit that it was read from
 
 
 def file_member(name: str, data: bytes) -> Member:
@@ -146,11 +95,3 @@ def check_place(index: Mapping[str, Any], key: str, nonce: str | None, where: st
             f"{where} is not the object that was staged there: it says that it is {what}"
             f"{', staged another time' if own == key else ''}; put the right object back, or resume from another checkpoint"
         )
-
-
-def digest(array: np.ndarray[Any, Any]) -> str:
-    """Tells whether a column has changed."""
-    head = f"{array.dtype.str}{array.shape}".encode()
-    if array.dtype == object:
-        return hashlib.sha256(head + json.dumps(array.tolist()).encode()).hexdigest()
-    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()

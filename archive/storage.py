@@ -313,7 +313,7 @@ class Storage:
         self, engine: _Engine, driver: LocalDriver, ranges: Iterable[RangeLike], max_bytes: int
     ) -> Generator[Buffer, None, None]:
         """Small ranges of one file are read in one go: handing each to a thread would take longer than reading it."""
-        from archive.arena import Memory
+        from archive.memory import Memory
 
         read = partial(driver.read_spans_into, memory=Memory(LOCAL_PIECE_BYTES, keep=LOCAL_PIECES))
         jobs = (self._batch_job(read, batch) for batch in batches(ranges, min(LOCAL_BATCH_BYTES, max_bytes // 2)))

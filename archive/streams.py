@@ -14,7 +14,6 @@ import numpy as np
 
 from archive.errors import UsageError
 
-NO_ENV = -1  # the stream of episodes that were added without an env id
 NONE = -1
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]

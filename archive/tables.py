@@ -11,6 +11,8 @@ from archive.errors import CorruptManifestError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NO_ENV = -1  # env_id of episodes that were added without one
+
 _SEGMENTS = {
     "episode_id": "string",
     "session": "dict",

@@ -21,12 +21,12 @@ from archive.joining import fresh_rows, stamped
 from archive.manifest import Snapshot
 from archive.names import check_text
 from archive.pipeline import Pipeline, Written
+from archive.resumed import Resume
 from archive.retention import Keep
 from archive.saver import Pending, Saver, finish_at_exit
 from archive.saving import rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
-from archive.staging import Resume
 from archive.storage import Storage
 
 if TYPE_CHECKING:

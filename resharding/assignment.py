@@ -13,9 +13,9 @@ import numpy as np
 
 from archive.errors import UsageError
 from archive.ranges import Ints
+from archive.tables import NO_ENV
 
 POLICIES = ("balanced", "interleaved", "by_trajectory")
-NO_ENV = -1
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 

@@ -12,7 +12,7 @@ from archive.checkpoints import MAIN_BUFFER
 from archive.episodes import Episodes
 from archive.errors import NotFoundError
 from archive.ranges import Ints
-from archive.staging import Resume
+from archive.resumed import Resume
 from resharding.planning import Plan
 from resharding.sharebuffer import Layout, ShareBuffer, ShareEpisode
 from resharding.source import Source

@@ -18,7 +18,7 @@ from archive.liveparts import LiveParts
 from archive.liveview import Located
 from archive.ranges import Ints, sums
 from archive.reader import Tails
-from archive.staging import BufferResume
+from archive.resumed import BufferResume
 from resharding.assignment import Parts
 from resharding.cost import read_cost
 from resharding.pieces import cut_pieces, gather, joined, piece_positions

@@ -7,7 +7,7 @@ from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 
 from archive.checkpoints import Checkpoint
 from archive.progress import rollback
-from archive.staging import Resume
+from archive.resumed import Resume
 
 PROGRESS = {
     "next_consumer_step": 4, "producer_future_step": 9, "consumed_samples": {"math": 8}, "target_samples": {"math": 20},

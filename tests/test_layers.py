@@ -55,6 +55,8 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "blocks",
                 "slabs",
                 "arena",
+                "memory",
+                "resumed",
                 "cut",
                 "staging",
                 "liveview",

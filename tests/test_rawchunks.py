@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive import arena, bufferwriter, rawchunks, shards
+from archive import arena, bufferwriter, memory, rawchunks, shards
 from archive.blocks import Block, ShardSchema
 from archive.ranges import merge_runs
 
@@ -66,7 +66,7 @@ def block(rows: int, first: int = 0) -> Block:
 
 
 def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> None:
-    piece = arena.Memory(1 << 16, keep=1).take()
+    piece = memory.Memory(1 << 16, keep=1).take()
     mine, given = arena.Arena(piece, block(5)), [block(5), block(7, 5), block(1, 12)]
     copies = [mine.copy(b) for b in given]
     for original in given:
@@ -97,16 +97,16 @@ def test_arrays_that_do_not_lie_end_to_end_are_copied() -> None:
 
 
 def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
-    memory = arena.Memory(1 << 12, keep=2)
-    first = memory.take()
+    pieces = memory.Memory(1 << 12, keep=2)
+    first = pieces.take()
     view = memoryview(first[10:20])
     address = first.__array_interface__["data"][0]
-    second = memory.take()
+    second = pieces.take()
     assert not np.shares_memory(first, second)
     del first
-    assert memory.take().__array_interface__["data"][0] != address  # the view still refers to it
+    assert pieces.take().__array_interface__["data"][0] != address  # the view still refers to it
     del view
-    assert memory.take().__array_interface__["data"][0] == address
+    assert pieces.take().__array_interface__["data"][0] == address
 
 
 def test_runs_that_touch_stay_apart_where_each_is_wanted_for_itself() -> None:
@@ -118,7 +118,7 @@ def test_runs_that_touch_stay_apart_where_each_is_wanted_for_itself() -> None:
 
 def test_a_shelf_holds_what_fits_and_leaves_the_rest_where_it_is() -> None:
     piece = np.zeros(10, np.uint8)
-    shelf = arena.Shelf(piece)
+    shelf = memory.Shelf(piece)
     given = [b"abcd", b"", b"efghij", b"k"]
     held = [shelf.hold(data) for data in given]
     assert [bytes(one) for one in held] == given
@@ -129,7 +129,7 @@ def test_a_shelf_holds_what_fits_and_leaves_the_rest_where_it_is() -> None:
 def test_compressed_chunks_on_a_shelf_are_the_same_bytes() -> None:
     arrays, piece = {"x": numbers("i4", (997, 3)), "y": numbers("u2", (997, 50))}, np.zeros(1 << 17, np.uint8)
     given: dict[str, Any] = {"attributes": {}, "compression": "zstd:1", "chunk_bytes": 500, "copy": False}
-    members = shards.encode(arrays, **given, hold=arena.Shelf(piece).hold)
+    members = shards.encode(arrays, **given, hold=memory.Shelf(piece).hold)
     assert stored(members) == stored(shards.encode(arrays, **given))
     chunks = [m for m in members if m.array]
     assert all(np.shares_memory(np.frombuffer(m.data, np.uint8), piece) for m in chunks)

@@ -13,8 +13,8 @@ from archive.adapters._rlinf_numbers import NUMBER, SYSTEM, listed_at
 from archive.errors import UsageError
 from archive.liveview import Located
 from archive.ranges import Ints
-from archive.staging import Resume
-from archive.streams import NO_ENV
+from archive.resumed import Resume
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     from archive.checkpoints import Checkpoint
