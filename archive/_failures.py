@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -189,8 +190,25 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
         )
     if gave_up.kind is Kind.OTHER and isinstance(gave_up.cause, ArchiveError):
         return gave_up.cause
+    if _is_mocked(gave_up.cause):
+        return StorageError(f"{where}: {_MOCKED} ({detail})")
     cls, text = _ERRORS[gave_up.kind]
     return cls(f"{where}: {text} ({detail})")
+
+
+_MOCKED = (
+    "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it out, start "
+    "moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': <its address>}; see "
+    "'Test your own code' in the README"
+)
+
+
+def _is_mocked(cause: Exception) -> bool:
+    """Whether an answer came from mock_aws, which is a plain value where a coroutine is awaited, or the reverse."""
+    mixed_up = isinstance(cause, (AttributeError, TypeError)) and re.search(
+        r"\bcoroutine\b|'await'|\bawait", str(cause)
+    )
+    return "moto" in sys.modules and bool(mixed_up)
 
 
 def _tries(gave_up: GaveUpError) -> str:

@@ -49,7 +49,8 @@ class Buffer:
     ) -> str:
         """Add one whole episode; its id.
 
-        steps: a nest of named arrays, axis 0 the step (see Schema for others). Copied: it may be changed afterwards.
+        steps: a nest of named arrays, axis 0 the step (see Schema for others; a list of lists is ragged).
+        Copied: it may be changed afterwards.
         model_weights_uuid, update_count: one value, one a step, or the name of a field that has them.
         replace: a new revision of an episode of this id, with all of its steps.
         first, last: whether its first and last step are there.

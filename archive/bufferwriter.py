@@ -16,6 +16,7 @@ from archive.cut import Cut
 from archive.episodeids import Ids
 from archive.errors import FieldError, NotFoundError, UsageError
 from archive.intake import Weights
+from archive.kinds import Kinds
 from archive.live import LiveSet
 from archive.names import check_text
 from archive.pipeline import SHARD_BYTES, Pipeline
@@ -48,7 +49,7 @@ class BufferWriter:
         self._weights = Weights()
         self._pending: dict[str, list[Block]] = {}
         self._pending_bytes: dict[str, int] = {}
-        self._digests: set[str] = set()  # of the fields of all steps so far
+        self._kinds = Kinds(name)
         self._arenas: dict[str, Arena] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
@@ -62,7 +63,7 @@ class BufferWriter:
         terminated: bool | None, truncated: bool | None, metadata: dict[str, Any] | None, replace: bool,
         first: bool, last: bool, schema: Schema | None = None,
     ) -> str:  # fmt: skip
-        fields, shard = intake.steps(steps, schema or self.schema)
+        fields, shard = intake.steps(steps, schema or self.schema, self._kinds.known)
         intake.check_rows(fields, last=last)
         if replace and not intake.has_steps(fields):
             self._ids.check_new(episode_id)
@@ -76,7 +77,7 @@ class BufferWriter:
                 f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
             )
         record = self._new_record(env, episode_id, shard, metadata, replace=replace)
-        self._digests.add(shard.digest)
+        self._kinds.add(shard, fields.vague)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
         record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
@@ -96,7 +97,7 @@ class BufferWriter:
         self, steps: Any, *, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
         model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any, owned: bool = False,
     ) -> Ints:  # fmt: skip
-        fields, schema = intake.steps(steps, self.schema)
+        fields, schema = intake.steps(steps, self.schema, self._kinds.known)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
         rows = self._rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
@@ -104,6 +105,7 @@ class BufferWriter:
         if single:
             self._check_single(fields, rows)
         self._check_same_fields(rows, schema)
+        self._kinds.add(schema, fields.vague)
         with self._ids.undone_on_error():
             assigned = self.streams.assign(
                 rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
@@ -147,19 +149,24 @@ class BufferWriter:
         intake.check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
-        self._digests.add(schema.digest)
-        if len(self._digests) == 1:
+        if self._kinds.is_only(schema):
             return
         for env in np.unique(rows.env_ids).tolist():
             index = self.streams.open_episode(env)
             record = self.streams.records[index] if index is not None else None
             if record is None or record.fields in ("", schema.digest):
                 continue
-            if not rows.begins(int(np.flatnonzero(rows.env_ids == env)[0]), record.id, self.streams.next_position(env)):
+            if rows.begins(int(np.flatnonzero(rows.env_ids == env)[0]), record.id, self.streams.next_position(env)):
+                continue
+            if not self._kinds.only_guesses_differ(record.fields, schema):
                 raise FieldError(
                     f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open episode "
-                    f"{record.id!r}; give the same fields for all steps of an episode, or close it first"
+                    f"{record.id!r} ({self._kinds.difference(record.fields, schema)}); give the same fields for all steps of "
+                    "an episode, or close it first"
                 )
+            if self._pending.get(record.fields):
+                self._submit(record.fields)  # the earlier steps are written first
+            record.fields = schema.digest
 
     def _new_record(
         self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool

@@ -213,6 +213,9 @@ def _agreed(spec: FieldSpec, pieces: Sequence[_Piece]) -> FieldSpec:
     schemas = {id(p.segment.schema): p.segment.schema for p in pieces}
     if len(schemas) == 1:
         return spec
+    if spec.axis == "ragged":  # of empty lists the dtype is a guess
+        telling = [p for p in pieces if p.segment.extents.get(spec.name, (0, 0))[1]] or pieces
+        schemas = {id(p.segment.schema): p.segment.schema for p in telling}
     found = [s.by_name[spec.name] for s in schemas.values()]
     if all(s.dtype[1:2] == "U" for s in found):
         widest = max((s.dtype for s in found), key=lambda name: dtypes.to_numpy(name).itemsize)

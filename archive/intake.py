@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,10 @@ import numpy as np
 from archive import jsontree, tree
 from archive.blocks import Block
 from archive.errors import FieldError, UsageError
+from archive.fields import empty_rows
 from archive.names import check_text, show
 from archive.ranges import Ints
-from archive.schema import NODES, Schema, ShardSchema, shard_schema, to_path
+from archive.schema import NODES, FieldSpec, Schema, ShardSchema, shard_schema, to_path
 from archive.tree import Array, Fields, Ragged
 
 _MAX_UPDATE = np.iinfo(np.int64).max
@@ -26,10 +27,28 @@ class Weights(NamedTuple):
     update_count: Ints | int | None = None
 
 
-def steps(nest: Any, schema: Schema) -> tuple[Fields, ShardSchema]:
-    """The fields of some steps, their rows in agreement."""
-    fields = tree.normalise(nest, schema)
+def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fields, ShardSchema]:
+    """The fields of some steps, their rows in agreement. Empty lists are of the kind that their field is `known` to be."""
+    fields = _of_known_kind(tree.normalise(nest, schema), known)
     return fields, shard_schema(fields.specs, schema)
+
+
+def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
+    told = [n for n in fields.vague if n in known and _fits(fields, n, known[n])]
+    if not told:
+        return fields
+    specs, data = dict(fields.specs), dict(fields.data)
+    for name in told:
+        spec, given = known[name], data[name]
+        specs[name], none = spec, empty_rows(spec)
+        lengths = given.lengths if isinstance(given, Ragged) else np.zeros(len(given), np.int64)
+        data[name] = Ragged(none, lengths) if spec.axis == "ragged" else none
+    return Fields(fields.length, specs, data, fields.vague - set(told))
+
+
+def _fits(fields: Fields, name: str, known: FieldSpec) -> bool:
+    """Whether no rows at all, or steps without values, may be of that kind."""
+    return known.axis == "ragged" or (known.axis not in NODES and not isinstance(fields.data[name], Ragged))
 
 
 def check_rows(fields: Fields, *, last: bool) -> None:

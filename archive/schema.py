@@ -62,7 +62,8 @@ class Schema:
     env_id, episode_id: fields that hold an env row's or a trajectory's id; renumbered on redistribution.
     next_of: `{"next/obs": "obs"}`: next/obs[t] is obs[t+1]; rows that follow this are not stored twice.
     axes: kind of axis 0 per field: "step" (default), "offset" or "offset:2" (that many rows more than steps),
-    "ragged" (a list of one array a step), "free" (belongs to the episode, kept whole).
+    "ragged" (default of lists of one array, list or tuple a step, whether or not they are of equal length; "step" makes
+    one array of them), "free" (belongs to the episode, kept whole).
     json: fields whose steps are any JSON values.  unit: "step" says that steps are independent of each other.
     """
 

@@ -34,6 +34,7 @@ class Fields(NamedTuple):
     length: int
     specs: dict[str, FieldSpec]
     data: dict[str, Array | Ragged]
+    vague: frozenset[str] = frozenset()  # fields given as empty lists, which have no dtype: it is a guess
 
 
 def normalise(nest: Any, schema: Schema) -> Fields:
@@ -50,7 +51,13 @@ def normalise(nest: Any, schema: Schema) -> Fields:
         if value is not None:
             data[name] = value
     _check_next_of(specs, schema)
-    return Fields(_length(specs, data), specs, data)
+    vague = {escape_path(p) for p, leaf in leaves.items() if p not in schema.json and _has_no_dtype(leaf)}
+    return Fields(_length(specs, data), specs, data, frozenset(vague))
+
+
+def _has_no_dtype(leaf: Any) -> bool:
+    """Whether it is a list of empty lists, or of nothing."""
+    return isinstance(leaf, list) and all(isinstance(x, (list, tuple)) and not len(x) for x in leaf)
 
 
 def _check_next_of(specs: Mapping[str, FieldSpec], schema: Schema) -> None:
@@ -135,7 +142,7 @@ def _field(path: Path, leaf: Any, schema: Schema) -> tuple[FieldSpec, Array | Ra
             if axis == "ragged":
                 raise FieldError("a field of JSON values is not 'ragged': each step's value may be a list as it is")
             return FieldSpec(path, axis or "step", "json", extra=extra), _json_rows(leaf, where)
-        if axis == "ragged" or (axis is None and (isinstance(leaf, Ragged) or _is_list_of_arrays(leaf))):
+        if axis == "ragged" or (axis is None and (isinstance(leaf, Ragged) or _is_list_of_rows(leaf))):
             return _ragged(path, leaf, where)
         array = as_array(leaf, where)
     except FieldError as e:
@@ -211,8 +218,13 @@ def _string_list(leaf: list[Any], where: str) -> Array:
     return out
 
 
-def _is_list_of_arrays(leaf: Any) -> bool:
-    return isinstance(leaf, list) and any((isinstance(x, np.ndarray) or is_tensor(x)) and x.ndim > 0 for x in leaf)
+def _is_list_of_rows(leaf: Any) -> bool:
+    """A list of one array, or of one list, a step is ragged: that all of them are as long for once is chance."""
+    if not isinstance(leaf, list) or any(isinstance(x, (str, bytes, dict)) or x is None for x in leaf):
+        return False
+    return any(
+        isinstance(x, (list, tuple)) or ((isinstance(x, np.ndarray) or is_tensor(x)) and x.ndim > 0) for x in leaf
+    )
 
 
 def _ragged(path: Path, leaf: Any, where: str) -> tuple[FieldSpec, Ragged]:
@@ -223,12 +235,38 @@ def _ragged(path: Path, leaf: Any, where: str) -> tuple[FieldSpec, Ragged]:
     else:
         if not isinstance(leaf, (Sequence, np.ndarray)) and not is_tensor(leaf):
             raise FieldError(f"field {where} is ragged: give a list of one array a step, not {type(leaf).__name__}")
-        pieces = [as_array(list(x) if isinstance(x, tuple) else x, where) for x in leaf]
-        values, lengths = _concatenated(pieces, where), np.array([len(p) for p in pieces], np.int64)
+        pieces = [_row(x, where) for x in leaf]
+        if all(isinstance(x, (list, tuple)) for x in leaf):
+            pieces = _of_one_dtype(pieces)
+        values, lengths = (
+            _concatenated(pieces, where),
+            np.array([p.shape[:1] or 0 for p in pieces], np.int64).reshape(-1),
+        )
     stored, logical = dtypes.to_stored(values)
     if stored.ndim > MAX_NDIM:
         raise FieldError(f"field {where} has {stored.ndim} dimensions; at most {MAX_NDIM} can be stored: reshape it")
     return FieldSpec(path, "ragged", logical, values.shape[1:]), Ragged(stored, lengths)
+
+
+def _row(x: Any, where: str) -> Array:
+    try:
+        return as_array(list(x) if isinstance(x, tuple) else x, where)
+    except FieldError as e:
+        if not isinstance(e.__cause__, ValueError):
+            raise
+        raise FieldError(
+            f"field {where} is ragged, and so are the rows within a step: only one axis may be. Give a step's values end to end "
+            f"and their lengths as another field, or declare Schema(json=[{where}])"
+        ) from e
+
+
+def _of_one_dtype(pieces: list[Array]) -> list[Array]:
+    """Lists of numbers have no dtype of their own: all of them get the one that holds them all, as in one list."""
+    kinds = {p.dtype for p in pieces if p.size}
+    if len(kinds) < 2 or any(k.kind not in "biuf" for k in kinds):
+        return pieces
+    dtype = np.result_type(*kinds)
+    return [p.astype(dtype) for p in pieces]
 
 
 def _concatenated(pieces: list[Array], where: str) -> Array:

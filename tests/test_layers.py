@@ -49,6 +49,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "dtypes",
                 "schema",
                 "readonly",
+                "kinds",
             ),
             *("packing", "rawchunks", "tables", "folding", "chains", "chunkindex", "fields", "expressions", "intake"),
             *(

@@ -103,7 +103,7 @@ def test_strings_of_any_length_survive(texts: list[str]) -> None:
 def test_strings_with_zeros_and_nested_lists_survive() -> None:
     got = round_trip({"a": ["x\0", "\0", ""], "b": [["a\0", "b"], ["", "\0\0"], ["c", "d"]]})
     assert got["a"].tolist() == ["x\0", "\0", ""]
-    assert got["b"].tolist() == [["a\0", "b"], ["", "\0\0"], ["c", "d"]]
+    assert [row.tolist() for row in got["b"]] == [["a\0", "b"], ["", "\0\0"], ["c", "d"]]
 
 
 def test_string_dtypes_are_told_apart() -> None:
@@ -168,7 +168,7 @@ def test_a_field_has_up_to_eight_dimensions() -> None:
         ([[1, "a"]], "holding a int"),
         ([b"a"], "holding a bytes"),
         ([None, 1.0], "holding a NoneType"),
-        ([[1], [2, 3]], "different shapes"),
+        ([[[1], [2, 3]]], "rows within a step"),
         ("text", "is a str"),
         (b"raw", "is a bytes"),
         ((1, 2), "is a tuple"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,8 +89,21 @@ def test_the_s3_options_are_right(names: dict[str, Any], moto_endpoint: str) -> 
     assert len(names["arc"].episodes) == 0
 
 
+def test_ones_own_tests_run(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks() if block.kind == "python test")
+    (tmp_path / "test_mine.py").write_text(block.text, "utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
 def test_every_block_is_known() -> None:
-    assert {block.kind for block in blocks()} == {"python", "python s3", "text", "console"}
+    assert {block.kind for block in blocks()} == {"python", "python s3", "python test", "text", "console"}
 
 
 def test_every_dependency_has_its_reason() -> None:
