@@ -1,9 +1,9 @@
 """Pure, no I/O: which rows of the segments table make up which episode.
 
 An episode is the chain of segments that ends at its newest row: each row names its predecessor. So a row that
-continues or replaces an episode supersedes whatever else was written under that id: the tail written after the
-checkpoint from which a run was resumed, or an earlier revision. Of a checkpoint it is the newest chain that holds what
-is live in it: a run that went back goes on with what was superseded since.
+continues or replaces an episode supersedes whatever else was written under that id. Its newest row is the newest of
+those that no resume has left behind (`branches`); of a checkpoint, of those that the session which made it has seen, and
+in a chain that holds what is live in it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from archive.branches import Mask
 from archive.ranges import Ints, spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = ("predecessor", "replaces")
+Current = Callable[["pa.Table", Ints], Mask]  # of rows with DETAIL, and the number of each row's episode
 DETAIL = ("episode_id", "session", "rank", "sequence", "predecessor", "commit", "created_at")
 
 
@@ -57,11 +59,13 @@ def address(session: str, rank: int, sequence: int) -> str:
     return f"{session}:{rank}:{sequence}"
 
 
-def resolve(marks: pa.Table, detail: Any, live: Callable[[], Ints] | None = None) -> Chains:
+def resolve(
+    marks: pa.Table, detail: Any, live: Callable[[], Ints] | None = None, current: Current | None = None
+) -> Chains:
     """The episodes of a segments table, in order of their newest rows.
 
     `marks` has COLUMNS; `detail()` gives DETAIL, and is called only if some episode has more than one row. So is
-    `live()`: rows that are to be in their episode's chain.
+    `live()`: rows that are to be in their episode's chain; and `current`: which rows say how their episodes stand.
     """
     import pyarrow.compute as pc
 
@@ -72,63 +76,83 @@ def resolve(marks: pa.Table, detail: Any, live: Callable[[], Ints] | None = None
     table = detail()
     shared = pc.unique(table["episode_id"].filter(linked))
     several = pc.is_in(table["episode_id"], value_set=shared).to_numpy(zero_copy_only=False)
-    groups = _grouped(table, np.flatnonzero(several), live)
-    singles = np.flatnonzero(~several)
-    newest = np.concatenate([singles, np.array([g[-1] for g in groups], np.int64)])
-    lengths = np.concatenate([np.ones(len(singles), np.int64), np.array([len(g) for g in groups], np.int64)])
+    singles, rows = np.flatnonzero(~several), np.flatnonzero(several)
+    lengths, chained = _chained(table, rows, live, current)
+    newest = np.concatenate([singles, chained[np.cumsum(lengths) - 1]])
+    lengths = np.concatenate([np.ones(len(singles), np.int64), lengths])
     order = np.argsort(newest, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(lengths[order])])
-    return Chains(_gather(np.concatenate([singles, *groups]), lengths, order), offsets)
+    return Chains(_gather(np.concatenate([singles, chained]), lengths, order), offsets)
 
 
 def _gather(rows: Ints, lengths: Ints, order: Ints) -> Ints:
     return rows[spans((np.cumsum(lengths) - lengths)[order], lengths[order])]
 
 
-def _grouped(table: pa.Table, rows: Ints, live: Callable[[], Ints] | None) -> list[Ints]:
-    """The chain of each episode that more than one row names."""
+def _chained(
+    table: pa.Table, rows: Ints, live: Callable[[], Ints] | None, current: Current | None
+) -> tuple[Ints, Ints]:
+    """The chains of the episodes that have these rows: how long each is, and its rows, end to end."""
     import pyarrow as pa
 
     part = table.take(pa.array(rows))
-    columns = {name: part[name].to_pylist() for name in DETAIL if name != "created_at"}
-    created = part["created_at"].cast(pa.int64()).to_pylist()
-    place = {
-        address(s, r, q): i
-        for i, (s, r, q) in enumerate(zip(columns["session"], columns["rank"], columns["sequence"], strict=True))
-    }
-    ages = list(zip(columns["commit"], created, columns["sequence"], strict=True))
-    newest: dict[str, int] = {}
-    for i, name in enumerate(columns["episode_id"]):
-        if name not in newest or ages[i] > ages[newest[name]]:
-            newest[name] = i
-    before = [place.get(name or "") for name in columns["predecessor"]]
-    chains = {name: _chain(i, before) for name, i in newest.items()}
+    episode = part["episode_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    before = predecessors(part)
+    may = np.ones(len(rows), bool) if current is None else current(part, episode)
+    created = part["created_at"].cast(pa.int64()).fill_null(0)
+    ages = [column.to_numpy() for column in (part["sequence"], created, part["commit"])]
+    order = np.lexsort((*ages, may, episode))
+    tails = order[np.flatnonzero(np.r_[episode[order][1:] != episode[order][:-1], True])]
+    lengths, chained = _walked(tails, before)
     if live is not None:
-        _go_back(chains, columns["episode_id"], before, ages, np.flatnonzero(np.isin(rows, live())).tolist())
-    return [rows[np.array(chain, np.int64)] for chain in chains.values()]
+        wanted = np.flatnonzero(np.isin(rows, live()))
+        gone = wanted[~np.isin(wanted, chained)]
+        if len(gone):
+            _go_back(tails, episode, before, np.argsort(order), gone.tolist())
+            lengths, chained = _walked(tails, before)
+    return lengths, rows[chained]
 
 
-def _go_back(
-    chains: dict[str, list[int]], names: list[str], before: list[int | None], ages: list[Any], live: list[int]
-) -> None:
+def predecessors(table: pa.Table) -> Ints:
+    """The place of each row's predecessor in a table that has DETAIL; -1 where it has none, or none that is there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts = [table[name].cast(pa.string()) for name in ("session", "rank", "sequence")]
+    addresses = pc.binary_join_element_wise(*parts, ":").combine_chunks()
+    found = pc.index_in(table["predecessor"].cast(pa.string()), value_set=addresses)
+    out: Ints = pc.fill_null(found, -1).to_numpy().astype(np.int64)
+    return out
+
+
+def _walked(tails: Ints, before: Ints) -> tuple[Ints, Ints]:
+    """From each tail back to the first segment: how many there are, and all of them, oldest first, end to end."""
+    at, owner = tails, np.arange(len(tails))
+    places, owners = [at], [owner]
+    for _ in range(len(before)):  # a chain that bites its tail ends there
+        onward = before[at] >= 0
+        at, owner = before[at[onward]], owner[onward]
+        if not len(at):
+            break
+        places.append(at)
+        owners.append(owner)
+    whose = np.concatenate(owners)[::-1]
+    order = np.argsort(whose, kind="stable")
+    return np.bincount(whose, minlength=len(tails)), np.concatenate(places)[::-1][order]
+
+
+def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int]) -> None:
     """Give episodes of which something superseded is live the newest chain that has it."""
-    gone = [i for i in live if i not in chains[names[i]]]
     after: dict[int, list[int]] = {}
-    for j, i in enumerate(before) if gone else ():
-        if i is not None:
+    for j, i in enumerate(before.tolist()):
+        if i >= 0:
             after.setdefault(i, []).append(j)
+    have = set(_walked(tails, before)[1].tolist())
     for i in gone:
-        if i not in chains[names[i]]:
+        if i not in have:
             branches = [i]
             for j in branches:
                 branches += (k for k in after.get(j, ()) if k not in branches)
-            chains[names[i]] = _chain(max(branches, key=ages.__getitem__), before)
-
-
-def _chain(tail: int, before: list[int | None]) -> list[int]:
-    """From the first segment to `tail`; a predecessor that is gone leaves the chain headless."""
-    chain, i = [tail], before[tail]
-    while i is not None and len(chain) <= len(before):
-        chain.append(i)
-        i = before[i]
-    return chain[::-1]
+            place = int(episode[i])
+            tails[place] = max(branches, key=age.__getitem__)
+            have.update(_walked(tails[place : place + 1], before)[1].tolist())

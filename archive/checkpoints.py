@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import jsontree, liveview, manifest, resuming, tables
+from archive.branches import Origin, Sequences
 from archive.cached import cached_property
 from archive.commits import Commit, read_of
 from archive.episodes import Episodes
@@ -120,6 +121,21 @@ class Checkpoint:
     def _told(self, name: str) -> Any:
         return frozen(self._about[name], _SAID)
 
+    @property
+    def _sequences(self) -> Sequences | None:
+        """Rank -> which of its session's segments are in it: those below this number. None: not recorded."""
+        known = self._about.get("sequences")
+        return None if known is None else {int(rank): int(number) for rank, number in known.items()}
+
+    @property
+    def origin(self) -> Origin | None:
+        """What a session that resumes from it goes on from; None without buffers: then it takes no episode over."""
+        entry = self.commit.runs.get(self.run, {})
+        if not self.replay_saved or (self._sequences is None and entry.get("session") != self.session):
+            return None
+        committed = {int(rank): int(number) for rank, number in entry.get("sequences", {}).items()}
+        return Origin(self.session, self.run, self.number, committed if self._sequences is None else self._sequences)
+
     # -- what the ranks staged -----------------------------------------------------------------------------------
 
     @cached_property
@@ -203,7 +219,8 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> EpisodeIndex:
-        return EpisodeIndex(self.snapshot, self._live_rows)  # a method, as functions of here do not pickle
+        branch = (self.session, self._sequences)
+        return EpisodeIndex(self.snapshot, self._live_rows, branch)  # a method, as functions of here do not pickle
 
     def _live_rows(self) -> Ints:
         return self.located.row

@@ -66,7 +66,7 @@ class Commit:
         return dict(self.body.get("runs", {}))
 
     def files(self, kind: str) -> list[dict[str, Any]]:
-        """The manifest files of one kind (segments, checkpoints), oldest first."""
+        """The manifest files of one kind (segments, checkpoints, branches), oldest first."""
         return list(self.body.get(kind, []))
 
     def __repr__(self) -> str:
@@ -253,7 +253,9 @@ def completed(body: Body, parent: Commit, archive_id: str, transaction: str) -> 
 
 def carried(parent: Commit) -> Body:
     """What every commit repeats of its parent unless it changes it."""
-    return {key: parent.body[key] for key in ("runs", "segments", "checkpoints", "bases") if key in parent.body}
+    return {
+        key: parent.body[key] for key in ("runs", "segments", "checkpoints", "branches", "bases") if key in parent.body
+    }
 
 
 def fence(parent: Commit, run: str, session: str) -> None:
@@ -273,6 +275,7 @@ def opened(parent: Commit, run: str, session: str, keep: Body | None = None) -> 
     earlier = [*entry.get("superseded", []), *([entry["session"]] if "session" in entry else [])]
     if session in entry.get("superseded", []):
         fence(parent, run, session)
+    entry.pop("resumed_from", None)
     runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:], "sequences": {}}
     if keep is not None:
         runs[run]["keep"] = keep

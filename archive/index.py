@@ -10,6 +10,7 @@ from uuid import UUID
 import numpy as np
 
 from archive import chains, expressions, jsontree, schema
+from archive.branches import Mask, Rows, Sequences
 from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.manifest import Snapshot
@@ -28,22 +29,31 @@ COLUMNS = (
     "terminated", "truncated", "reason", "env_id", "rank", "session", "buffer", "metadata", "created_at", "commit",
 )  # fmt: skip
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
 
 class EpisodeIndex:
     """All episodes that a snapshot holds, in the order in which they were last written.
 
     live: rows of the segments table that are live, which an episode has rather than what has superseded them.
+    branch: the session as which episodes are seen, and how far each of its ranks had got (None: all that is there).
     """
 
-    def __init__(self, snapshot: Snapshot, live: Callable[[], Ints] | None = None) -> None:
-        self.snapshot, self._live = snapshot, live
+    def __init__(
+        self, snapshot: Snapshot, live: Callable[[], Ints] | None = None,
+        branch: tuple[str, Sequences | None] | None = None,
+    ) -> None:  # fmt: skip
+        self.snapshot, self._live, self._branch = snapshot, live, branch
 
     @cached_property
     def chains(self) -> chains.Chains:
         marks = self.snapshot.columns(chains.COLUMNS)
-        return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live)
+        return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live, self._current)
+
+    def _current(self, rows: pa.Table, episode: Ints) -> Mask:
+        """Which rows say how their episodes stand: those that the branch has or, without one, that none left behind."""
+        if self._branch is None:
+            known = self.snapshot.branches
+            return known.current(Rows.of(rows), episode) if known else np.ones(len(episode), bool)
+        return Rows.of(rows).seen(self.snapshot.branches.sight(*self._branch))
 
     def __len__(self) -> int:
         return self.chains.episodes

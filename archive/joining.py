@@ -167,7 +167,7 @@ def _body(
         if replay
         else None
     )
-    about = _about(joint, parts, parent, partial=partial)
+    about = _about(joint, parts, parent, sequences, partial=partial)
     table, _ = manifest.add_rows(storage, place.session, "checkpoints", parent, _row(about, place), fold=fold)
     runs = parent.runs
     runs[place.run] = _run_entry(runs[place.run], about, place, sequences, parent.number + 1, partial=partial)
@@ -208,7 +208,9 @@ def stamped(segments: pa.Table, chunk_file: manifest.FileRef | None) -> pa.Table
     return segments
 
 
-def _about(joint: Joint, parts: Sequence[StagedFile], parent: Commit, *, partial: bool) -> dict[str, Any]:
+def _about(
+    joint: Joint, parts: Sequence[StagedFile], parent: Commit, sequences: Mapping[str, int], *, partial: bool
+) -> dict[str, Any]:
     """What the commit says of the checkpoint itself; the rest is in the staged objects."""
     first = parts[0].index
     place = joint.place
@@ -218,6 +220,7 @@ def _about(joint: Joint, parts: Sequence[StagedFile], parent: Commit, *, partial
         "name": joint.name, "step": first["step"], "ordinal": joint.ordinal, "world_size": place.world_size,
         "whole": not missing and not partial, "replay_saved": all(f.index["replay_saved"] for f in parts),
         "missing": [{"rank": r, "last_whole": _last_whole(parent, place.run)} for r in missing],
+        "sequences": dict(sequences) | {str(f.index["rank"]): f.index["sequence"] for f in parts},
         "ranks": [{"rank": f.index["rank"], "key": f.key, "nonce": f.index["nonce"]} for f in parts],
         "buffers": _totals(parts), "discarded": _discarded(parts), "metrics": first["metrics"], "lineage": first["lineage"],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Manifest files on the store: segment, chunk, live and checkpoint tables, written whole and read by column."""
+"""Manifest files on the store: segment, chunk, live, checkpoint and branch tables, written whole and read by column."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive import layout, tables
+from archive.branches import Branches
 from archive.commits import Body, Commit
 from archive.errors import CorruptManifestError, MissingObjectError
 from archive.folding import files_to_keep
@@ -81,7 +82,7 @@ def load(storage: Storage, kind: str, ref: FileRef) -> pa.Table:
 def add_rows(
     storage: Storage, session: str, kind: str, parent: Commit, new: pa.Table | None, *, fold: bool
 ) -> tuple[Body, list[FileRef]]:
-    """Write new rows of a folded table (segments, checkpoints): the commit's list of files, with the new one.
+    """Write new rows of a folded table (segments, checkpoints, branches): the commit's list of files, with the new one.
 
     The commit number is filled in here. The newest files are folded into the new one as `folding` says, unless the
     commit has lost a race: then speed matters more.
@@ -106,6 +107,7 @@ class Snapshot:
         self.storage, self.commit = storage, commit
         self._bytes: list[bytes] | None = None
         self._columns: dict[str, pa.ChunkedArray] = {}
+        self._branches: Branches | None = None
 
     @property
     def rows(self) -> int:
@@ -128,10 +130,20 @@ class Snapshot:
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 
+    @property
+    def branches(self) -> Branches:
+        """Which sessions went on from which: nothing is fetched where none did."""
+        if self._branches is None:
+            files = self.commit.files("branches")
+            parts = zip(fetch(self.storage, files), files, strict=True) if files else ()
+            found = [tables.loads(d, "branches", where=self.storage.full_url(f["path"])) for d, f in parts]
+            self._branches = Branches.of(tables.concat("branches", found))
+        return self._branches
+
     def take(self, rows: Any, names: Sequence[str]) -> pa.Table:
         import pyarrow as pa
 
         return self.columns(names).take(pa.array(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"storage": self.storage, "commit": self.commit, "_bytes": None, "_columns": {}}
+        return {"storage": self.storage, "commit": self.commit, "_bytes": None, "_columns": {}, "_branches": None}

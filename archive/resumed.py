@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archive.branches import Origin
 from archive.live import Runs
 
 Stream = tuple[str, int, int]  # session, rank, env id
@@ -54,3 +55,4 @@ class Resume:
     run: str
     buffers: Mapping[str, BufferResume]
     checkpoint: int | None = None  # the commit that it was read from
+    origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over

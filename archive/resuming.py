@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from archive import chains, jsontree
+from archive.branches import Origin
 from archive.errors import CorruptManifestError, PartialCheckpointError
 from archive.index import EpisodeIndex
 from archive.live import Runs
@@ -43,6 +44,8 @@ class Source(Protocol):
     def number(self) -> int: ...
     @property
     def replay_saved(self) -> bool: ...
+    @property
+    def origin(self) -> Origin | None: ...
     def staged(self, rank: int) -> StagedFile: ...
 
 
@@ -51,7 +54,7 @@ def same_rank(source: Source, rank: int) -> Resume:
     about = source.staged(rank).index["buffers"]
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
-        return Resume(rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number)
+        return Resume(rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin)
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     buffers = {}
@@ -62,7 +65,7 @@ def same_rank(source: Source, rank: int) -> Resume:
         positions = {int(env): int(position) for env, position in entry["next"]}
         env = source.live["env_id"].to_numpy()[pieces.run]
         buffers[name] = take_over(source, pieces, env, pieces.position, positions, opened)
-    return Resume(rank, source.world_size, source.run, buffers, source.number)
+    return Resume(rank, source.world_size, source.run, buffers, source.number, source.origin)
 
 
 def take_over(

@@ -121,6 +121,7 @@ class Saver:
         self._ordinal = 0
         self._hurry = threading.Event()
         self.durable: int | None = None
+        self.committed = 0  # segments of this rank below this number are committed
 
     def request(
         self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any, config: Any,
@@ -134,7 +135,7 @@ class Saver:
             check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,
             _json(progress, "progress"), _json(unconsumed, "unconsumed"),
             {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial, known_at,
-            self._resumed_from,
+            self._resumed_from, self.committed,
         )  # fmt: skip
 
     def start(

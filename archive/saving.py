@@ -36,6 +36,7 @@ class Request:
     partial: bool = False
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
     resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from
+    committed: int = 0  # this rank's segments below this number are committed already
 
 
 @dataclass
@@ -66,7 +67,7 @@ def stage(
         "rank": place.rank, "world_size": place.world_size, "run": place.run, "session": place.session,
         "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": here["nonce"],
         "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at,
-        "resumed_from": request.resumed_from,
+        "resumed_from": request.resumed_from, "sequence": max(request.committed, next_sequence(segments)),
         "metrics": dict(request.metrics),
         "lineage": dict(request.lineage), "progress": request.progress, "columns": columns, "attributes": attributes,
         "states": states, "rows": {"segments": segments.num_rows, "chunks": chunks.num_rows},
@@ -89,6 +90,11 @@ def rows_of(written: Sequence[Written]) -> tuple[Any, Any]:
         tables.concat("segments", [w.segments for w in written if w.segments is not None]),
         tables.concat("chunks", [w.chunks for w in written if w.chunks is not None]),
     )
+
+
+def next_sequence(segments: Any) -> int:
+    """The number after those of some rows of the segments table."""
+    return 1 + max(segments["sequence"].to_pylist(), default=-1)
 
 
 def _without_replay(cut: Cut) -> Cut:

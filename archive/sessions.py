@@ -9,10 +9,12 @@ import secrets
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from archive import commits, layout, plainjson
-from archive.commits import CommitLog
+from archive import commits, layout, manifest, plainjson, tables
+from archive.branches import Origin
+from archive.commits import Body, Commit, CommitLog
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -101,16 +103,45 @@ def _session(world_size: int, run: str) -> str:
     return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 
-def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None) -> None:
+def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None, origin: Origin | None = None) -> None:
     """Take the place: one writer per session and rank, and the newest session of its run.
 
-    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.
+    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  origin: what the session goes
+    on from; whichever rank says so first has it recorded.
     """
     _claim_rank(log.storage, who)
-    if log.catch_up().runs.get(who.run, {}).get("session") == who.session:
-        return
-    log.append(f"{who.session}/open/{who.run}", lambda parent, _: commits.opened(parent, who.run, who.session, keep))
-    commits.fence(log.head, who.run, who.session)
+    if log.catch_up().runs.get(who.run, {}).get("session") != who.session:
+        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, origin))
+        commits.fence(log.head, who.run, who.session)
+    if origin is not None and "resumed_from" not in log.head.runs[who.run]:
+        log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
+
+
+def _opened(
+    storage: Storage, who: Place, keep: Body | None, origin: Origin | None, parent: Commit, attempt: int
+) -> Body:
+    body = commits.opened(parent, who.run, who.session, keep)
+    return body if origin is None else _branching(storage, who, origin, parent, body)
+
+
+def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Body:
+    """For a session that a rank opened which goes on from nothing."""
+    commits.fence(parent, who.run, who.session)
+    about = {"kind": "session", "run": who.run, "session": who.session}
+    return _branching(storage, who, origin, parent, {**commits.carried(parent), **about})
+
+
+def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, body: Body) -> Body:
+    """The body of a commit of a session, with what the session goes on from."""
+    ranks = origin.sequences or {0: 0}
+    rows = {
+        "session": who.session, "run": who.run, "parent": origin.session, "parent_run": origin.run, "rank": list(ranks),
+        "sequence": list(ranks.values()), "resumed_from": origin.commit,
+    }  # fmt: skip
+    table = tables.from_columns("branches", rows)
+    files, _ = manifest.add_rows(storage, who.session, "branches", parent, table, fold=True)
+    entry = {**body["runs"][who.run], "resumed_from": {"session": origin.session, "commit": origin.commit}}
+    return {**body, **files, "runs": {**body["runs"], who.run: entry}}
 
 
 def _claim_rank(storage: Storage, who: Place) -> None:

@@ -78,12 +78,28 @@ _CHECKPOINTS = {
     "metrics": "string",
     "created_at": "timestamp",
 }
-_TABLES = {"segments": _SEGMENTS, "chunks": _CHUNKS, "live": _LIVE, "checkpoints": _CHECKPOINTS}
+_BRANCHES = {
+    "session": "dict",
+    "run": "dict",
+    "parent": "dict",
+    "parent_run": "dict",
+    "rank": "int32",
+    "sequence": "int64",
+    "resumed_from": "int64",
+    "commit": "int64",
+}
+_TABLES = {
+    "segments": _SEGMENTS,
+    "chunks": _CHUNKS,
+    "live": _LIVE,
+    "checkpoints": _CHECKPOINTS,
+    "branches": _BRANCHES,
+}
 
 
 @cache
 def schema(kind: str) -> pa.Schema:
-    """Arrow schema of one of the four tables."""
+    """Arrow schema of one of the tables."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())

@@ -24,7 +24,7 @@ from archive.pipeline import Pipeline, Written
 from archive.resumed import Resume
 from archive.retention import Keep
 from archive.saver import Pending, Saver, finish_at_exit
-from archive.saving import rows_of
+from archive.saving import next_sequence, rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
 from archive.storage import Storage
@@ -55,7 +55,7 @@ class Writer(Buffer):
         self._rows_lock = threading.Lock()
         self._ids = Ids(place, self._known_ids)
         self._known_at = -1
-        open_session(log, place, None if keep is None else keep.to_json())
+        open_session(log, place, None if keep is None else keep.to_json(), None if resume is None else resume.origin)
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
         self._saver = Saver(storage, log, place, self._saved, None if resume is None else resume.checkpoint)
@@ -278,6 +278,7 @@ class Writer(Buffer):
             self._uncommitted[:] = [w for w in self._uncommitted if id(w) not in done]
         for written in rows:
             if written.segments is not None:
+                self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
                 self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
         self._on_commit(commit)
 

@@ -105,15 +105,57 @@ def chunk_file(row: Row) -> Row | None:
     return None if path is None else {"path": path, "bytes": row["chunks_bytes"], "crc32c": row["chunks_crc32c"]}
 
 
-def chains(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def origins(rows: Iterable[Row]) -> dict[str, Row]:
+    """Session -> what it goes on from: the rows of each, as {"parent", "parent_run", "run", "seen": {rank: sequence}}."""
+    out: dict[str, Row] = {}
+    for row in rows:
+        out.setdefault(row["session"], {**row, "seen": {}})["seen"][row["rank"]] = row["sequence"]
+    return out
+
+
+def ancestry(session: str, known: dict[str, Row]) -> list[str]:
+    out = [session]
+    while out[-1] in known:
+        out.append(known[out[-1]]["parent"])
+    return out
+
+
+def sees(session: str, row: Row, known: dict[str, Row]) -> bool:
+    """Whether a session sees a segment."""
+    if row["session"] == session:
+        return True
+    line = ancestry(session, known)
+    if row["session"] not in line:
+        return False
+    child = line[line.index(row["session"]) - 1]
+    return bool(row["sequence"] < known[child]["seen"].get(row["rank"], 0))
+
+
+def standing(rows: Sequence[Row], known: dict[str, Row]) -> list[Row]:
+    """The rows of one episode that are not left behind."""
+    runs = {o["parent"]: o["parent_run"] for o in known.values()} | {s: o["run"] for s, o in known.items()}
+    order = list(dict.fromkeys(s for session in known for s in reversed(ancestry(session, known))))
+    lines: dict[tuple[str, str], list[str]] = {}
+    for session in order:
+        lines.setdefault((ancestry(session, known)[-1], runs[session]), []).append(session)
+    kept = [row for row in rows if row["session"] not in order]
+    for line in lines.values():
+        for session in reversed(line):
+            if seen := [row for row in rows if sees(session, row, known)]:
+                kept += seen
+                break
+    return [row for row in kept if row["sequence"] >= 0]
+
+
+def chains(rows: Sequence[Row], known: dict[str, Row]) -> dict[str, list[Row]]:
     """Episode id -> its segments, oldest first."""
     place = {f"{row['session']}:{row['rank']}:{row['sequence']}": row for row in rows}
-    newest: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda r: (r["commit"], r["created_at"], r["sequence"])):
-        newest[row["episode_id"]] = row
+    of: dict[str, list[Row]] = {}
+    for row in rows:
+        of.setdefault(row["episode_id"], []).append(row)
     out = {}
-    for name, tail in newest.items():
-        chain = [tail]
+    for name, mine in of.items():
+        chain = [max(standing(mine, known), key=lambda r: (r["commit"], r["created_at"], r["sequence"]))]
         while (before := place.get(chain[0]["predecessor"] or "")) is not None:
             chain.insert(0, before)
         out[name] = chain
@@ -331,10 +373,11 @@ def read(root: Path) -> Row:
     """Everything in the archive, as JSON."""
     log = commits(root)
     segments = table(root, log[-1].get("segments", []))
+    known = origins(table(root, log[-1].get("branches", [])))
     shards = Shards(root)
     named = {row["name"]: log[row["commit"] - 1] for row in table(root, log[-1].get("checkpoints", []))}
     return {
-        "episodes": {name: episode(shards, chain) for name, chain in chains(segments).items()},
+        "episodes": {name: episode(shards, chain) for name, chain in chains(segments, known).items()},
         "checkpoints": {name: checkpoint(root, commit, segments) for name, commit in named.items()},
     }
 

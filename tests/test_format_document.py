@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import test_golden as golden
 
+import archive
 from archive import layout, tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +86,31 @@ def test_checkpoints_are_what_was_written(found: Any, name: str) -> None:
     assert found["checkpoints"][name] == wanted | {"columns": columns}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_are_followed_as_the_document_says(tmp_path: Path, seed: int) -> None:
+    """Runs that go back at random, with ends and tails left behind: the reader and the library see the same episodes."""
+    rng = np.random.default_rng(seed)
+    arc = archive.create(str(tmp_path / "a"))
+    resume: Any = None
+    for number in range(10):
+        with arc.writer(resume=resume) as w:
+            for env in range(3):
+                if rng.random() < 0.7:
+                    w.append({"t": np.array([number])}, env_ids=env, last=[True] if rng.random() < 0.3 else None)
+                if env == 1:
+                    w.checkpoint(number, progress={})
+            if rng.random() < 0.3:
+                w.close_episodes(terminated=True)
+        arc = archive.open(arc.url)
+        resume = arc.checkpoints[int(rng.integers(max(0, number - 2), number + 1))] if rng.random() < 0.9 else None
+    found = format_reader.read(tmp_path / "a")["episodes"]
+    assert found.keys() == {e.id for e in arc.episodes}
+    for episode in arc.episodes:
+        told = found[episode.id]
+        assert told["fields"] == plain(episode.read())
+        assert (told["complete"], told["terminated"]) == (episode.complete, episode.terminated)
+
+
 # -- damage is noticed by what the document says -----------------------------------------------------------------------
 
 
@@ -152,7 +178,7 @@ def type_in_words(kind: Any) -> str:
     return str(kind)
 
 
-@pytest.mark.parametrize("kind", ["segments", "chunks", "live", "checkpoints"])
+@pytest.mark.parametrize("kind", ["segments", "chunks", "live", "checkpoints", "branches"])
 def test_the_document_has_the_columns_of_the_code(kind: str) -> None:
     declared = [(field.name, type_in_words(field.type)) for field in tables.schema(kind)]
     assert list(documented_columns(kind)) == declared

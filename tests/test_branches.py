@@ -1,0 +1,306 @@
+"""A run that goes back to an earlier checkpoint: what it left behind is in nothing that goes on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_helpers import fresh, reopened, serials, steps
+
+import archive
+import resharding
+
+ENDS = (
+    "complete",
+    "terminated",
+    "truncated",
+    "reason",
+    "return",
+    "metadata",
+    "update_count_max",
+    "model_weights_uuids",
+)
+
+
+def resume(arc: archive.Archive, name: str, **more: Any) -> archive.Writer:
+    """A writer that goes on from a checkpoint, of an archive opened anew."""
+    found = reopened(arc)
+    return found.writer(resume=found.checkpoints[name], **more)
+
+
+def told(episodes: Any) -> dict[str, Any]:
+    (row,) = episodes.table.select(ENDS).to_pylist()
+    return dict(row)
+
+
+def read(episodes: Any) -> list[int]:
+    (data,) = episodes.read(["serial"])
+    return list(data["serial"].tolist())
+
+
+OPEN = dict.fromkeys(ENDS) | {"complete": False, "return": 0.5, "model_weights_uuids": []}
+
+
+def test_an_episode_closed_after_the_checkpoint_is_open_in_the_branch_that_goes_on_from_there() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0)
+        w.checkpoint(0)
+        w.close_episodes([0], terminated=True, reason="done")
+        w.checkpoint(1)
+    assert told(reopened(arc).episodes)["terminated"]
+    with resume(arc, "step-0") as w:
+        assert told(reopened(arc).episodes) == OPEN, "from when the session was opened"
+        w.checkpoint(2)
+        w.append(steps([2]), env_ids=0)
+    found = reopened(arc)
+    assert [told(found.checkpoints[f"step-{i}"].episodes) for i in (0, 2)] == [OPEN, OPEN]
+    done = {"complete": True, "terminated": True, "truncated": True, "reason": "done"}
+    assert told(found.checkpoints["step-1"].episodes) == OPEN | done
+    assert told(found.episodes) == OPEN | {"return": 1.5}
+    assert read(found.episodes) == [1, 2]
+
+
+def test_steps_that_a_resume_left_behind_are_in_no_later_branch() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0)
+        w.checkpoint(1)
+        w.append(steps([2]), env_ids=0, last=[True], terminated=[True], update_count=99, model_weights_uuid="gone")
+        w.commit()
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    assert told(reopened(arc).checkpoints["step-2"].episodes) == OPEN
+    with resume(arc, "step-2") as w:
+        w.append(steps([3]), env_ids=0)
+        w.checkpoint(3)
+    found = reopened(arc)
+    assert read(found.episodes) == read(found.checkpoints["step-3"].episodes) == [1, 3]
+    assert told(found.episodes) == told(found.checkpoints["step-3"].episodes) == OPEN | {"return": 2.0}
+    assert read(archive.open(arc.url, commit=3).episodes) == [1, 2], "as it was before the resume"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_run_that_goes_back_twice_leaves_both_behind(moved: bool) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0)
+        w.checkpoint(1)
+    for number in (2, 3):
+        with resume(arc, "step-1") as w:
+            w.append(steps([number]), env_ids=0, last=[True])
+            w.add_episode(steps([10 * number]), episode_id=f"of {number}")
+            w.checkpoint(number)
+    with resume(arc, "step-1") as w:
+        if moved:
+            w.append(steps([4]), env_ids=0)
+        w.checkpoint(4)
+    found = reopened(arc)
+    (name,) = [e.id for e in found.checkpoints["step-4"].episodes]
+    want = [1, 4] if moved else [1]
+    assert found.episodes[name].read()["serial"].tolist() == want == serials(found.checkpoints["step-4"])
+    assert not found.episodes[name].complete
+    assert {e.id for e in found.episodes} == {name, "of 2", "of 3"}, "all that was ever archived"
+    assert serials(found.checkpoints["step-3"]) == [30, 1, 3]
+    with resume(arc, "step-2") as w:
+        w.checkpoint(5)
+    assert reopened(arc).episodes[name].read()["serial"].tolist() == [1, 2], "back to what was left"
+
+
+def test_what_ended_in_a_branch_that_was_left_stays_as_its_own_newest_session_had_it() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.checkpoint(0)
+    with resume(arc, "step-0") as w:
+        w.append(steps([1]), env_ids=0, episode_ids="x")
+        w.checkpoint(1)
+        w.close_episodes([0])
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    with resume(arc, "step-0") as w:
+        w.checkpoint(3)
+    assert len(reopened(arc).checkpoints["step-3"].episodes) == 0
+    assert not reopened(arc).episodes["x"].complete
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("unfinished", ["continue", "close"])
+def test_shares_follow_the_branch(ranks: int, unfinished: str) -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, 2, session="first") for rank in range(2)]
+    for rank, w in enumerate(writers):
+        w.append(steps([10 * rank]), env_ids=0, episode_ids=f"e{rank}")
+    [w.checkpoint(1) for w in writers][-1].result(60)
+    for rank, w in enumerate(writers):
+        w.append(steps([10 * rank + 1]), env_ids=0, last=[True], update_count=99)
+        w.close()
+    found = reopened(arc)
+    plan = resharding.plan(found.checkpoints["step-1"], world_size=ranks, unfinished=unfinished)
+    writers = [found.writer(resume=plan.share(rank), session="second") for rank in range(ranks)]
+    ck = [w.checkpoint(2) for w in writers][-1].result(60)
+    for w in writers:
+        w.close()
+    for episodes in (ck.episodes, reopened(arc).episodes):
+        rows = episodes.table.select(["episode_id", "length", "complete", "reason", "update_count_max"]).to_pylist()
+        assert sorted(r["episode_id"] for r in rows) == ["e0", "e1"]
+        for row in rows:
+            assert (row["length"], row["update_count_max"]) == (1, None)
+            assert (row["complete"], row["reason"]) in ((False, None), (True, "resumed")), (
+                "open, or closed by the resume"
+            )
+
+
+def test_an_open_episode_without_live_steps_goes_on_in_its_branch() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0, episode_ids="x")
+        w.evict(0, before=1)
+        w.checkpoint(1)
+        w.append(steps([2]), env_ids=0, last=[True])
+    with resume(arc, "step-1") as w:
+        w.append(steps([3]), env_ids=0)
+        ck = w.checkpoint(2).result()
+    assert read(reopened(arc).episodes) == [1, 3]
+    assert serials(ck) == [3]
+
+
+def test_revisions_are_those_of_the_branch() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.add_episode(steps([1]), episode_id="x")
+        w.checkpoint(1)
+        w.add_episode(steps([2]), episode_id="x", replace=True)
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    assert read(reopened(arc).episodes) == serials(reopened(arc).checkpoints["step-2"]) == [1]
+    with reopened(arc).writer(run="labels") as w:  # nobody went back behind this one
+        w.add_episode(steps([3]), episode_id="x", replace=True)
+    with resume(arc, "step-2") as w:
+        w.checkpoint(3)
+    assert read(reopened(arc).episodes) == [3]
+    assert serials(reopened(arc).checkpoints["step-3"]) == [1]
+
+
+def test_what_a_checkpoint_was_staged_without_is_not_in_it_however_late_it_is_committed() -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, 2, session="s") for rank in range(2)]
+    writers[1].append(steps([1]), env_ids=0, episode_ids="x")
+    late = writers[1].checkpoint(1, timeout_s=0.1)
+    with pytest.raises(archive.errors.RanksMissingError):
+        late.result(60)
+    writers[1].append(steps([2]), env_ids=0, last=[True], update_count=99)
+    writers[1].commit()
+    ck = writers[0].checkpoint(1).result(60)
+    assert told(ck.episodes) == OPEN
+    for w in writers:
+        w.close()
+    found = reopened(arc)
+    writers = [found.writer(rank, 2, session="t", resume=found.checkpoints["step-1"]) for rank in range(2)]
+    assert told([w.checkpoint(2) for w in writers][1].result(60).episodes) == OPEN
+    for w in writers:
+        w.close()
+    assert read(reopened(arc).episodes) == [1]
+
+
+def test_without_buffers_a_session_takes_no_episode_over() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0)
+        w.commit()
+        w.checkpoint(1, save_replay=False)
+        w.append(steps([2]), env_ids=0, last=[True])
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    assert read(reopened(arc).episodes) == [1, 2]
+
+
+def test_a_rank_that_starts_empty_and_first_does_not_hide_where_the_others_go_on_from() -> None:
+    arc = fresh()
+    with arc.writer(session="s") as w:
+        w.append(steps([1]), env_ids=0)
+        w.checkpoint(1)
+        w.close_episodes()
+    found = reopened(arc)
+    share = resharding.plan(found.checkpoints["step-1"], world_size=2, unfinished="continue").share(0)
+    writers = [found.writer(1, 2, session="t"), reopened(arc).writer(resume=share, session="t")]
+    assert told(reopened(arc).episodes) == OPEN
+    for w in writers:
+        w.close()
+
+
+def test_nothing_more_is_asked_for_where_nobody_resumed() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0)
+        w.commit()
+        w.append(steps([2]), env_ids=0)
+    found = reopened(arc)
+    before = found.io_stats()
+    assert found.episodes.table["length"].to_pylist() == [2]
+    assert "branches" not in found.head.body
+    assert (found.io_stats() - before).requests == 1, "the segments table"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_runs_from_one_checkpoint_each_have_their_own(order: tuple[int, int]) -> None:
+    """As the writers of two runs see them, whichever wrote last; the archive shows what was written last."""
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0, episode_ids="x")
+        w.checkpoint(1)
+    ck = reopened(arc).checkpoints["step-1"]
+    writers = [reopened(arc).writer(resume=Forked(ck, f"run {i}")) for i in range(2)]
+    for i in order:
+        writers[i].append(steps([10 + i]), env_ids=0, last=[True] if i else None)
+        writers[i].commit()
+    for i, w in enumerate(writers):
+        w.evict(0, before=1)
+        w.evict(0, positions=[1])
+        w.append(steps([20 + i]), env_ids=0, first=[True])
+        made = w.checkpoint(2 + i).result()
+        known = made.index.table(["episode_id", "complete", "length"]).to_pylist()
+        (row,) = [r for r in known if r["episode_id"] == "x"]
+        assert (row["complete"], row["length"]) == (bool(i), 2)
+        w.close()
+    assert reopened(arc).episodes["x"].read()["serial"].tolist() in ([1, 10], [1, 11])
+
+
+class Forked:
+    """A checkpoint that another run goes on from."""
+
+    def __init__(self, checkpoint: archive.Checkpoint, run: str) -> None:
+        self.checkpoint, self.run = checkpoint, run
+
+    def to_resume(self, rank: int | None) -> Any:
+        from dataclasses import replace
+
+        return replace(self.checkpoint.to_resume(rank), run=self.run)
+
+
+def test_many_resumes_are_followed_in_order() -> None:
+    """A long run that goes back at random, against a model in plain lists."""
+    rng = np.random.default_rng(7)
+    arc = fresh()
+    saved: list[list[int]] = []
+    with arc.writer() as w:
+        w.append(steps([0]), env_ids=0, episode_ids="x")
+        w.checkpoint(0)
+        saved.append([0])
+    for number in range(1, 25):
+        back = int(rng.integers(max(0, number - 3), number))
+        have = list(saved[back])
+        with resume(arc, f"step-{back}") as w:
+            if rng.random() < 0.6:
+                w.append(steps([100 + number]), env_ids=0)
+                have.append(100 + number)
+            w.checkpoint(number)
+            saved.append(list(have))
+            if rng.random() < 0.6:
+                w.append(steps([200 + number]), env_ids=0)
+                have.append(200 + number)
+        assert read(reopened(arc).episodes) == have, number
+    for number, want in enumerate(saved):
+        ck = reopened(arc).checkpoints[f"step-{number}"]
+        assert serials(ck) == want
+        assert told(ck.episodes)["return"] == sum(want) / 2
