@@ -10,10 +10,13 @@ from archive.plainjson import misshapen
 _NULL = type(None)
 _FILE = {"path": str, "rows": int, "bytes": int, "crc32c": int, "commit?": [int]}
 _MARK = {"name": str, "step": int, "ordinal": int, "session": str, "commit": int}
-_RUN = {"session": str, "superseded?": [str], "sequences?": {str: int}, "latest?": _MARK, "latest_replay?": _MARK}
+_RUN = {
+    "session": str, "superseded?": [str], "sequences?": {str: int}, "latest?": _MARK, "latest_replay?": _MARK,
+    "resumed_from?": {"session": str, "commit": int},
+}  # fmt: skip
 _CHECKPOINT = {
     "name": str, "step": int, "ordinal": int, "world_size": int, "whole": bool, "replay_saved?": bool,
-    "missing": [{"rank": int, "last_whole": (int, _NULL)}],
+    "sequences?": {str: int}, "missing": [{"rank": int, "last_whole": (int, _NULL)}],
     "ranks": [{"rank": int, "key": str, "nonce": str}],
     "buffers": {str: {"steps": int, "episodes": int, "columns": [str]}},
     "discarded": {str: {"episodes": int, "steps": int}}, "metrics": {str: (int, float)}, "lineage": dict,
@@ -21,7 +24,7 @@ _CHECKPOINT = {
 _COMMIT = {
     "archive": str, "number": int, "parent": (str, _NULL), "transaction": str, "nonce": str, "created_at": str,
     "library": str, "kind": str, "run?": str, "session?": str, "runs?": {str: _RUN}, "segments?": [_FILE],
-    "checkpoints?": [_FILE], "bases?": {str: {"url": str}}, "added?": {str: int}, "message?": (str, _NULL),
+    "checkpoints?": [_FILE], "branches?": [_FILE], "bases?": {str: {"url": str}}, "added?": {str: int}, "message?": (str, _NULL),
 }  # fmt: skip
 _OPTIONAL = {"chunks": _FILE, "live": _FILE, "checkpoint": _CHECKPOINT}  # null where there is none
 
@@ -43,5 +46,5 @@ def problem(body: dict[str, Any]) -> str:
 
 
 def _files(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    lists = [(kind, ref) for kind in ("segments", "checkpoints") for ref in body.get(kind, [])]
+    lists = [(kind, ref) for kind in ("segments", "checkpoints", "branches") for ref in body.get(kind, [])]
     return lists + [(kind, body[kind]) for kind in ("chunks", "live") if body.get(kind)]

@@ -220,7 +220,7 @@ def _about(
         "name": joint.name, "step": first["step"], "ordinal": joint.ordinal, "world_size": place.world_size,
         "whole": not missing and not partial, "replay_saved": all(f.index["replay_saved"] for f in parts),
         "missing": [{"rank": r, "last_whole": _last_whole(parent, place.run)} for r in missing],
-        "sequences": dict(sequences) | {str(f.index["rank"]): f.index["sequence"] for f in parts},
+        "sequences": dict(sequences) | {str(f.index["rank"]): f.index["sequence"] for f in parts if "sequence" in f.index},
         "ranks": [{"rank": f.index["rank"], "key": f.key, "nonce": f.index["nonce"]} for f in parts],
         "buffers": _totals(parts), "discarded": _discarded(parts), "metrics": first["metrics"], "lineage": first["lineage"],
     }  # fmt: skip

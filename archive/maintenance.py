@@ -95,7 +95,8 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
 
 def _check_files(archive: Archive, commit: Commit, seen: set[str], report: Report) -> None:
     """The manifest files that a commit names, each once."""
-    refs = [*commit.files("segments"), *commit.files("checkpoints"), commit.body.get("chunks"), commit.body.get("live")]
+    lists = [ref for kind in ("segments", "checkpoints", "branches") for ref in commit.files(kind)]
+    refs = [*lists, commit.body.get("chunks"), commit.body.get("live")]
     for ref in refs:
         if ref is not None and ref["path"] not in seen:
             seen.add(ref["path"])

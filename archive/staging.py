@@ -23,7 +23,7 @@ MAX_INDEX_BYTES = 1 << 28  # a line a member: millions of them
 _ENTRY = {"object": str, "digest": str, "nonce?": str}
 _INDEX = {
     "rank": int, "world_size": int, "run": str, "session": str, "name": str, "step": int, "ordinal": int, "nonce": str,
-    "replay_saved": bool, "progress": (str, type(None)), "members": [list],
+    "sequence?": int, "replay_saved": bool, "progress": (str, type(None)), "members": [list],
     "buffers": {str: {"steps": int, "episodes": int, "discarded": {str: {str: int}}, "next": [[int]], "open": [list]}},
     "columns": {str: {str: _ENTRY | {"array": str, "rows": int, "dtype": str, "shape": [int]}}},
     "attributes": {str: {str: _ENTRY | {"member": str}}},
