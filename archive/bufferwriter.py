@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from archive.errors import FieldError, NotFoundError, UsageError
 from archive.intake import Weights
 from archive.kinds import Kinds
 from archive.live import LiveSet
+from archive.losses import Losses
 from archive.names import check_text
 from archive.pipeline import SHARD_BYTES, Pipeline
 from archive.ranges import Ints
@@ -54,6 +57,7 @@ class BufferWriter:
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
         self._steps_at_send = 0  # live ones, when a shard was last sent off
+        self.losses = Losses()
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
 
     # -- adding -------------------------------------------------------------------------------------------------
@@ -295,10 +299,21 @@ class BufferWriter:
     def cut(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
         """This buffer as it stands, copied, for a checkpoint."""
         opened = {env: self.streams.records[i].id for env, i in self.streams.open_episodes().items()}
-        return cut.make(
+        made = cut.make(
             self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
             (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state, incomplete=incomplete,
         )  # fmt: skip
+        return replace(made, discarded=self.losses.untold(made.discarded))
+
+    def overwritten(self, episodes: int, steps: int) -> None:
+        """So many steps left the buffer before they were appended: counted, and a warning the first time."""
+        if not self.losses.mark():
+            logging.getLogger("archive").warning(
+                "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to the archive; "
+                "append more often, or make the ring longer. More of them are counted in `discarded` of the checkpoints",
+                self.name, steps, episodes,
+            )  # fmt: skip
+        self.losses.add("overwritten", episodes, steps)
 
     def resume(self, resume: BufferResume) -> None:
         """Take over live steps, positions and open episodes; the buffer must be new."""
@@ -306,6 +321,8 @@ class BufferWriter:
         index = np.array(places, np.int64)
         self.live_set = LiveSet(resume.runs._replace(episode=index[resume.runs.episode]))
         self._foreign = list(resume.streams)
+        for reason, counts in resume.dropped.items():
+            self.losses.add(reason, counts["episodes"], counts["steps"])
         for env, position in resume.next_positions.items():
             place = resume.open_episodes.get(env)
             self.streams.start_at(env, position, None if place is None else places[place])

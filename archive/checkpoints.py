@@ -98,7 +98,7 @@ class Checkpoint:
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
-        """Why -> episodes and steps that policy left out."""
+        """Why -> episodes and steps that policy left out, a ring overwrote before they were appended, or a plan dropped."""
         out: dict[str, dict[str, int]] = self._told("discarded")
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from archive.branches import Origin
@@ -44,6 +44,9 @@ class BufferResume:
     next_positions: Mapping[int, int]
     open_episodes: Mapping[int, int]  # env id -> place in `episodes`
     to_close: Sequence[int] = ()  # open ones that the resume's policy ends: each gets a segment row of length 0
+    dropped: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # reason -> episodes, steps that the plan left behind
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from archive.commits import Commit, CommitLog
 from archive.cut import Cut
 from archive.errors import DeadlineError, RanksMissingError, UsageError
 from archive.joining import Joint, all_staged, commit, join
+from archive.losses import Counts, Losses
 from archive.names import check_text
 from archive.pipeline import Batch, Written
 from archive.progress import rollback
@@ -37,6 +38,7 @@ class Pending:
         self._saver, self.request, self._timeout_s, self._on_progress = saver, request, timeout_s, on_progress
         self.future: Future[Checkpoint] = Future()
         self.columns = SavedColumns()  # what the next one may refer to, once this is committed
+        self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
         self.written: list[Written] = []  # the rows that it makes visible
         self._seen = False
         self._pid = os.getpid()
@@ -140,9 +142,10 @@ class Saver:
 
     def start(
         self, request: Request, cuts: Sequence[Cut], batch: Batch, uncommitted: list[Written], timeout_s: float,
-        on_progress: Progress | None,
+        on_progress: Progress | None, losses: Sequence[Losses],
     ) -> Pending:  # fmt: skip
         pending = self._pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
+        pending.losses = [(one, one.mark()) for one in losses]
         self._run(pending, lambda: self._save(pending, cuts, batch, uncommitted, timeout_s))
         return pending
 
@@ -185,6 +188,8 @@ class Saver:
         made = self._partial(joint) if request.partial else self._join(joint, timeout_s)
         about = made.body["checkpoint"]
         if request.save_replay:
+            for losses, counts in pending.losses:
+                losses.told(counts)
             self._columns, self.durable = pending.columns, request.step
         self._committed(made, pending.written if request.save_replay else [])
         _log_discarded(about)

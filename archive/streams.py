@@ -96,6 +96,10 @@ class Streams:
         """How many env rows were ever used."""
         return len(self._slots)
 
+    def knows(self, env_id: int) -> bool:
+        """Whether the env row was ever used."""
+        return env_id in self._slots
+
     def next_position(self, env_id: int) -> int:
         return int(self._next[self._slots[env_id]]) if env_id in self._slots else 0
 

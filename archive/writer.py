@@ -174,7 +174,10 @@ class Writer(Buffer):
             cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
             if given:
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
-            pending = self._saver.start(request, cuts, self._pipeline.take(), self._uncommitted, timeout_s, on_progress)
+            losses = [buffer.losses for buffer in self._buffers.values()]
+            pending = self._saver.start(
+                request, cuts, self._pipeline.take(), self._uncommitted, timeout_s, on_progress, losses
+            )
         if wait:
             pending.result()
         return pending

@@ -6,6 +6,7 @@ A plan is made from the manifest alone; it prints as its own dry run, compares, 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from archive.cached import cached_property
 from archive.checkpoints import Checkpoint
 from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
@@ -53,7 +55,18 @@ class Plan:
         rank = writer_place(rank, self.world_size, "main", "-").rank if rank is None else rank
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank} is not one of the plan's {self.world_size}; ranks count from 0")
+        _ = self._drops_told
         return Share(self, rank)
+
+    @cached_property
+    def _drops_told(self) -> None:
+        """Log what is dropped, once: whoever takes a share may never print the plan."""
+        for reason, gone in self.dropped.items():
+            logging.getLogger("archive").warning(
+                "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); plan.dropped_episodes() lists "
+                "them", self.checkpoint.name, self.world_size, gone["steps"],
+                sum(self.steps) + sum(n["steps"] for n in self.dropped.values()), gone["episodes"], reason,
+            )  # fmt: skip
 
     @property
     def episodes(self) -> list[int]:
@@ -75,13 +88,21 @@ class Plan:
     def dropped(self) -> dict[str, dict[str, int]]:
         """Why -> how many episodes (wholly or in part) and steps no target gets."""
         out: dict[str, dict[str, int]] = {}
-        for placement in self.placements.values():
-            gone = placement.dropped
-            for reason in dict.fromkeys(gone.reason.tolist()):
-                mine = gone.reason == reason
+        for name in self.placements:
+            for reason, counts in self.dropped_of(name).items():
                 total = out.setdefault(reason, {"episodes": 0, "steps": 0})
-                total["episodes"] += len(np.unique(gone.unit[mine]))
-                total["steps"] += int((gone.hi - gone.lo)[mine].sum())
+                for key in total:
+                    total[key] += counts[key]
+        return out
+
+    def dropped_of(self, buffer: str) -> dict[str, dict[str, int]]:
+        """Of one buffer: why -> how many episodes (wholly or in part) and steps no target gets."""
+        gone = self.placements[buffer].dropped
+        out: dict[str, dict[str, int]] = {}
+        for reason in dict.fromkeys(gone.reason.tolist()):
+            mine = gone.reason == reason
+            episodes, steps = len(np.unique(gone.unit[mine])), int((gone.hi - gone.lo)[mine].sum())
+            out[reason] = {"episodes": episodes, "steps": steps}
         return out
 
     def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:

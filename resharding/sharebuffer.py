@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -290,7 +290,9 @@ class ShareBuffer:
         env = np.repeat(self._parts.env, counts)
         position = piece_positions(self._parts, counts, pieces)
         opened, to_close = self._open()
-        return resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
+        resume = resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
+        # told once, by one rank: its next checkpoint has it in `discarded`
+        return replace(resume, dropped=self._plan.dropped_of(self.name) if self._share.rank == 0 else {})
 
     def _open(self) -> tuple[dict[int, str], list[str]]:
         """Open episodes: those that go on, by env row, and those that are closed here."""

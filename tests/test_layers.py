@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "progress",
                 "streams",
                 "live",
+                "losses",
             ),
             *(
                 "plainjson",

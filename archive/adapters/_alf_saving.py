@@ -65,7 +65,13 @@ def append(w: Buffer, tensors: Tensors, rb: Any = None, about: dict[str, Any] | 
     offset = _offsets(w, tensors, track)
     pos = tensors.pos.cpu().numpy() + offset
     columns = ring.append(
-        w, unflatten(dict(tensors.fields)), pos=pos, size=tensors.size, columns=_columns(tensors), **_ends(tensors)
+        w,
+        unflatten(dict(tensors.fields)),
+        pos=pos,
+        size=tensors.size,
+        columns=_columns(tensors),
+        begin=offset,
+        **_ends(tensors),
     )
     rewritten = _still_live(track, tensors, offset)
     if rb is not None:

@@ -41,6 +41,7 @@ def append(
     last: Any = None,
     columns: Mapping[str, Any] | None = None,
     env_ids: Any = None,
+    begin: Any = None,
     bounded: bool = False,
     **options: Any,
 ) -> dict[str, Array]:
@@ -51,8 +52,10 @@ def append(
     first, last: masks [E, L]; so may be terminated, truncated, episode_ids, model_weights_uuid, update_count (or what
     `w.append` takes).  env_ids: [E], default 0 to E.  columns: name -> [E, L, ...]; returned one value a live step, in
     live order (env id, then position).
+    begin: [E], default 0, positions below which a row never had steps: it was cleared, and its positions went on.
     Steps that were written and overwritten since the last call are lost to the archive: the open episode ends there,
-    with reason "gap". Everything is copied before this returns. It waits for no upload, unless `bounded`.
+    with reason "gap"; they are counted in the next checkpoint's `discarded` ("overwritten"), and a warning is logged the
+    first time. Everything is copied before this returns. It waits for no upload, unless `bounded`.
     """
     unknown = set(options) - set(_OPTIONS)
     if unknown:
@@ -64,7 +67,13 @@ def append(
         if name in (columns or {}) or (name in _PER_STEP and getattr(value, "ndim", 0) > 1):
             ring.check(name, value)
     with w.exclusive(bounded=bounded) as inner:
-        start = ring.unseen(inner)
+        seen = ring.seen(inner)
+        start: Ints = np.maximum(seen, ring.pos - ring.size)
+        lost = np.where(
+            seen >= 0, start - np.maximum(seen, 0 if begin is None else _row_values(begin, "begin", len(seen))), 0
+        )
+        if (lost > 0).any():
+            inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
         for slab in _slabs(ring, start, _step_bytes(leaves)):
             _append_slab(inner, ring, slab, leaves, how)
         for env, before in zip(ring.env_ids.tolist(), (ring.pos - ring.size).tolist(), strict=True):
@@ -114,9 +123,10 @@ class Ring:
                 f"so it must be [{expected[0]}, {expected[1]}, ...]"
             )
 
-    def unseen(self, inner: BufferWriter) -> Ints:
-        """Position of each row's first step that the writer does not have."""
-        seen = np.array([inner.streams.next_position(env) for env in self.env_ids.tolist()], np.int64)
+    def seen(self, inner: BufferWriter) -> Ints:
+        """Position up to which the writer has each row; -1 of one that it does not know."""
+        streams = inner.streams
+        seen = np.array([streams.next_position(e) if streams.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
         behind = np.flatnonzero(self.pos < seen)
         if len(behind):
             e = int(behind[0])
@@ -125,8 +135,7 @@ class Ring:
                 f"{seen[e]} ({len(behind)} env rows in all): positions only grow. Fill the ring from what the writer "
                 "resumed from, or open a writer without resume="
             )
-        start: Ints = np.maximum(seen, self.pos - self.size)
-        return start
+        return seen
 
 
 def _ring(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ring:
