@@ -9,6 +9,7 @@ from archive.torch.iterable import EpisodeStream, StepStream, StreamDataset, Win
 from archive.torch.joined import JoinedDataset, join
 from archive.torch.loading import Loader, loader
 from archive.torch.mixing import Mix, mix
+from archive.torch.padding import Padded
 from archive.torch.sampler import Sampler
 
 IterableDataset = StreamDataset
@@ -20,6 +21,7 @@ __all__ = [
     "JoinedDataset",
     "Loader",
     "Mix",
+    "Padded",
     "Sampler",
     "StepDataset",
     "StepStream",

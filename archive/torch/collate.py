@@ -16,9 +16,10 @@ import torch
 from archive.errors import FieldError, MissingPackageError, UsageError
 from archive.names import show
 from archive.schema import Path
+from archive.torch.padding import Padded
 from archive.tree import Ragged
 
-KINDS = ("dict", "tensordict", "list")
+KINDS = ("dict", "tensordict", "padded", "list")
 
 
 class Kinds(NamedTuple):
@@ -87,9 +88,9 @@ class Items(Sequence[Any]):
         return map(self._make, range(self._count))
 
 
-def collate(items: Sequence[Any], kind: str = "dict") -> Any:
-    """One batch of some items: a nested "dict" of tensors, a "tensordict", or the "list" as it is. A DataLoader's
-    collate_fn, too, and faster than its own: items that were read together are not taken apart first."""
+def collate(items: Sequence[Any], kind: Any = "dict") -> Any:
+    """One batch of some items: a nested "dict" of tensors, a "tensordict", "padded" (or a Padded), or the "list" as it
+    is. A DataLoader's collate_fn, too, and faster than its own: items that were read together are not taken apart first."""
     if check_kind(kind) == "list":
         return list(items)
     whole = getattr(items, "whole", None)
@@ -97,16 +98,22 @@ def collate(items: Sequence[Any], kind: str = "dict") -> Any:
     return as_kind(merged, len(items), kind)
 
 
-def as_kind(nest: dict[str, Any], count: int, kind: str) -> Any:
-    """A batch's nest of tensors as it is, or as a TensorDict of `count` items."""
+def as_kind(nest: dict[str, Any], count: int, kind: Any) -> Any:
+    """A batch's nest of tensors as it is, padded, or as a TensorDict of `count` items."""
+    if isinstance(kind, Padded) or kind == "padded":
+        return (kind if isinstance(kind, Padded) else Padded()).batch(nest, count)
     return _tensordict(nest, count) if kind == "tensordict" else nest
 
 
-def check_kind(kind: Any) -> str:
-    """One of KINDS."""
+def check_kind(kind: Any) -> Any:
+    """One of KINDS, or a Padded."""
+    if isinstance(kind, Padded):
+        return kind
     if kind not in KINDS:
-        raise UsageError(f"collate={kind!r}: give one of {', '.join(KINDS)}, or a function of the list of items")
-    return str(kind)
+        raise UsageError(
+            f"collate={kind!r}: give one of {', '.join(KINDS)}, a Padded, or a function of the list of items"
+        )
+    return kind
 
 
 def _check_alike(values: list[Any], path: Path) -> None:

@@ -15,6 +15,7 @@ from archive.torch.collate import Items, as_kind, check_kind
 from archive.torch.collate import collate as collated
 from archive.torch.epoch import Epoch
 from archive.torch.iterable import StreamDataset, fetch
+from archive.torch.padding import Padded
 
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
 
@@ -26,6 +27,7 @@ class Loader:
         self, stream: StreamDataset, batch_size: int, num_workers: int, collate: Any, drop_last: bool, options: Any
     ) -> None:
         self.stream, self.batch_size, self.num_workers = stream, batch_size, num_workers
+        collate = Padded() if collate == "padded" else collate  # which workers do
         self._kind = None if callable(collate) else check_kind(collate)
         self._collate: Callable[[Sequence[Any]], Any] = (
             collate if callable(collate) else list if collate == "list" else collated
@@ -102,7 +104,8 @@ def loader(
 ) -> Loader:
     """A loader of a map-style dataset, or of a stream, with `state_dict()` and `load_state_dict()`.
 
-    collate: "dict" or "tensordict" (see `archive.torch.collate`), "list", or a function of the list of items.
+    collate: "dict" or "tensordict" (see `archive.torch.collate`), "padded" or a Padded, "list", or a function of the list
+    of items.
     drop_last: only full batches, and on each rank and worker as many; else each item comes, and ranks may differ by a
     batch.  shuffle, seed, rank, world_size: as of StreamDataset, for map-style datasets; default is their own order.
     options: as of torch's DataLoader (multiprocessing_context, prefetch_factor, pin_memory, timeout, ...).

@@ -18,34 +18,41 @@ from archive.episodes import Episodes
 from archive.errors import ClosedError, UsageError
 from archive.gathering import Gather, IOStats
 from archive.ranges import Ints
-from archive.torch import units
+from archive.torch import groups, units
 from archive.torch.collate import as_kind
-from archive.torch.datasets import to_tensors
 from archive.torch.filling import Filling
+from archive.torch.gathered import tensors
+from archive.torch.padding import Padded
 from archive.torch.sources import source_of
 from archive.torch.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement
 from archive.tree import Ragged
 
 FORMAT = 1
-COLLATE = ("dict", "tensordict")
+COLLATE = ("dict", "tensordict", "padded")
+WHOLE = ("episode", "group")  # units of which all steps come
 
 
 class Sampler:
     """Batches of random units of some episodes: an endless iterator, and `sample(n)`.
 
     source: Episodes, an archive, a checkpoint, or a share (or one buffer of it) of a plan.
-    fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode) or "episode".
+    fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode), "episode", or "group":
+    all episodes of one key, never a part of them; `batch_size` counts groups.
+    group: what that key is: "metadata.prompt", "attributes.NAME", a column of the episodes' table, a function of an
+    episode, or one key an episode.  group_size: only groups of at least so many episodes. `group_keys[i]` is the key of
+    index i, and "_index" has that of each episode of a batch.
     strategy: "uniform" (no unit twice in a batch, unless `replace`), "without_replacement" (each once, then all again),
     "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units that
     gives an object with the methods of strategies.Strategy.
     priorities: a column's name, or an array of one a step (or one a unit).
-    recency: only the newest so many steps (episodes, if those are drawn).  update_count, model_weights_uuid: as in
-    Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest.
+    recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid: as
+    in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups all
+    episodes must meet these.
     generator: draws; its state is saved with the sampler's. A share's is seeded by the plan if none is given.
     prefetch: batches that are drawn and fetched ahead.  fill: bring everything into the cache in the background; the
     default does so for shares.  cache_bytes, disk_cache, max_ahead_bytes: as in Gather.
-    collate: "dict" or "tensordict"; the steps of whole episodes are Ragged (jagged, in a TensorDict).  index: add "_index", which
-    names the units (default: if prioritized, as "_weight" is).
+    collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are Ragged (jagged in a TensorDict).
+    index: add "_index", which names the units (default: of groups, and if prioritized, as "_weight" is).
 
     Threads may share it: one batch is made after the other.
     """
@@ -56,10 +63,11 @@ class Sampler:
         alpha: float = 0.6, beta: float = 0.4, recency: int | None = None, update_count: Any = None,
         staleness: int | None = None, model_weights_uuid: Any = None, generator: torch.Generator | None = None,
         prefetch: int = 0, fill: bool | None = None, cache_bytes: int = 2**30, disk_cache: Any = None,
-        max_ahead_bytes: int = 2**26, missing: Any = "error", device: Any = None, collate: str = "dict",
-        index: bool | None = None, buffer: str | None = None,
+        max_ahead_bytes: int = 2**26, missing: Any = "error", device: Any = None, collate: Any = "dict",
+        index: bool | None = None, buffer: str | None = None, group: Any = None, group_size: int | None = None,
     ) -> None:  # fmt: skip
         _check_options(unit, length, collate, prefetch, batch_size)
+        _check_group(unit, group, group_size)
         self.batch_size, self.unit, self.length = batch_size, unit, length or 1
         self._source = source_of(source, buffer)
         self.episodes: Episodes = self._source.episodes
@@ -71,10 +79,14 @@ class Sampler:
         kept = units.chosen(
             self.episodes, update_count=update_count, staleness=staleness, model_weights_uuid=model_weights_uuid
         )
-        self._units = self._made_units(kept, recency)
+        self.group_keys: list[Any] = []
+        codes = None
+        if unit == "group":
+            self.group_keys, codes = groups.grouped(self.episodes, group)
+        self._units = self._made_units(kept, recency, codes, group_size or 1)
         self.strategy = self._made_strategy(strategy, replace, priorities, alpha, beta)
         prioritized = isinstance(self.strategy, Prioritized)
-        self._told = prioritized if index is None else index
+        self._told = prioritized or unit == "group" if index is None else index
         self._device, self._collate, self._prefetch = device, collate, prefetch
         self._drawn: deque[Draw] = deque()
         self._closed, self._turn = False, forking.lock(self, "_turn")
@@ -82,8 +94,14 @@ class Sampler:
         if self._source.is_share if fill is None else fill:
             self._filling.start()
 
-    def _made_units(self, kept: units.Mask, recency: int | None) -> units.Units:
+    def _made_units(
+        self, kept: units.Mask, recency: int | None, codes: Ints | None, group_size: int
+    ) -> units.Units | groups.Groups:
         lengths = self._gather.lengths
+        if codes is not None:
+            if recency is not None:
+                kept = kept & np.isin(codes, units.newest_groups(self.episodes, kept, recency, codes))
+            return groups.Groups(lengths, codes, kept, group_size)
         begin = np.zeros(len(lengths), np.int64)
         if recency is not None:
             kept, begin = units.recent(self.episodes, lengths, kept, recency, self.unit)
@@ -161,34 +179,49 @@ class Sampler:
             self._gather.prefetch(*self._extent(numbers, steps))
 
     def _extent(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints, int]:
-        if self.unit != "episode":
+        if self.unit not in WHOLE:
             return numbers, steps, self.length
         return (*self._gather.every_step(numbers), 1)
 
     def _read(self, draw: Draw) -> Any:
-        numbers, steps = self._units.locate(draw.places.numpy())
-        if self.unit == "episode":
+        places = draw.places.numpy()
+        numbers, steps = self._units.locate(places)
+        if self.unit in WHOLE:
             batch = self._gather.whole(numbers)
         elif self.unit == "window":
             batch = self._gather.windows(numbers, steps, self.length)
         else:
             batch = self._gather.rows(numbers, steps)
-        out: dict[str, Any] = _tensors(self._source.renumbered(batch, numbers))
+        out: dict[str, Any] = tensors(self._source.renumbered(batch, numbers))
         if self._told:
-            out["_index"] = torch.from_numpy(self._units.index(numbers, steps))
-            if draw.weights is not None:
-                out["_weight"] = draw.weights
+            out |= self._names(draw, numbers, steps)
         return self._finished(out, len(numbers))
+
+    def _names(self, draw: Draw, numbers: Ints, steps: Ints) -> dict[str, Any]:
+        """What names the units of a batch, and their weights; of groups one an episode."""
+        made, weights = self._units, draw.weights
+        if isinstance(made, groups.Groups):
+            places = draw.places.numpy()
+            names = made.names(places)
+            weights = None if weights is None else weights.repeat_interleave(torch.from_numpy(made.sizes(places)))
+        else:
+            names = made.index(numbers, steps)
+        found = {"_index": torch.from_numpy(names)}
+        return found if weights is None else {**found, "_weight": weights}
 
     def _finished(self, batch: dict[str, Any], count: int) -> Any:
         moved = batch if self._device is None else _mapped(batch, lambda t: t.to(self._device, non_blocking=True))
         return as_kind(moved, count, self._collate)
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay."""
+        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of groups
+        the greatest of a group's episodes counts."""
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
         places = self._units.places(_array(index).astype(np.int64).reshape(-1))
+        if self.unit == "group" and len(places):
+            order = np.argsort(_array(priorities), kind="stable")  # of a place named twice the last counts
+            places, priorities = places[order], _array(priorities)[order]
         with self._turn:
             self.strategy.update(places, priorities)
 
@@ -260,17 +293,24 @@ class Sampler:
         return f"<Sampler of {len(self)} {self.unit}s of {len(self.episodes)} episodes, {self.ready:.0%} local>"
 
 
-def _check_options(unit: str, length: int | None, collate: str, prefetch: int, batch_size: int) -> None:
+def _check_options(unit: str, length: int | None, collate: Any, prefetch: int, batch_size: int) -> None:
     if unit not in units.KINDS:
         raise UsageError(f"unit={unit!r}: give one of {', '.join(units.KINDS)}")
     if (unit == "window") != (length is not None) or (length is not None and length < 1):
         raise UsageError(
             f"length={length} with unit={unit!r}: windows need a length of at least 1, and nothing else has one"
         )
-    if collate not in COLLATE:
-        raise UsageError(f"collate={collate!r}: give one of {', '.join(COLLATE)}")
+    if not isinstance(collate, Padded) and collate not in COLLATE:
+        raise UsageError(f"collate={collate!r}: give one of {', '.join(COLLATE)}, or a Padded")
     if prefetch < 0 or batch_size < 1:
         raise UsageError(f"prefetch={prefetch} must be 0 or more, and batch_size={batch_size} at least 1")
+
+
+def _check_group(unit: str, group: Any, group_size: int | None) -> None:
+    if (unit == "group") != (group is not None):
+        raise UsageError(f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'")
+    if group_size is not None and (unit != "group" or group_size < 1):
+        raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
 
 
 def _generator(seed: int | None) -> torch.Generator:
@@ -281,30 +321,6 @@ def _generator(seed: int | None) -> torch.Generator:
     else:
         made.manual_seed(seed)
     return made
-
-
-def _tensors(value: Any) -> Any:
-    """A gathered batch as tensors: rows of arrays that differ in length are a Ragged, text and JSON stay lists."""
-    if isinstance(value, dict):
-        return {k: _tensors(v) for k, v in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
-        return _ragged(value, (len(value),))
-    if isinstance(value, list) and value and isinstance(value[0], list) and _arrays(value):
-        if len({len(rows) for rows in value}) == 1:
-            return _ragged([row for rows in value for row in rows], (len(value), len(value[0])))
-        return [to_tensors(rows) for rows in value]
-    return to_tensors(value)
-
-
-def _arrays(value: list[Any]) -> bool:
-    return all(isinstance(row, np.ndarray) for rows in value for row in rows) and any(map(len, value))
-
-
-def _ragged(rows: list[Any], shape: tuple[int, ...]) -> Any:
-    if len({row.shape[1:] for row in rows}) > 1 or not all(row.ndim for row in rows):
-        return to_tensors(rows)
-    lengths = np.array([len(row) for row in rows], np.int64).reshape(shape)
-    return to_tensors(Ragged(np.concatenate(rows), lengths))
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:

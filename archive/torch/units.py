@@ -10,7 +10,7 @@ from archive.episodes import Episodes
 from archive.errors import UsageError
 from archive.ranges import Ints
 
-KINDS = ("step", "window", "episode")
+KINDS = ("step", "window", "episode", "group")
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -93,14 +93,28 @@ def newest_update(episodes: Episodes) -> int:
     return int(newest)
 
 
+def _newest_first(episodes: Episodes, kept: Mask) -> Ints:
+    """Numbers of the kept episodes, those written last first."""
+    table = episodes.table
+    created = table["created_at"].cast("int64").to_numpy()
+    order = np.lexsort((np.arange(len(kept)), created, table["commit"].to_numpy()))[::-1]
+    newest: Ints = order[kept[order]]
+    return newest
+
+
+def newest_groups(episodes: Episodes, kept: Mask, recency: int, codes: Ints) -> Ints:
+    """The groups to which the newest episodes belong, `recency` of them."""
+    if recency < 1:
+        raise UsageError(f"recency={recency} leaves nothing; give at least 1, or None for all")
+    found, first = np.unique(codes[_newest_first(episodes, kept)], return_index=True)
+    return found[np.argsort(first)[:recency]]
+
+
 def recent(episodes: Episodes, lengths: Ints, kept: Mask, recency: int, kind: str) -> tuple[Mask, Ints]:
     """The newest `recency` steps (episodes, if those are drawn): which episodes, and from which step on."""
     if recency < 1:
         raise UsageError(f"recency={recency} leaves nothing; give at least 1, or None for all")
-    table = episodes.table
-    created = table["created_at"].cast("int64").to_numpy()
-    order = np.lexsort((np.arange(len(kept)), created, table["commit"].to_numpy()))[::-1]
-    order = order[kept[order]]
+    order = _newest_first(episodes, kept)
     size = np.ones(len(order), np.int64) if kind == "episode" else lengths[order]
     over = np.maximum(np.cumsum(size) - recency, 0)
     within = over < size
