@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from archive.ranges import Ints
 from archive.reader import Reader
 from archive.readonly import frozen
 from archive.resumed import Resume
-from archive.retention import Candidate, Keep
 from archive.staged import StagedFile
 from archive.storage import Storage
 from archive.views import page, summaries
@@ -270,7 +269,8 @@ class Checkpoint:
         """So that `arc.checkpoints.latest(replay=True)` reads as it does: this, or the newest whole one with its data."""
         if not replay or self.replay_saved:
             return self
-        return Checkpoints(self._storage, self.commit).newest(run=self.run, replay=True)
+        mark = self.commit.runs.get(self.run, {}).get("latest_replay")
+        return None if mark is None else checkpoint_at(self._storage, self.commit, mark["commit"])
 
     @property
     def steps_per_rank(self) -> dict[int, int]:
@@ -315,82 +315,11 @@ def _codes(live: pa.Table) -> Ints:
     return out
 
 
-class Checkpoints:
-    """The checkpoints of an archive, oldest first."""
-
-    def __init__(self, storage: Storage, head: Commit, run: str | None = None) -> None:
-        self._storage, self._head, self._run = storage, head, run
-
-    @cached_property
-    def table(self) -> pa.Table:
-        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved, metrics, created_at."""
-        import pyarrow.compute as pc
-
-        files = self._head.files("checkpoints")
-        parts = [
-            tables.loads(data, "checkpoints", where=ref["path"])
-            for data, ref in zip(manifest.fetch(self._storage, files), files, strict=True)
-        ]
-        table = tables.concat("checkpoints", parts)
-        return table if self._run is None else table.filter(pc.equal(table["run"].cast("string"), self._run))
-
-    def of(self, run: str) -> Checkpoints:
-        """Those of one run."""
-        return Checkpoints(self._storage, self._head, run)
-
-    @property
-    def latest(self) -> Checkpoint | None:
-        """The newest whole one; None if there is none."""
-        return self.newest()
-
-    def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
-        """The newest whole one (of a run; with replay=True, one that has the buffers)."""
-        run = self._run if run is None else run
-        mark = "latest_replay" if replay else "latest"
-        entries = [e[mark] for name, e in self._head.runs.items() if mark in e and run in (None, name)]
-        return self._at(max(e["commit"] for e in entries)) if entries else None
-
-    def kept(self) -> list[Checkpoint]:
-        """Those that each run's retention policy keeps (`arc.writer(keep=...)`), oldest first; all, if it has none.
-
-        Of a partial one nothing is kept once there is a newer whole one of its run.
-        """
-        rows = self.table.select(["commit", "run", "step", "whole", "metrics"]).to_pylist()
-        chosen: list[int] = []
-        for run, entry in self._head.runs.items():
-            mine = [r for r in rows if r["run"] == run]
-            whole = [Candidate(r["commit"], r["step"], jsontree.loads(r["metrics"])) for r in mine if r["whole"]]
-            newest = max((c.commit for c in whole), default=0)
-            chosen += Keep.from_json(entry.get("keep")).kept(whole)
-            chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
-        return [self._at(number) for number in sorted(chosen)]
-
-    def _at(self, number: int) -> Checkpoint:
-        if number == self._head.number:
-            return Checkpoint(self._storage, self._head)
-        try:
-            return Checkpoint(self._storage, read_of(self._storage, number, self._head))
-        except MissingObjectError as e:
-            raise NotFoundError(f"commit {number}, a checkpoint, is gone from {self._storage.url}") from e
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __iter__(self) -> Iterator[Checkpoint]:
-        return (self._at(n) for n in self.table["commit"].to_pylist())
-
-    def __getitem__(self, key: str | int) -> Checkpoint:
-        """By name (the newest whole one of that name, else the newest partial one) or by place."""
-        rows = self.table.select(["commit", "name", "whole"]).to_pylist()
-        if isinstance(key, int):
-            if not -len(rows) <= key < len(rows):
-                raise IndexError(f"checkpoint {key} of {len(rows)}")
-            return self._at(rows[key]["commit"])
-        named = [r for r in rows if r["name"] == key]
-        if not named:
-            names = ", ".join(str(r["name"]) for r in rows[-10:]) or "none"
-            raise NotFoundError(f"there is no checkpoint {key!r} at {self._storage.url}; the newest are: {names}")
-        return self._at(max(named, key=lambda r: (r["whole"], r["commit"]))["commit"])
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} checkpoints at {self._storage.url}, latest {self.latest!r}>"
+def checkpoint_at(storage: Storage, head: Commit, number: int) -> Checkpoint:
+    """The checkpoint of a commit's number, among those that `head` follows."""
+    if number == head.number:
+        return Checkpoint(storage, head)
+    try:
+        return Checkpoint(storage, read_of(storage, number, head))
+    except MissingObjectError as e:
+        raise NotFoundError(f"commit {number}, a checkpoint, is gone from {storage.url}") from e

@@ -11,7 +11,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, overload
@@ -268,8 +268,13 @@ def fence(parent: Commit, run: str, session: str) -> None:
         )
 
 
-def opened(parent: Commit, run: str, session: str, keep: Body | None = None) -> Body:
-    """The body of the commit that opens a session; `keep` is which checkpoints of the run are to be retained."""
+def opened(
+    parent: Commit, run: str, session: str, keep: Body | None = None, forked_from: Mapping[str, Any] | None = None
+) -> Body:
+    """The body of the commit that opens a session; `keep` is which checkpoints of the run are to be retained.
+
+    forked_from: the checkpoint (run, name, commit) of another run at which this one begins.
+    """
     runs = parent.runs
     entry = dict(runs.get(run, {}))
     earlier = [*entry.get("superseded", []), *([entry["session"]] if "session" in entry else [])]
@@ -279,6 +284,8 @@ def opened(parent: Commit, run: str, session: str, keep: Body | None = None) -> 
     runs[run] = {**entry, "session": session, "superseded": earlier[-REMEMBERED_SESSIONS:], "sequences": {}}
     if keep is not None:
         runs[run]["keep"] = keep
+    if forked_from is not None:
+        runs[run]["forked_from"] = dict(forked_from)
     return {**carried(parent), "kind": "session", "run": run, "session": session, "runs": runs}
 
 

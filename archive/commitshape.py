@@ -13,6 +13,7 @@ _MARK = {"name": str, "step": int, "ordinal": int, "session": str, "commit": int
 _RUN = {
     "session": str, "superseded?": [str], "sequences?": {str: int}, "latest?": _MARK, "latest_replay?": _MARK,
     "resumed_from?": {"session": str, "commit": int},
+    "forked_from?": {"run": str, "name": (str, _NULL), "commit": (int, _NULL)},
 }  # fmt: skip
 _CHECKPOINT = {
     "name": str, "step": int, "ordinal": int, "world_size": int, "whole": bool, "replay_saved?": bool,

@@ -114,7 +114,18 @@ class Episode:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("terminated", "truncated", "reason", "env_id", "rank", "session", "buffer", "created_at", "commit"):
+        if name in (
+            "terminated",
+            "truncated",
+            "reason",
+            "env_id",
+            "rank",
+            "run",
+            "session",
+            "buffer",
+            "created_at",
+            "commit",
+        ):
             return self._row[name]
         raise AttributeError(f"an Episode has no attribute {name!r}")
 
@@ -208,7 +219,7 @@ class Episode:
             "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
             "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
             "weights": self.model_weights_uuids, "updates": summaries.row_of(row)["updates"], "buffer": row["buffer"],
-            "rank": row["rank"], "env row": row["env_id"], "session": row["session"], "commit": row["commit"],
+            "rank": row["rank"], "env row": row["env_id"], "run": row["run"], "session": row["session"], "commit": row["commit"],
             "created at": row["created_at"],
         }  # fmt: skip
 

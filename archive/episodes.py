@@ -17,7 +17,7 @@ from archive.liveparts import LiveParts
 from archive.ranges import Ints
 from archive.reader import Reader
 from archive.segments import Part, with_extra
-from archive.views import plots, summaries
+from archive.views import overviews, plots, summaries
 
 if TYPE_CHECKING:
     import pandas
@@ -68,18 +68,20 @@ class Episodes(Sequence["Episode"]):
         rank: Any = None,
         env_id: Any = None,
         session: Any = None,
+        run: Any = None,
         where: Any = None,
     ) -> Episodes:
         """Those that meet all conditions. Reads no data.
 
-        episode_id, model_weights_uuid, buffer, session, rank, env_id: one value or several. update_count: a number,
-        or (start, stop), half-open. Weights and update counts match if any segment of the episode does.
+        episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a number,
+        or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and session
+        are those of its newest one.
         where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'", or an Arrow
         expression.
         """
         mask = self._index.mask(
             episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
-            rank=rank, env_id=env_id, session=session,
+            rank=rank, env_id=env_id, session=session, run=run,
         )  # fmt: skip
         kept = self._subset(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
         if complete is not None:
@@ -234,9 +236,19 @@ class Episodes(Sequence["Episode"]):
         rows = self._index.chains.rows_of(self._chosen)
         return self._reader.snapshot.take(rows, ["schema"])["schema"].combine_chunks().dictionary_encode()
 
-    def plot(self) -> Any:
-        """Draw returns over update count, and lengths; Matplotlib's Axes. Reads no data."""
-        return plots.episodes(self.table)
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """Draw returns over update count, and lengths; Matplotlib's two Axes. Reads no data.
+
+        ax: Axes to draw into, one for the returns or the two that an earlier call gave; then those are given back.
+        label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.
+        """
+        return plots.episodes(self.table, ax, label)
+
+    def to_html(self, title: str = "Episodes") -> str:
+        """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the newest.
+        Reads no data."""
+        about = {"at": self._reader.snapshot.storage.url, "commit": self._reader.snapshot.commit.number}
+        return overviews.episodes(title, about, self.table, self.fields)
 
     def _repr_html_(self) -> str:
         return summaries.episodes(self.table, self.fields, self.nbytes, self._reader.snapshot.storage.url)

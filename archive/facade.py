@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from archive import commits, layout, plainjson
+from archive import commits, layout, plainjson, starting
 from archive.bases import as_allowed
-from archive.checkpoints import Checkpoints
+from archive.checkpointlist import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
 from archive.episodes import Episodes
 from archive.errors import (
@@ -26,10 +26,11 @@ from archive.index import EpisodeIndex
 from archive.manifest import Snapshot
 from archive.reader import Reader
 from archive.retention import Keep
+from archive.runs import Runs
 from archive.schema import Schema
-from archive.sessions import check_exclusive, place
+from archive.sessions import DEFAULT_RUN, check_exclusive, place
 from archive.storage import IOStats, Storage
-from archive.views import markup, summaries
+from archive.views import markup, overviews, summaries
 from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -95,8 +96,13 @@ class Archive:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """All checkpoints, oldest first; `.latest`, `["step-1000"]`, `.of(run)`."""
+        """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`, `["step-1000"]` are its own."""
         return Checkpoints(self._storage, self._head)
+
+    @property
+    def runs(self) -> Runs:
+        """All runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
+        return Runs(self)
 
     @property
     def episodes(self) -> Episodes:
@@ -119,21 +125,24 @@ class Archive:
         self,
         rank: int | None = None,
         world_size: int | None = None,
-        run: str = "main",
+        run: str | None = None,
         session: str | None = None,
         schema: Schema | None = None,
         compression: str | None = "zstd:1",
         resume: Any = None,
         keep: Keep | None = None,
         chunk_bytes: int | None = None,
+        fork_from: Any = None,
     ) -> Writer:
         """Open a session (or join that of the other ranks) and write to it.
 
         rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else one writer alone.  run: a line of
-        commits; a newer session of a run ends the earlier ones.  session: one start of the job, needed if world_size
-        is over 1 and neither a process group nor torchrun or Slurm names it.  compression: "zstd:LEVEL",
-        "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the same size: go on from its
-        live steps, positions and open episodes, so that the next checkpoint uploads only what is new.  keep: which
+        commits (default: that of `resume`, else "main"); a newer session of a run ends the earlier ones.  session: one
+        start of the job, needed if world_size is over 1 and neither a process group nor torchrun or Slurm names it.
+        compression: "zstd:LEVEL", "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the
+        same size: go on as its run from its live steps, positions and open episodes, so that the next checkpoint uploads
+        only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of the
+        checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
         checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
         chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer, such
         as 65,536, for large steps that are drawn one by one.
@@ -144,10 +153,10 @@ class Archive:
             raise UsageError(
                 f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
             )
-        start = None if resume is None else resume.to_resume(rank)
+        start = starting.start(rank, world_size, run, resume, fork_from)
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
-        who = place(rank, world_size, run, session)
+        who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
         mark = (os.getpid(), self.id)
         if mark not in _checked:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
@@ -194,11 +203,20 @@ class Archive:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _repr_html_(self) -> str:
-        found = self.episodes
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it is, for people."""
         about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
-        about["uncompressed"] = markup.size(found.nbytes)
-        return summaries.archive(about, found.table, self.checkpoints.table.to_pylist(), found.fields)
+        return {**about, "uncompressed": markup.size(self.episodes.nbytes)}
+
+    def to_html(self) -> str:
+        """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter. Reads no data."""
+        found, saved = self.episodes, self.checkpoints.table.to_pylist()
+        return overviews.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
+
+    def _repr_html_(self) -> str:
+        found, saved = self.episodes, self.checkpoints.table.to_pylist()
+        return summaries.archive(self.about, found.table, saved, found.fields, self.runs.about)
 
     def __repr__(self) -> str:
         return f"<Archive {self.url} at commit {self._head.number}>"

@@ -15,6 +15,7 @@ from archive.cached import cached_property
 from archive.errors import UsageError
 from archive.manifest import Snapshot
 from archive.ranges import Ints
+from archive.sessionruns import run_of_session
 from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _OF_LAST = (
 )  # fmt: skip
 COLUMNS = (
     "episode_id", "length", "return", "complete", "model_weights_uuids", "update_count_min", "update_count_max",
-    "terminated", "truncated", "reason", "env_id", "rank", "session", "buffer", "metadata", "created_at", "commit",
+    "terminated", "truncated", "reason", "env_id", "rank", "run", "session", "buffer", "metadata", "created_at", "commit",
 )  # fmt: skip
 
 
@@ -68,6 +69,8 @@ class EpisodeIndex:
         if name == "env_id":
             env = self._at_last("env_id")
             return pc.if_else(pc.equal(env, NO_ENV), pa.scalar(None, pa.int64()), env)
+        if name == "run":
+            return self._runs()
         if name == "length":
             return pc.add(self._at_last("episode_start"), self._at_last("length"))
         if name == "complete":
@@ -111,6 +114,20 @@ class EpisodeIndex:
         column = self.snapshot.columns([name])[name]
         identity = self.chains.single and self.chains.episodes == len(column)
         return column if identity else column.take(pa.array(self.chains.lasts()))
+
+    @cached_property
+    def _run_of(self) -> dict[str, str | None]:
+        return run_of_session(self.snapshot)
+
+    def _runs(self) -> pa.ChunkedArray:
+        """The run of each episode's session."""
+        import pyarrow as pa
+
+        sessions = self._at_last("session").cast(pa.string()).combine_chunks().dictionary_encode()
+        if not len(sessions):
+            return pa.chunked_array([], pa.dictionary(pa.int32(), pa.string()))
+        runs = pa.array([self._run_of.get(s) for s in sessions.dictionary.to_pylist()], pa.string())
+        return pa.chunked_array([runs.take(sessions.indices).dictionary_encode()])
 
     def _flag(self, name: str, rows: Ints) -> Mask:
         import pyarrow.compute as pc
@@ -167,6 +184,9 @@ class EpisodeIndex:
 
     def _where_session(self, value: str | Iterable[str]) -> Mask:
         return self._is_in("session", value)
+
+    def _where_run(self, value: str | Iterable[str]) -> Mask:
+        return self._is_in("run", value)
 
     def _where_rank(self, value: int | Iterable[int]) -> Mask:
         return self._is_in("rank", value)

@@ -55,7 +55,7 @@ def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report],
         _check_staged(archive, commit, report)
         tell(report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
-        _attempt(report, key, lambda k=key: sessions.check_claim(archive.storage, k))  # type: ignore[misc]
+        _attempt(report, key, lambda k=key: sessions.read_claim(archive.storage, k))  # type: ignore[misc]
     for index, episodes in _shards(archive, report):
         _check_shard(_roots(archive), index, episodes, report)
         tell(report)

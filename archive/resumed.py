@@ -59,3 +59,5 @@ class Resume:
     buffers: Mapping[str, BufferResume]
     checkpoint: int | None = None  # the commit that it was read from
     origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
+    name: str | None = None  # of that checkpoint
+    forked_from: Mapping[str, Any] | None = None  # run, name and commit of it, where a new run begins there

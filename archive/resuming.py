@@ -43,6 +43,8 @@ class Source(Protocol):
     @property
     def number(self) -> int: ...
     @property
+    def name(self) -> str: ...
+    @property
     def replay_saved(self) -> bool: ...
     @property
     def origin(self) -> Origin | None: ...
@@ -54,7 +56,9 @@ def same_rank(source: Source, rank: int) -> Resume:
     about = source.staged(rank).index["buffers"]
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
-        return Resume(rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin)
+        return Resume(
+            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin, source.name
+        )
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     buffers = {}
@@ -65,7 +69,7 @@ def same_rank(source: Source, rank: int) -> Resume:
         positions = {int(env): int(position) for env, position in entry["next"]}
         env = source.live["env_id"].to_numpy()[pieces.run]
         buffers[name] = take_over(source, pieces, env, pieces.position, positions, opened)
-    return Resume(rank, source.world_size, source.run, buffers, source.number, source.origin)
+    return Resume(rank, source.world_size, source.run, buffers, source.number, source.origin, source.name)
 
 
 def take_over(

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +25,7 @@ from archive.errors import (
     UsageError,
 )
 from archive.names import check_text, escape
+from archive.resumed import Resume
 from archive.storage import Storage
 
 _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
@@ -103,24 +105,29 @@ def _session(world_size: int, run: str) -> str:
     return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 
-def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None, origin: Origin | None = None) -> None:
+def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None, resume: Resume | None = None) -> None:
     """Take the place: one writer per session and rank, and the newest session of its run.
 
-    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  origin: what the session goes
+    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
     on from; whichever rank says so first has it recorded.
     """
+    _check_run(log.catch_up(), who, None if resume is None else resume.forked_from)
     _claim_rank(log.storage, who)
     if log.catch_up().runs.get(who.run, {}).get("session") != who.session:
-        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, origin))
+        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume))
         commits.fence(log.head, who.run, who.session)
+    origin = None if resume is None else resume.origin
     if origin is not None and "resumed_from" not in log.head.runs[who.run]:
         log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
 
 
 def _opened(
-    storage: Storage, who: Place, keep: Body | None, origin: Origin | None, parent: Commit, attempt: int
+    storage: Storage, who: Place, keep: Body | None, resume: Resume | None, parent: Commit, attempt: int
 ) -> Body:
-    body = commits.opened(parent, who.run, who.session, keep)
+    forked_from = None if resume is None else resume.forked_from
+    _check_run(parent, who, forked_from)
+    body = commits.opened(parent, who.run, who.session, keep, forked_from)
+    origin = None if resume is None else resume.origin
     return body if origin is None else _branching(storage, who, origin, parent, body)
 
 
@@ -144,6 +151,23 @@ def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, bod
     return {**body, **files, "runs": {**body["runs"], who.run: entry}}
 
 
+def _check_run(head: Commit, who: Place, forked_from: Mapping[str, Any] | None) -> None:
+    """A session is of one run; and a run begins once, but for a fork without a whole checkpoint, which loses nothing."""
+    for run, entry in head.runs.items():
+        if run != who.run and who.session in (entry.get("session"), *entry.get("superseded", ())):
+            raise SessionInUseError(
+                f"session {who.session!r} is one of run {run!r}, not of {who.run!r}; give a session name of its own"
+            )
+    present = head.runs.get(who.run)
+    if forked_from is None or present is None or present.get("session") == who.session:
+        return
+    if present.get("forked_from") != forked_from or "latest" in present:
+        raise UsageError(
+            f"run {who.run!r} is there already, so it cannot begin at checkpoint {forked_from['name']!r} of run "
+            f"{forked_from['run']!r}: go on with it by resume=arc.checkpoints.of({who.run!r}).latest, or give another run="
+        )
+
+
 def _claim_rank(storage: Storage, who: Place) -> None:
     claim = {"run": who.run, "session": who.session, "rank": who.rank, "nonce": secrets.token_hex(8)}
     data = json.dumps(claim).encode()
@@ -163,8 +187,8 @@ def _claim_rank(storage: Storage, who: Place) -> None:
         ) from e
 
 
-def check_claim(storage: Storage, key: str) -> None:
-    """Refuse the claim of a writer that does not say of itself what its name says."""
+def read_claim(storage: Storage, key: str) -> dict[str, Any]:
+    """The claim of a writer; refused if it does not say of itself what its name says."""
     what, most = storage.full_url(key), plainjson.MAX_SMALL_BYTES
     data = plainjson.check_size(storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
     claim = plainjson.parse(data, what=what, error=CorruptStateError, shape={"session": str, "rank": int})
@@ -173,6 +197,7 @@ def check_claim(storage: Storage, key: str) -> None:
             f"{what} is the claim of rank {claim['rank']} of session {claim['session']!r}: it does not belong there; put the "
             "right one back from a copy"
         )
+    return dict(claim)
 
 
 def claim_keys(storage: Storage) -> list[str]:

@@ -55,7 +55,7 @@ class Writer(Buffer):
         self._rows_lock = threading.Lock()
         self._ids = Ids(place, self._known_ids)
         self._known_at = -1
-        open_session(log, place, None if keep is None else keep.to_json(), None if resume is None else resume.origin)
+        open_session(log, place, None if keep is None else keep.to_json(), resume)
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
         self._saver = Saver(storage, log, place, self._saved, None if resume is None else resume.checkpoint)

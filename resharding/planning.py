@@ -263,7 +263,7 @@ def plan(
     if not checkpoint.whole and not allow_missing:
         raise PartialCheckpointError(
             f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to do without "
-            "them, or plan the last whole one (arc.checkpoints.latest)"
+            f"them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
         )
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"

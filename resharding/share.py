@@ -127,7 +127,7 @@ class Share:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
         buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
-        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number, ck.origin)
+        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number, ck.origin, ck.name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "rank": self.rank}

@@ -26,6 +26,7 @@ from archive.facade import Archive
 from archive.facade import open as open_archive
 from archive.manifest import Snapshot
 from archive.ranges import Ints
+from archive.sessionruns import run_of_session
 from archive.sessions import new_session
 from resharding.copying import copy_shards
 from resharding.engines import check_engine
@@ -220,8 +221,12 @@ def _transaction(selections: Sequence[Selection], copy: bool) -> str:
 def _claim_sessions(archive: Archive, selections: Sequence[Selection]) -> None:
     """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
 
+    runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
+
     def claim(place: tuple[str, int]) -> None:
-        body = json.dumps({"run": "", "session": place[0], "rank": place[1], "nonce": "merge"}).encode()
+        body = json.dumps(
+            {"run": runs.get(place[0]) or "", "session": place[0], "rank": place[1], "nonce": "merge"}
+        ).encode()
         with suppress(AlreadyExistsError, AmbiguousWriteError):
             archive.storage.create(layout.rank_key(*place), body)
 

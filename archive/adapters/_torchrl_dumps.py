@@ -22,8 +22,9 @@ class ArchiveCheckpointer:
         rb.loads("s3://bucket/runs/42")                   # the newest; at other capacities or world sizes too
 
     Or, of a buffer that there is: `torchrl.ArchiveCheckpointer(rb)`. `dumps` returns when the checkpoint is committed.
-    storage_options: as `archive.open` takes them.  rank, world_size: as `arc.writer` takes them.  buffer: the name in
-    the archive.  options: those of `torchrl.save`.  `close()` ends the writers that it holds.
+    storage_options: as `archive.open` takes them.  rank, world_size: as `arc.writer` takes them.  run: which one to save
+    to and load from; default: "main", and for loading the only one that has checkpoints.  buffer: the name in the archive.
+    options: those of `torchrl.save`.  `close()` ends the writers that it holds.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class ArchiveCheckpointer:
         storage_options: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
+        run: str | None = None,
         buffer: str = "replay",
         existing: str = "replace",
         **options: Any,
@@ -40,7 +42,7 @@ class ArchiveCheckpointer:
         _take_over(module("replay_buffers").ReplayBuffer)
         common.check_option("existing", existing, common.EXISTING)
         self._storage_options, self._buffer, self._existing, self._options = storage_options, buffer, existing, options
-        self._place = (rank, world_size)
+        self._place, self._run = (rank, world_size), run
         self._writers: dict[str, Any] = {}
         weakref.finalize(self, _close_all, self._writers)
         if rb is not None:
@@ -54,7 +56,7 @@ class ArchiveCheckpointer:
 
         url = os.fspath(url)
         writer = self._writer(url)
-        step = self._next_step(url) if step is None else step
+        step = self._next_step(url, writer.run) if step is None else step
         return torchrl.save({self._buffer: rb}, writer, step=step, **self._options).result()
 
     def load(self, rb: Any, url: Any) -> Any:
@@ -62,9 +64,7 @@ class ArchiveCheckpointer:
         from archive.adapters import torchrl
 
         url = os.fspath(url)
-        found = archive.open(url, storage_options=self._storage_options).checkpoints.latest
-        if found is None:
-            raise NotFoundError(f"the archive at {url} has no checkpoint yet")
+        found = self._newest(url)
         rank, world_size = self._place
         plan = common.planned(found, world_size=world_size)
         room = torchrl.capacity({self._buffer: rb}, found)[self._buffer]
@@ -86,12 +86,26 @@ class ArchiveCheckpointer:
             arc = archive.open(url, create=True, storage_options=self._storage_options)
             rank, world_size = self._place
             held = self._writers[url] = (
-                arc.writer(rank=rank, world_size=world_size) if held is None else arc.writer(resume=held)
+                arc.writer(rank=rank, world_size=world_size, run=self._run) if held is None else arc.writer(resume=held)
             )
         return held
 
-    def _next_step(self, url: str) -> int:
-        found = archive.open(url, storage_options=self._storage_options).checkpoints.latest
+    def _newest(self, url: str) -> Any:
+        """The newest checkpoint of the run, or of the only one that has any."""
+        checkpoints = archive.open(url, storage_options=self._storage_options).checkpoints
+        if self._run is not None:
+            checkpoints = checkpoints.of(self._run)
+        try:
+            found = checkpoints.latest
+        except UsageError as e:
+            raise UsageError(f"{e}; a checkpointer of one run is ArchiveCheckpointer(run=...)") from e
+        if found is None:
+            whose = "" if self._run is None else f" of run {self._run!r}"
+            raise NotFoundError(f"the archive at {url} has no checkpoint{whose} yet")
+        return found
+
+    def _next_step(self, url: str, run: str) -> int:
+        found = archive.open(url, storage_options=self._storage_options).checkpoints.of(run).latest
         return 0 if found is None else int(found.step) + 1
 
     def _end(self, url: str) -> None:

@@ -2,7 +2,7 @@
 
 ```python
 arc = archive.open(url, create=True)
-ck, share = arc.checkpoints.latest, None
+ck, share = arc.checkpoints.of("main").latest, None  # this run's own: an archive may hold several
 algorithm.train_iter()  # ALF makes its buffer lazily
 rb = algorithm._replay_buffer
 if ck:

@@ -2,7 +2,7 @@
 
     def train(url, rb, batches):
         arc, share = archive.open(url, create=True), None
-        if ck := arc.checkpoints.latest:
+        if ck := arc.checkpoints.of("main").latest:  # the run's own: an archive may hold several
             share = resharding.plan(ck, capacity=torchrl.capacity(rb, ck)).share()
             print(torchrl.restore(rb, share))  # or {"replay": rb, "demo": demo}; here and below
         with arc.writer(resume=share) as w:

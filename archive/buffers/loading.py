@@ -71,8 +71,10 @@ def find(where: Where, run: str, buffer: str, storage_options: Mapping[str, Any]
         ) from e
     found = arc.checkpoints.of(run).newest(replay=True)
     if found is None:
+        runs = ", ".join(map(repr, arc.head.runs)) or "none"
         raise NotFoundError(
-            f"the archive at {arc.url} has no whole checkpoint of run {run!r}; save_checkpoint() makes one once all ranks "
+            f"the archive at {arc.url} (runs: {runs}) has no whole checkpoint of run {run!r}; "
+            "save_checkpoint() makes one once all ranks "
             f"have called it (it has {len(arc.episodes)} episodes, which arc.episodes reads)"
         )
     if buffer not in found.buffers:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.options import Target, of_run, on_archive
+from archive.cli.ranks import named_checkpoint
 
 if TYPE_CHECKING:
-    from archive import Archive, Checkpoint, Episodes
+    from archive import Checkpoint, Episodes
 
 SHOWN = 20
 
@@ -24,11 +25,15 @@ SHOWN = 20
 @click.option(
     "--limit", "-n", type=click.IntRange(0), default=SHOWN, show_default=True, help="Ids to print; 0 for all."
 )
-def diff(target: Target, old: str, new: str, where: str | None, limit: int) -> None:
+@of_run
+def diff(target: Target, old: str, new: str, where: str | None, limit: int, run: str | None) -> None:
     """What changed from OLD to NEW: two numbers of commits, or two names of checkpoints."""
     arc = target.open()
-    compare = _commits if old.isdecimal() and new.isdecimal() else _checkpoints
-    told = compare(arc, target, old, new, lambda found: found.filter(where=where))
+    if old.isdecimal() and new.isdecimal():
+        told = _commits(target, old, new, lambda found: found.filter(where=where, run=run))
+    else:
+        sides = (named_checkpoint(arc, old, run), named_checkpoint(arc, new, run))
+        told = _checkpoints(*sides, lambda found: found.filter(where=where))
     if target.as_json:
         output.as_json(told)
         return
@@ -49,7 +54,7 @@ def _short(value: Any, limit: int) -> Any:
 Chosen = Callable[["Episodes"], "Episodes"]
 
 
-def _commits(arc: Archive, target: Target, old: str, new: str, chosen: Chosen) -> dict[str, Any]:
+def _commits(target: Target, old: str, new: str, chosen: Chosen) -> dict[str, Any]:
     sides = [target.open(commit=int(number)) for number in (old, new)]
     before, after = ({ck["name"]: ck["commit"] for ck in side.checkpoints.table.to_pylist()} for side in sides)
     told = _episodes(*(chosen(side.episodes) for side in sides))
@@ -61,8 +66,7 @@ def _commits(arc: Archive, target: Target, old: str, new: str, chosen: Chosen) -
     }  # fmt: skip
 
 
-def _checkpoints(arc: Archive, target: Target, old: str, new: str, chosen: Chosen) -> dict[str, Any]:
-    before, after = arc.checkpoints[old], arc.checkpoints[new]
+def _checkpoints(before: Checkpoint, after: Checkpoint, chosen: Chosen) -> dict[str, Any]:
     told = _episodes(chosen(before.episodes), chosen(after.episodes))
     columns = [{f"{b}/{c}" for b, about in ck.buffers.items() for c in about["columns"]} for ck in (before, after)]
     return {

@@ -14,11 +14,12 @@ from archive.cli import output
 from archive.cli.options import Target, on_archive, option_values
 from archive.cli.pages import write_page
 from archive.cli.progress import bar
+from archive.cli.ranks import checkpoints_of, named_checkpoint
 from archive.errors import NotFoundError, UsageError
 from archive.layout import ARCHIVE_KEY
 
 if TYPE_CHECKING:
-    from archive import Archive, Checkpoint, Episodes
+    from archive import Archive, Episodes
 
 BULK = ("npz", "parquet")  # plain files that need no other system
 
@@ -58,6 +59,7 @@ _more = click.option(
     "--world-size", type=click.IntRange(1), metavar="N", help="The page of the checkpoint's plan for N ranks."
 )
 @click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
+@click.option("--run", metavar="NAME", help="Of this run: the checkpoint; of all episodes, its own.")
 @click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
 @click.option("--weights", multiple=True, metavar="UUID", help="Only episodes made by these. May be repeated.")
 @click.option(
@@ -128,7 +130,7 @@ def _files(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...]
             raise UsageError(
                 f"{name} takes a checkpoint whole: leave out --where and --weights, or `archive filter` first"
             )
-        source: Any = _checkpoint(arc, how["checkpoint"] or "latest")
+        source: Any = named_checkpoint(arc, how["checkpoint"], how["run"], replay=True)
     else:
         source = _episodes(arc, **how)
     with bar(f"export {name}", [arc]):
@@ -143,7 +145,7 @@ def _bulk(
 
     if given:
         raise UsageError(f"--set is for adapters; {name} has none")
-    episodes = _episodes(arc, how["checkpoint"], how["where"], how["weights"])
+    episodes = _episodes(arc, **{name: how[name] for name in ("checkpoint", "run", "where", "weights")})
     there = _present(to, name, target.storage_options)
     if there and not yes:
         raise UsageError(
@@ -166,17 +168,15 @@ def _present(to: str, name: str, options: Mapping[str, Any]) -> int:
     return sum(n.startswith("part-") and n.endswith(f".{name}") for n in Storage.connect(to, dict(options)).list(""))
 
 
-def _episodes(arc: Archive, checkpoint: str | None, where: str | None, weights: tuple[str, ...]) -> Episodes:
-    found = _checkpoint(arc, checkpoint).episodes if checkpoint else arc.episodes
+def _episodes(
+    arc: Archive, checkpoint: str | None, run: str | None, where: str | None, weights: tuple[str, ...]
+) -> Episodes:
+    if checkpoint:
+        found = named_checkpoint(arc, checkpoint, run, replay=True).episodes
+    else:
+        checkpoints_of(arc, run)  # a run that is not there is an error
+        found = arc.episodes.filter(run=run)
     return found.filter(where=where, model_weights_uuid=weights or None)
-
-
-def _checkpoint(arc: Archive, name: str) -> Checkpoint:
-    """By name; the newest whole one with its buffers as "latest"."""
-    found = arc.checkpoints.newest(replay=True) if name == "latest" else arc.checkpoints[name]
-    if found is None:
-        raise NotFoundError(f"there is no checkpoint at {arc.url} yet; `archive log` shows what is there")
-    return found
 
 
 @click.command("import")

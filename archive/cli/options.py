@@ -71,6 +71,8 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
     return decorate
 
 
+of_run = click.option("--run", metavar="NAME", help="Of this run; needed where several have such a checkpoint.")
+
 _OPTION_HELP = "Passed to the filesystem; VALUE may be JSON, a dot in KEY goes one level down. May be repeated."
 
 

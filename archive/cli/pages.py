@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archive._root import local_path
+from archive.cli.ranks import checkpoints_of, named_checkpoint
 from archive.errors import NotFoundError, UsageError
 from archive.files import file_exists, write_file
 
@@ -19,7 +20,7 @@ BEST = "best"  # the episode of the greatest return, where none has this id
 
 def write_page(
     arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...],
-    replace: bool, storage_options: Mapping[str, Any] | None = None, **how: Any,
+    run: str | None = None, replace: bool, storage_options: Mapping[str, Any] | None = None, **how: Any,
 ) -> str:  # fmt: skip
     """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title.
 
@@ -33,9 +34,9 @@ def write_page(
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     if world_size:
         _refuse(how, "plan")
-        title, text = _plan(arc, what, world_size, where)
+        title, text = _plan(arc, what, run, world_size, where)
     else:
-        title, text = _looked_at(arc, what, where, weights, how)
+        title, text = _looked_at(arc, what, run, where, weights, how)
     if path is None:
         write_file(file, text.encode(), storage_options)
     else:
@@ -61,9 +62,9 @@ def _refuse(how: Mapping[str, Any], kind: str) -> None:
 
 
 def _looked_at(
-    arc: Archive, what: str, where: str | None, weights: tuple[str, ...], how: Mapping[str, Any]
+    arc: Archive, what: str, run: str | None, where: str | None, weights: tuple[str, ...], how: Mapping[str, Any]
 ) -> tuple[str, str]:
-    found = arc.episodes.filter(where=where, model_weights_uuid=weights or None)
+    found = arc.episodes.filter(where=where, model_weights_uuid=weights or None, run=run)
     if len(named := found.filter(episode_id=what)):
         return f"episode {what}", named[0].to_html(**how)
     if what == BEST and (best := _best(found)) is not None:
@@ -72,7 +73,7 @@ def _looked_at(
         raise NotFoundError(
             f"no episode {what!r} at {arc.url} meets --where and --weights; `archive episodes` lists those that do"
         )
-    checkpoint = _checkpoint(arc, what, "episode or checkpoint")
+    checkpoint = _checkpoint(arc, what, run, "episode or checkpoint")
     _refuse(how, "checkpoint")
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()
 
@@ -86,22 +87,20 @@ def _best(found: Episodes) -> Episode | None:
     return found[pc.index(returns, greatest).as_py()] if greatest.is_valid else None
 
 
-def _plan(arc: Archive, what: str, world_size: int, where: str | None) -> tuple[str, str]:
+def _plan(arc: Archive, what: str, run: str | None, world_size: int, where: str | None) -> tuple[str, str]:
     import resharding
 
-    checkpoint = _checkpoint(arc, what, "checkpoint")
+    checkpoint = _checkpoint(arc, what, run, "checkpoint")
     made = resharding.plan(checkpoint, world_size, filter=where)
     return f"plan of {checkpoint.name} for {world_size} ranks", made.to_html()
 
 
-def _checkpoint(arc: Archive, name: str, kind: str) -> Checkpoint:
+def _checkpoint(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoint:
     """By name, or the newest whole one."""
+    checkpoints_of(arc, run)  # a run that is not there is an error of its own
     try:
-        found = arc.checkpoints.latest if name == "latest" else arc.checkpoints[name]
+        return named_checkpoint(arc, name, run)
     except NotFoundError:
-        found = None
-    if found is None:
         raise NotFoundError(
             f"there is no {kind} {name!r} at {arc.url}; `archive episodes` and `archive checkpoints` list them"
-        )
-    return found
+        ) from None

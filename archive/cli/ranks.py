@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, meeting, on_archive
+from archive.cli.options import Target, meeting, of_run, on_archive
 from archive.errors import NotFoundError
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint
+    from archive.checkpointlist import Checkpoints
     from resharding import Plan
 
+LATEST = "latest"  # stands for the newest whole one
 POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
 _POLICY = "Runs of as many steps; episodes in turn; runs of as many episodes."
 _planning = (
+    of_run,
     click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
     click.option("--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True, help=_POLICY),
     click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
@@ -41,11 +44,23 @@ def planning(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def named_checkpoint(arc: Archive, name: str | None) -> Checkpoint:
-    """By name; without one, the newest whole one."""
-    found = arc.checkpoints[name] if name else arc.checkpoints.latest
+def checkpoints_of(arc: Archive, run: str | None) -> Checkpoints:
+    """Those of a run, or all."""
+    if run is None:
+        return arc.checkpoints
+    if run not in arc.head.runs:
+        known = ", ".join(map(repr, arc.head.runs)) or "none"
+        raise NotFoundError(f"there is no run {run!r} at {arc.url}; its runs: {known}")
+    return arc.checkpoints.of(run)
+
+
+def named_checkpoint(arc: Archive, name: str | None, run: str | None = None, *, replay: bool = False) -> Checkpoint:
+    """By name; without one, or as "latest", the newest whole one (with replay=True, that has its buffers)."""
+    checkpoints = checkpoints_of(arc, run)
+    found = checkpoints[name] if name and name != LATEST else checkpoints.newest(replay=replay)
     if found is None:
-        raise NotFoundError(f"there is no checkpoint at {arc.url} yet; `archive log` shows what is there")
+        whose = "" if run is None else f"of run {run!r} "
+        raise NotFoundError(f"there is no checkpoint {whose}at {arc.url} yet; `archive log` shows what is there")
     return found
 
 
@@ -57,12 +72,13 @@ def planned(checkpoint: Checkpoint, world_size: int, where: str | None, **how: A
 
 @click.command()
 @click.option("--where", metavar="CONDITION", help="Only those that meet it, as in 'step >= 1000 and whole = true'.")
+@click.option("--run", metavar="NAME", help="Only those of this run.")
 @on_archive()
-def checkpoints(target: Target, where: str | None) -> None:
+def checkpoints(target: Target, where: str | None, run: str | None) -> None:
     """The checkpoints, oldest first."""
     from archive import jsontree
 
-    rows = meeting(where, target.open().checkpoints.table).to_pylist()
+    rows = meeting(where, checkpoints_of(target.open(), run).table).to_pylist()
     rows = [row | {"metrics": jsontree.loads(row["metrics"] or "{}")} for row in rows]
     if target.as_json:
         output.as_json(rows)
@@ -75,9 +91,9 @@ def checkpoints(target: Target, where: str | None) -> None:
 @on_archive()
 @click.argument("world_size", type=click.IntRange(1))
 @planning
-def plan(target: Target, world_size: int, name: str | None, **how: Any) -> None:
+def plan(target: Target, world_size: int, name: str | None, run: str | None, **how: Any) -> None:
     """What resuming on WORLD_SIZE ranks takes: who gets what, bytes, requests, and what is dropped. Reads no data."""
-    checkpoint = named_checkpoint(target.open(), name)
+    checkpoint = named_checkpoint(target.open(), name, run)
     made = planned(checkpoint, world_size, **how)
     if not target.as_json:
         click.echo(str(made))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.options import Target, of_run, on_archive
+from archive.cli.ranks import checkpoints_of
 from archive.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -25,20 +26,21 @@ if TYPE_CHECKING:
     help="Draw from that many of the newest trajectories; 0 for all.",
 )  # fmt: skip
 @click.option("--checkpoint", "name", metavar="NAME", help="Default: the newest whole one; without any, all episodes.")
+@of_run
 @click.option("--buffer", default="replay", show_default=True, metavar="NAME")
 @click.option("--where", "condition", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
 @click.option("--seed", default=1234, show_default=True)
 @click.option("--replace", is_flag=True, help="Draw more than there are, if need be.")
 @on_archive()
 def sample(
-    target: Target, num_chunks: int, cache_size: int, sample_window_size: int, name: str | None, buffer: str,
+    target: Target, num_chunks: int, cache_size: int, sample_window_size: int, name: str | None, run: str | None, buffer: str,
     condition: str | None, seed: int, replace: bool,
 ) -> None:  # fmt: skip
     """Load trajectories and draw a batch of transitions once. A URL ending in rank_3 means rank 3 of the archive above."""
     where, drawn_from = _buffers()
     place = where(target.url)
     arc = target.open(url=place.root)
-    source, episodes = _episodes(arc, place, name, buffer)
+    source, episodes = _episodes(arc, place, name, run, buffer)
     episodes = episodes if condition is None else episodes.filter(where=condition)
     held = drawn_from(seed=seed, sample_window_size=sample_window_size)
     loading = _measured(arc, lambda: held.load_episodes(episodes, in_memory=cache_size))
@@ -61,13 +63,14 @@ def _buffers() -> tuple[Any, Any]:
     return where, TrajectoryReplayBuffer
 
 
-def _episodes(arc: Archive, place: Where, name: str | None, buffer: str) -> tuple[str, Episodes]:
+def _episodes(arc: Archive, place: Where, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
     """What to draw from, in words, and the episodes."""
     from archive.buffers.loading import held_by
 
-    found = arc.checkpoints[name] if name else arc.checkpoints.newest(replay=True)
+    checkpoints = checkpoints_of(arc, run)
+    found = checkpoints[name] if name else checkpoints.newest(replay=True)
     if found is None:
-        return "all episodes", arc.episodes.filter(buffer=buffer, rank=place.rank)
+        return "all episodes", arc.episodes.filter(buffer=buffer, rank=place.rank, run=run)
     if place.rank is None:
         return f"checkpoint {found.name}", found.episodes.filter(buffer=buffer)
     ids = held_by(found, buffer, place.rank)

@@ -101,12 +101,14 @@ def filter_(target: Target, where: str, to: str, copy: bool) -> None:
 @click.argument("world_size", type=click.IntRange(1))
 @planning
 @_moving
-def reshard(target: Target, world_size: int, name: str | None, to: str, copy: bool, **how: Any) -> None:
+def reshard(
+    target: Target, world_size: int, name: str | None, run: str | None, to: str, copy: bool, **how: Any
+) -> None:  # fmt: skip
     """Save a checkpoint anew in another archive, as WORLD_SIZE ranks will resume from it. `plan` shows what it does."""
     import resharding
 
     source = _opened(target, target.url)
-    plan = planned(named_checkpoint(source, name), world_size, **how)
+    plan = planned(named_checkpoint(source, name, run), world_size, **how)
     made = _moved(target, copy, "reshard", [source], lambda **h: resharding.reshard(source, plan, to, **h))
     told = {"checkpoint": made.name, "commit": made.number, "ranks": made.world_size, "steps": plan.steps}
     if target.as_json:

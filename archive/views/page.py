@@ -8,9 +8,11 @@ from typing import Any
 
 from archive.views import room, summaries
 from archive.views.markup import Markup, facts, tag
+from archive.views.rows import listed
 
 # Nothing from elsewhere, whatever a text from the bucket might say: style and script are the page's own.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+LISTING = (("page", "rows"), ("rows",))  # styles and scripts of a page that lists episodes
 
 
 class Framed:
@@ -30,8 +32,9 @@ def checkpoint(
 ) -> str:  # fmt: skip
     """A page of a checkpoint: its ranks and buffers, and how its episodes are spread."""
     parts = summaries.checkpoint_parts(per_rank, buffers, discarded, progress)
-    overview = summaries.overview(found, fields)
-    return document(f"{about['name']} of run {about['run']}", [facts(about), parts, overview])
+    place, rows = listed(found)
+    content = [facts(about), parts, summaries.overview(found, fields, histograms=not rows), place]
+    return document(f"{about['name']} of run {about['run']}", content, rows, *LISTING)
 
 
 def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any) -> str:
@@ -40,17 +43,21 @@ def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: 
     return document(title, [facts(about), summaries.plan_parts(moved, ranks, dropped, about)])
 
 
-def document(title: str, content: list[Any], played: Any = None, own: tuple[str, ...] = ("page",)) -> str:
-    """The whole page. `played`: what the scripts show step by step.  own: names of the style sheets and scripts."""
+def document(
+    title: str, content: list[Any], played: Any = None, own: tuple[str, ...] = ("page",),
+    scripts: tuple[str, ...] | None = None,
+) -> str:  # fmt: skip
+    """The whole page. `played`: what the scripts show.  own: names of the style sheets and, unless others are named, of
+    the scripts."""
     head = tag(
         "head", tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY), tag("title", title),
         *(tag("style", Markup(_own(f"{name}.css"))) for name in own),
     )  # fmt: skip
     body = [tag("h1", title), *content]
-    if played is not None:
+    if played:
         body.append(tag("script", Markup(room.as_script(played)), type="application/json", id="data"))
-        body += [tag("script", Markup(_own(f"{name}.js"))) for name in reversed(own)]
+        body += [tag("script", Markup(_own(f"{name}.js"))) for name in reversed(own if scripts is None else scripts)]
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 
 

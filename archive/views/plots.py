@@ -9,37 +9,58 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.errors import FieldError, MissingPackageError
-from archive.views import frames
-from archive.views.charts import COLORS, numbers
+from archive.views import bands, frames
+from archive.views.charts import COLORS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 STRIP = 8  # pictures of an episode that are drawn side by side
+MAX_DOTS = 2000  # returns that are drawn one by one; of more, the bands alone
 FEW = 20  # points that are marked, as lines alone would not show those without neighbours
 
 
-def episodes(found: pa.Table) -> Any:
-    """Returns over update count, and how long the episodes are; the two Axes."""
-    axes = _subplots(1, 2, width=10, height=3.2)
-    updates, returns = numbers(found["update_count_max"].to_pylist()), numbers(found["return"].to_pylist())
-    over = updates if np.isfinite(updates).any() else np.arange(len(returns))
-    axes[0].plot(over, returns, ".", alpha=0.5, color=COLORS[0])
-    mean_x, mean_y = _means(over, returns)
-    axes[0].plot(mean_x, mean_y, color=COLORS[1], label="mean")
-    axes[0].set(xlabel="update count" if over is updates else "episode", ylabel="return", title="returns")
-    lengths = found["length"].to_numpy()
-    if len(lengths):
-        axes[1].hist(lengths, bins=min(30, max(1, len(np.unique(lengths)))), color=COLORS[0])
-    axes[1].set(xlabel="steps", ylabel="episodes", title="lengths")
+def episodes(found: pa.Table, ax: Any = None, label: str | None = None) -> Any:
+    """Returns over update count, and how long the episodes are; the two Axes, or those that were given.
+
+    Of many returns quantile bands are drawn: 10 to 90 and 25 to 75 of 100 episodes, and the median.
+    """
+    axes = _subplots(1, 2, width=10, height=3.2) if ax is None else ax
+    pair = list(axes) if isinstance(axes, (Sequence, np.ndarray)) else [axes]
+    series, along = bands.series_of({"": found})
+    _returns(pair[0], series[""], along, label)
+    for beside in pair[1:2]:
+        _lengths(beside, found["length"].to_numpy(), label)
     return axes
 
 
-def _means(x: Any, y: Any) -> tuple[Any, Any]:
-    """Mean of y for each x, where both are known."""
-    known = np.isfinite(x) & np.isfinite(y)
-    at, codes = np.unique(x[known], return_inverse=True)
-    return at, np.bincount(codes, y[known]) / np.maximum(np.bincount(codes), 1)
+def _returns(ax: Any, series: bands.Series, along: str, label: str | None) -> None:
+    spread = bands.spread(series)
+    dots = np.isfinite(series.y).sum() <= MAX_DOTS
+    color = ax.plot(series.x, series.y, ".", alpha=0.5)[0].get_color() if dots else None  # the next of the cycle
+    (line,) = ax.plot(spread.at, spread.quantiles[2], label=label or "median", linewidth=1.8, color=color)
+    for low, high, alpha in ((0, 4, 0.16), (1, 3, 0.26)):
+        if len(spread.at) > 1:
+            ax.fill_between(
+                spread.at,
+                spread.quantiles[low],
+                spread.quantiles[high],
+                color=line.get_color(),
+                alpha=alpha,
+                linewidth=0,
+            )
+    ax.set(xlabel=along, ylabel="return", title="returns")
+    if label is not None:
+        ax.legend(fontsize="small")
+
+
+def _lengths(ax: Any, lengths: Any, label: str | None) -> None:
+    if len(lengths):
+        bins = min(30, max(1, len(np.unique(lengths))))
+        ax.hist(lengths, bins=bins, label=label, alpha=1.0 if label is None else 0.5)
+    ax.set(xlabel="steps", ylabel="episodes", title="lengths")
+    if label is not None:
+        ax.legend(fontsize="small")
 
 
 def episode(data: Mapping[str, Any], title: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.views import charts
+from archive.views import bands, charts
 from archive.views.markup import Markup, facts, join, section, shown, size, table, tag
 
 if TYPE_CHECKING:
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 10
 MAX_RANKS = 64
+MAX_RUNS = 50
 STYLE = (
     ".trajectories{font:13px/1.5 system-ui,sans-serif}.trajectories h4{margin:.8em 0 .2em}"
     ".trajectories table{border-collapse:collapse;font-size:12px}.trajectories th{text-align:left;padding:1px 10px 1px 0;"
     "font-weight:600}.trajectories td{text-align:left;padding:1px 10px 1px 0}.trajectories td.number{text-align:right}"
     ".trajectories figure{display:inline-block;margin:0 18px 0 0}.trajectories figcaption{font-size:11px;opacity:.7}"
+    ".trajectories .keys{margin-right:1em}.trajectories .key{margin-right:1em}.trajectories .key i{display:inline-block;"
+    "width:9px;height:9px;margin-right:4px}"
     ".trajectories code{font-size:12px;white-space:pre-wrap}.trajectories svg{overflow:visible}.trajectories .more{opacity:.7}"
 )
 _PLAIN = tuple("<>|=")  # what NumPy's own names of dtypes begin with
+_SPREAD = (("update_count_max", "update count"), ("length", "length"))
 _SHOWN = ("episode_id", "length", "return", "complete", "weights", "updates", "buffer")
 
 
@@ -35,19 +39,46 @@ def framed(title: Any, *content: Any) -> Markup:
 
 
 def archive(
-    about: Mapping[str, Any], episodes: pa.Table, checkpoints: Sequence[Mapping[str, Any]], fields: Mapping[str, str]
-) -> str:
-    """An archive: where it is, how much it holds, its newest checkpoints and all its episodes."""
+    about: Mapping[str, Any], episodes: pa.Table, checkpoints: Sequence[Mapping[str, Any]], fields: Mapping[str, str],
+    runs: Sequence[Mapping[str, Any]],
+) -> str:  # fmt: skip
+    """An archive: where it is, how much it holds, its runs, its newest checkpoints and all its episodes."""
+    told = [facts({**about, **totals(episodes)}), section("Runs", runs_table(runs)), newest_checkpoints(checkpoints)]
+    return framed("Archive", *told, overview(episodes, fields, compared=by_run(episodes)))
+
+
+def runs(title: str, about: Sequence[Mapping[str, Any]], found: pa.Table, fields: Mapping[str, str]) -> str:
+    """Some runs: what is known of each, and their returns in one picture."""
+    return framed(title, runs_table(about), overview(found, fields, compared=by_run(found)))
+
+
+def newest_checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Markup:
+    """The newest rows of the table of checkpoints."""
     columns = ("name", "step", "run", "world_size", "whole", "replay_saved", "commit", "created_at")
     newest = list(checkpoints)[: -MAX_ROWS - 1 : -1]
     rows = [[c[name] for name in columns] for c in newest]
-    saved = table(columns, rows, more=len(checkpoints) - len(newest)) if rows else ""
-    return framed(
-        "Archive",
-        facts({**about, **totals(episodes)}),
-        section("Newest checkpoints", saved),
-        overview(episodes, fields),
+    return section("Newest checkpoints", table(columns, rows, more=len(checkpoints) - len(newest)) if rows else "")
+
+
+def runs_table(runs: Sequence[Mapping[str, Any]]) -> Markup:
+    """What is known of each run; the newest at the top."""
+    newest = list(runs)[: -MAX_RUNS - 1 : -1]
+    rows = [list(run.values()) for run in newest]
+    return (
+        table([name.replace("_", " ") for name in newest[0]], rows, more=len(runs) - len(rows)) if rows else Markup("")
     )
+
+
+def by_run(found: pa.Table) -> dict[str, pa.Table]:
+    """The episodes of each run, of several; the runs that wrote last, as many as there are colours."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    runs = found["run"].cast(pa.string())
+    names = list(dict.fromkeys(reversed([n for n in runs.unique().to_pylist() if n is not None])))
+    if len(names) < 2:
+        return {}
+    return {name: found.filter(pc.equal(runs, name)) for name in reversed(names[: len(charts.COLORS)])}
 
 
 def checkpoint(
@@ -141,20 +172,24 @@ def totals(found: pa.Table) -> dict[str, Any]:
     }
 
 
-def overview(found: pa.Table, fields: Mapping[str, str]) -> Markup:
-    """Fields, weights, and how update counts, returns and lengths are spread."""
+def overview(
+    found: pa.Table,
+    fields: Mapping[str, str],
+    *,
+    compared: Mapping[str, pa.Table] | None = None,
+    histograms: bool = True,
+) -> Markup:
+    """Fields, weights, and how update counts, returns and lengths are spread; the returns of `compared` each by itself."""
     per_weights = list(weights_counts(found).items())
     kept = per_weights[: -MAX_ROWS - 1 : -1]
     listed = table(("weights", "episodes"), kept, more=len(per_weights) - len(kept)) if kept else ""
-    returns = charts.sparkline(found["return"].to_pylist()[-2000:], label="return")
+    series, along = bands.series_of(compared or {"": found})
+    drawn = [charts.histogram(found[name].to_pylist(), label=label) for name, label in _SPREAD] if histograms else []
     return join([
+        section("Returns", bands.chart(series, along, "return")),
+        section("Update counts and lengths", join(drawn)),
         field_parts(fields),
         section("Weights, newest first", listed),
-        section("Update counts and lengths", join([
-            charts.histogram(found["update_count_max"].to_pylist(), label="update count"),
-            charts.histogram(found["length"].to_pylist(), label="length"),
-        ])),
-        section("Returns, in the order of writing", returns),
     ])  # fmt: skip
 
 

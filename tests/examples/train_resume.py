@@ -62,7 +62,7 @@ def train(url: str, steps: int, every: int) -> None:
     model = DistributedDataParallel(torch.nn.Linear(OBS, ACTIONS))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     arc = archive.open(url, create=True)
-    latest = arc.checkpoints.latest
+    latest = arc.checkpoints.of("main").latest
     share = resharding.plan(latest, num_envs=envs, max_length=LENGTH).share() if latest else None
     if share is not None:
         state = share.state or share.source_states[0]  # of this rank in a world of the same size, else of all ranks
