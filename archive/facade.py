@@ -102,7 +102,7 @@ class Archive:
     @property
     def runs(self) -> Runs:
         """All runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
-        return Runs(self)
+        return Runs(self.url, self._head, self._index, self.episodes, self.checkpoints)
 
     @property
     def episodes(self) -> Episodes:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archive.cached import cached_property
 from archive.checkpointlist import Checkpoints
 from archive.checkpoints import Checkpoint
+from archive.commits import Commit
 from archive.episodes import Episodes
 from archive.errors import NotFoundError
+from archive.index import EpisodeIndex
 from archive.views import overviews, plots, summaries
-
-if TYPE_CHECKING:
-    from archive.facade import Archive
 
 
 class Run:
@@ -81,21 +80,23 @@ class Run:
 class Runs(Mapping[str, Run]):
     """The runs of an archive by name, in the order of their first commits; and several of them side by side."""
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
+    def __init__(
+        self, url: str, head: Commit, index: EpisodeIndex, episodes: Episodes, checkpoints: Checkpoints
+    ) -> None:  # fmt: skip
+        self._url, self._head, self._index, self._episodes, self._checkpoints = url, head, index, episodes, checkpoints
 
     @cached_property
     def _names(self) -> list[str]:
         """Those that a commit names, and those whose episodes came along from another archive."""
-        written = self._archive.index.column("run").unique().to_pylist()
-        return list(dict.fromkeys([*self._archive.head.runs, *sorted(n for n in written if n is not None)]))
+        written = self._index.column("run").unique().to_pylist()
+        return list(dict.fromkeys([*self._head.runs, *sorted(n for n in written if n is not None)]))
 
     def __getitem__(self, name: str) -> Run:
         if name not in self._names:
             known = ", ".join(map(repr, self._names)) or "none"
-            raise NotFoundError(f"there is no run {name!r} at {self._archive.url}; its runs: {known}")
-        entry = self._archive.head.runs.get(name, {})
-        return Run(name, entry, self._archive.checkpoints, self._archive.episodes)
+            raise NotFoundError(f"there is no run {name!r} at {self._url}; its runs: {known}")
+        entry = self._head.runs.get(name, {})
+        return Run(name, entry, self._checkpoints, self._episodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -117,15 +118,15 @@ class Runs(Mapping[str, Run]):
         axes = ax
         for name in names or self._names:
             axes = self[name].plot(axes)
-        return plots.episodes(self._archive.episodes[:0].table) if axes is None else axes
+        return plots.episodes(self._episodes[:0].table) if axes is None else axes
 
     def to_html(self, *names: str) -> str:
         """A page of these runs (default: all) side by side: checkpoints, returns in one picture, a row an episode."""
         chosen = [self[name] for name in names or self._names]
-        found = self._archive.episodes.filter(run=[run.name for run in chosen])
-        saved = [row for row in self._archive.checkpoints.table.to_pylist() if row["run"] in {r.name for r in chosen}]
+        found = self._episodes.filter(run=[run.name for run in chosen])
+        saved = [row for row in self._checkpoints.table.to_pylist() if row["run"] in {r.name for r in chosen}]
         title = " and ".join(run.name for run in chosen[:8]) or "no runs"
-        about = {"url": self._archive.url, "commit": self._archive.head.number}
+        about = {"url": self._url, "commit": self._head.number}
         return overviews.archive(title, about, [run.about for run in chosen], saved, found.table, found.fields)
 
     @property
@@ -134,8 +135,8 @@ class Runs(Mapping[str, Run]):
         return [run.about for run in self.values()]
 
     def _repr_html_(self) -> str:
-        every = self._archive.episodes
+        every = self._episodes
         return summaries.runs("Runs", self.about, every.table, every.fields)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} runs at {self._archive.url}: {', '.join(self._names)}>"
+        return f"<{len(self)} runs at {self._url}: {', '.join(self._names)}>"

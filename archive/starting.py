@@ -18,6 +18,11 @@ def start(rank: int | None, world_size: int | None, run: str | None, resume: Any
     source = resume if fork_from is None else fork_from
     if source is None:
         return None
+    if not hasattr(source, "to_resume"):
+        raise UsageError(
+            f"a writer goes on from a Checkpoint or the Share of a plan, not from {type(source).__name__}: of what "
+            "checkpoint() gives take .result(), of a plan take .share(rank)"
+        )
     found: Resume = source.to_resume(rank)
     _check_rank(found, rank, world_size)
     return _resumed(found, run) if fork_from is None else _forked(found, run)

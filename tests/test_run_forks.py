@@ -111,6 +111,9 @@ def test_forks_that_make_no_sense() -> None:
     ]:
         with pytest.raises(UsageError, match=says):
             arc.writer(**given)
+    for odd in (ck.name, resharding.plan(ck, 1)):
+        with pytest.raises(UsageError, match=r"\.result\(\)"):
+            arc.writer(resume=odd)
     assert list(reopened(arc).head.runs) == ["job1"]
 
 
