@@ -7,10 +7,12 @@ ArchiveError
 │   ├── ColumnError                       a column does not cover the live steps exactly
 │   ├── StateError                        a state tree holds something that cannot be stored
 │   ├── CapacityError                     more steps or episodes than there is room for
+│   │   └── EmptyBufferError (RuntimeError) a buffer has nothing to sample
 │   ├── ClosedError                       the writer was closed
 │   ├── ReadOnlyError (TypeError)         a value that says what is archived was to be changed
 │   └── MissingPackageError (ImportError) an optional package is not installed; the message says which
 ├── NotFoundError (LookupError)           no archive, commit, checkpoint or episode of that name
+│   └── NothingThereError (FileNotFoundError) no archive at that URL, or nothing in it that could be loaded
 ├── AlreadyExistsError (FileExistsError)  an object or archive is already there
 ├── StorageError (OSError)                the store did not do it; the cause is chained
 │   ├── MissingObjectError (FileNotFoundError)
@@ -69,6 +71,10 @@ class CapacityError(UsageError):
     """More steps or episodes than there is room for."""
 
 
+class EmptyBufferError(CapacityError, RuntimeError):
+    """A buffer has nothing to sample."""
+
+
 class ClosedError(UsageError):
     """The writer was closed."""
 
@@ -86,6 +92,10 @@ class NotFoundError(ArchiveError, LookupError):
 
     def __str__(self) -> str:  # a LookupError may print the repr of its argument
         return str(self.args[0]) if self.args else ""
+
+
+class NothingThereError(NotFoundError, FileNotFoundError):
+    """No archive at that URL, or nothing in it that could be loaded."""
 
 
 class AlreadyExistsError(ArchiveError, FileExistsError):

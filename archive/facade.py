@@ -20,6 +20,7 @@ from archive.errors import (
     CorruptCommitError,
     MissingObjectError,
     NotFoundError,
+    NothingThereError,
     UsageError,
 )
 from archive.index import EpisodeIndex
@@ -254,7 +255,8 @@ def open(
     allow_bases: bool | Sequence[str] = (),
     deadline_s: float = 120.0,
 ) -> Archive:
-    """Open an archive; NotFoundError if there is none, unless `create` makes it (any number of processes may).
+    """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any number
+    of processes may).
 
     commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
     where this one refers to their shards; True for any.  deadline_s: how long a request is retried.
@@ -264,7 +266,7 @@ def open(
     found = find_about(storage)
     if found is None:
         if not create or commit is not None:
-            raise NotFoundError(
+            raise NothingThereError(
                 f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
             )
         about, raw = _new(layout)
@@ -309,7 +311,7 @@ def find_about(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
     plainjson.check_size(raw, most, what=where, error=CorruptCommitError)
     about = plainjson.parse(raw, what=where, error=CorruptCommitError, max_depth=plainjson.MAX_DEPTH)
     if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
-        raise NotFoundError(f"{where} does not belong to a trajectory archive; check the URL")
+        raise NothingThereError(f"{where} does not belong to a trajectory archive; check the URL")
     layout.check_format(about.get("format"), where=where)
     if about.get("layout") not in layout.LAYOUTS or not isinstance(about.get("id"), str):
         raise CorruptCommitError(f"{where} is damaged: its layout or id is no archive's; put it back from a copy")

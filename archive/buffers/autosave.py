@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class AutoSave:
-    """Calls `commit` in a thread of its own, `interval_s` after `added()`, or soon after `hurry()`.
+    """Calls `commit` in a thread of its own, `interval_s` after `added()`, soon after `hurry()`, and while `now()` waits.
 
     An error is kept for `surface()`; the commit is tried again an interval later.
     """
@@ -19,6 +19,7 @@ class AutoSave:
         self._wake = threading.Condition()
         self._due: float | None = None
         self._ended = False
+        self._begun = self._done = 0  # how many commits
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="archive-autosave", daemon=True)
         self._thread.start()
@@ -31,11 +32,19 @@ class AutoSave:
         """There is something to commit, now."""
         self._at(time.monotonic())
 
+    def now(self) -> None:
+        """Wait for a commit that begins after this; what goes wrong is for `surface()`, as always."""
+        with self._wake:
+            wanted = self._begun + 1
+            self._due = time.monotonic()
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._done >= wanted or self._ended)
+
     def _at(self, due: float) -> None:
         with self._wake:
             if self._due is None or due < self._due:
                 self._due = due
-                self._wake.notify()
+                self._wake.notify_all()
 
     def surface(self) -> None:
         """Raise what went wrong, once."""
@@ -48,7 +57,7 @@ class AutoSave:
         """End the thread; a commit under way is finished, none is begun."""
         with self._wake:
             self._ended = True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -59,6 +68,9 @@ class AutoSave:
                 with self._wake:
                     self._error = error
                 self.added()
+            with self._wake:
+                self._done = self._begun
+                self._wake.notify_all()
 
     def _waited(self) -> bool:
         """Wait until a commit is due; whether there is one to make."""
@@ -67,6 +79,7 @@ class AutoSave:
                 now = time.monotonic()
                 if self._due is not None and self._due <= now:
                     self._due = None
+                    self._begun += 1
                     return True
                 self._wake.wait(None if self._due is None else self._due - now)
             return False

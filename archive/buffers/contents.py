@@ -13,7 +13,7 @@ from archive.buffers import flatten
 from archive.buffers.flatten import Flat, Part, Signature
 from archive.buffers.mapping import Weights
 from archive.buffers.slab import Slab
-from archive.errors import CapacityError, UsageError
+from archive.errors import EmptyBufferError, UsageError
 
 
 class Home(Protocol):
@@ -190,17 +190,13 @@ class Contents:
         return parts, _misses(window, torch.nonzero(of < 0).reshape(-1), which, local)
 
 
-def check_enough(window: Window, count: int, *, replace: bool) -> None:
-    """Refuse to draw from nothing, and more than there are unless that is wanted."""
+def drawn_from(window: Window, count: int, *, replace: bool) -> int:
+    """How many transitions to draw where `count` are asked for: no more than there are, unless that is wanted."""
     if count < 1:
         raise UsageError(f"num_chunks={count}: ask for at least 1")
     if not window.total:
-        raise CapacityError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
-    if count > window.total and not replace:
-        raise CapacityError(
-            f"{count} transitions were asked for, the window of {len(window.entries)} trajectories has {window.total}; ask "
-            "for fewer, or pass replace=True"
-        )
+        raise EmptyBufferError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
+    return count if replace else min(count, window.total)
 
 
 def _misses(window: Window, places: torch.Tensor, which: torch.Tensor, local: torch.Tensor) -> list[Miss]:

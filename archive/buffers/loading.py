@@ -1,11 +1,12 @@
-"""Engine: what a buffer goes on from: the share of a checkpoint that a path, a rank and a world size mean."""
+"""Engine: a buffer goes on from a checkpoint: the share that a path, a rank and a world size mean, and its trajectories."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 
@@ -18,18 +19,38 @@ from archive.buffers.mapping import Weights
 from archive.buffers.ranks import Where, job_rank, job_world_size
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episodes
-from archive.errors import NotFoundError, UsageError
+from archive.errors import NotFoundError, NothingThereError, UsageError
 from archive.facade import Archive
 
 Homes = Callable[[Callable[[], Episodes]], ArchiveHome]
 _log = logging.getLogger("archive")
 
 
+class Found(Protocol):
+    """What a buffer goes on from: a part of a checkpoint, or of what is there without one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
+    @property
+    def source_states(self) -> Sequence[dict[str, Any]]: ...
+    @property
+    def source(self) -> Any: ...
+    @property
+    def numbers(self) -> Mapping[str, int]: ...
+    @property
+    def taken(self) -> Iterable[int | None]: ...
+    def episodes(self) -> Episodes: ...
+    def generator(self) -> torch.Generator | None: ...
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """What was found: the share, and which rank of which world that is."""
+    """A part of a checkpoint: the share, and which rank of which world that is."""
 
-    arc: Archive
     checkpoint: Checkpoint
     share: Any  # resharding.Share
     buffer: str
@@ -51,35 +72,62 @@ class Loaded:
     def source_states(self) -> list[dict[str, Any]]:
         return [_as_state(s) for s in self.share.buffer(self.buffer).source_states.values()]
 
+    @property
+    def source(self) -> Any:
+        """What a writer goes on from."""
+        return self.share
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Episode -> trajectory id."""
+        # as it was: another rank's ids are its own affair
+        mine = self.episodes() if self.share.plan.is_identity else self.checkpoint.episodes
+        return told_apart(mine, self._renumbered)
+
+    @property
+    def taken(self) -> list[int | None]:
+        """Ids that are used."""
+        return [*ids_of(self.checkpoint.episodes, self._renumbered), *self.numbers.values()]
+
+    @property
+    def _renumbered(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self.checkpoint.values.get(NUMBER, {})
+        return found
+
     def episodes(self) -> Episodes:
         found: Episodes = self.share.buffer(self.buffer).episodes
         return found
+
+    def generator(self) -> torch.Generator:
+        """The random generator as it was saved; in a new world, one that the plan seeds."""
+        saved = self.state.get("generator", (self.state.get("live") or {}).get("generator"))
+        out = torch.Generator()
+        if isinstance(saved, torch.Generator):
+            return out.set_state(saved.get_state())
+        return out.manual_seed(int(self.share.seed))
 
 
 def _as_state(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def find(where: Where, run: str, buffer: str, storage_options: Mapping[str, Any] | None) -> tuple[Archive, Checkpoint]:
-    """The newest whole checkpoint of the archive that a path means."""
+def opened(where: Where, storage_options: Mapping[str, Any] | None) -> Archive:
+    """The archive that a path means."""
     try:
-        arc = archive.open(where.root, storage_options=where.options(storage_options))
+        return archive.open(where.root, storage_options=where.options(storage_options))
     except NotFoundError as e:
-        raise NotFoundError(
+        raise NothingThereError(
             f"{e}. A folder with metadata.json and trajectory files is brought into an archive by "
             "archive.adapters.rlinf.import_checkpoint"
         ) from e
-    found = arc.checkpoints.of(run).newest(replay=True)
-    if found is None:
-        runs = ", ".join(map(repr, arc.head.runs)) or "none"
-        raise NotFoundError(
-            f"the archive at {arc.url} (runs: {runs}) has no whole checkpoint of run {run!r}; "
-            "save_checkpoint() makes one once all ranks "
-            f"have called it (it has {len(arc.episodes)} episodes, which arc.episodes reads)"
-        )
-    if buffer not in found.buffers:
+
+
+def newest(arc: Archive, run: str, buffer: str) -> Checkpoint | None:
+    """The newest whole checkpoint of a run; None if there is none."""
+    found: Checkpoint | None = arc.checkpoints.of(run).newest(replay=True)
+    if found is not None and buffer not in found.buffers:
         raise NotFoundError(f"checkpoint {found.name!r} at {arc.url} has no buffer {buffer!r}: {list(found.buffers)}")
-    return arc, found
+    return found
 
 
 def share_of(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
@@ -90,7 +138,7 @@ def share_of(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
     if world_size is None:
         world_size = 1 if where.rank is None else ck.world_size
     rank = where.rank if where.rank is not None else job_rank()
-    _check_rank(rank, world_size, f"checkpoint {ck.name!r} was saved by {ck.world_size}")
+    check_rank(rank, world_size, f"checkpoint {ck.name!r} was saved by {ck.world_size}")
     policy = "balanced" if world_size == ck.world_size else "by_trajectory"
     return resharding.plan(ck, world_size=world_size, policy=policy).share(rank)
 
@@ -100,7 +148,7 @@ def part_of_list(ck: Checkpoint, where: Where, buffer: str, rank: int, world_siz
     import resharding
 
     world_size = (job_world_size() or 1) if world_size is None else world_size
-    _check_rank(rank, world_size, "is_distributed=True")
+    check_rank(rank, world_size, "is_distributed=True")
     chosen = None if where.rank is None else {"episode_id": held_by(ck, buffer, where.rank)}
     if rank and rank == where.rank and world_size > 1:
         _log.warning(
@@ -121,7 +169,8 @@ def held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
     return ids
 
 
-def _check_rank(rank: int, world_size: int, why: str) -> None:
+def check_rank(rank: int, world_size: int, why: str) -> None:
+    """Refuse a rank that a world does not have."""
     if world_size <= 0:
         raise UsageError(f"world_size={world_size} must be at least 1")
     if not 0 <= rank < world_size:
@@ -143,19 +192,16 @@ def ids_of(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> l
     return [i if isinstance(i, int) else None for i in found]
 
 
-def entries(loaded: Loaded, homes: Homes) -> tuple[list[Entry], int]:
-    """The share's trajectories, by id, and the first id that is free."""
-    every, renumbered = loaded.checkpoint.episodes, loaded.checkpoint.values.get(NUMBER, {})
-    # as it was: another rank's ids are its own affair
-    numbers = _told_apart(loaded.episodes() if loaded.share.plan.is_identity else every, renumbered)
-    taken = (*ids_of(every, renumbered), *numbers.values())
-    return entries_of(loaded.episodes, homes, numbers), next_id((*loaded.source_states, loaded.state), taken)
+def entries(found: Found, homes: Homes) -> tuple[list[Entry], int]:
+    """The trajectories that were found, by id, and the first id that is free."""
+    free = next_id((*found.source_states, found.state), found.taken)
+    return entries_of(found.episodes, homes, found.numbers), free
 
 
 def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[str, int] | None = None) -> list[Entry]:
     """Episodes as trajectories that can be read, by id; those that have no envs side by side are of one."""
     found = episodes()
-    numbers = _told_apart(found) if numbers is None else numbers
+    numbers = told_apart(found) if numbers is None else numbers
     home, out = homes(episodes), []
     table = found.table.select(["episode_id", "length", "metadata", "model_weights_uuids", "update_count_max"])
     for name, length, text, uuids, count in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
@@ -168,7 +214,7 @@ def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[
     return sorted((e for e in out if e.samples), key=lambda e: e.trajectory_id)
 
 
-def _told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
+def told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
     """Episode -> trajectory id. Where several have the same, for their ranks counted apart, all are numbered anew: by
     the ids they had, then by rank; every rank comes to the same numbers."""
     names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes, renumbered)
@@ -177,12 +223,3 @@ def _told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None)
         return dict(zip(names, known, strict=True))
     order = sorted(range(len(names)), key=lambda i: (given[i] is None, given[i] or 0))
     return {names[i]: number for number, i in enumerate(order)}
-
-
-def generator(loaded: Loaded) -> torch.Generator:
-    """The random generator as it was saved; in a new world, one that the plan seeds."""
-    saved = loaded.state.get("generator", (loaded.state.get("live") or {}).get("generator"))
-    out = torch.Generator()
-    if isinstance(saved, torch.Generator):
-        return out.set_state(saved.get_state())
-    return out.manual_seed(int(loaded.share.seed))

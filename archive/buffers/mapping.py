@@ -79,6 +79,12 @@ def take(trajectory: Any) -> Taken | None:
     return Taken(trajectories.to_steps(tree), flatten.flatten(tree, steps, envs), _weights(trajectory, tree))
 
 
+def transitions(trajectory: Any) -> dict[str, Any]:
+    """A trajectory's fields [T, B, ...] as rows of transitions [T * B, ...]; {} for one without any steps."""
+    taken = take(trajectory)
+    return {} if taken is None else flatten.nested(taken.flat.rows)
+
+
 def _tree(trajectory: Any) -> dict[str, Any]:
     try:
         tree = trajectories.tree_of(trajectory)

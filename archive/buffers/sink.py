@@ -72,6 +72,12 @@ class Sink:
         if gone:
             part_of(self.writer, self.buffer).remove([self.owned.pop(i) for i in sorted(gone)])
 
+    def commit_now(self) -> None:
+        """Wait until what was added is visible, or could not be made so (`surface()` tells); none is begun while a
+        checkpoint is under way."""
+        if self._autosave is not None and (self.pending is None or self.pending.done()):
+            self._autosave.now()
+
     def commit(self) -> None:
         """Make visible what was added; while a checkpoint is under way, that will."""
         with self._committing:

@@ -14,10 +14,11 @@ import torch
 
 from archive import forking
 from archive.adapters._rlinf_numbers import SYSTEM
-from archive.buffers import flatten, loading, mapping, moving, ranks, settings
+from archive.buffers import flatten, loading, mapping, moving, ranks, settings, starting
 from archive.buffers.autosave import logged
-from archive.buffers.contents import Contents, Entry, check_enough
+from archive.buffers.contents import Contents, Entry, drawn_from
 from archive.buffers.home import ArchiveHome
+from archive.buffers.loading import Found
 from archive.buffers.mapping import Weights
 from archive.buffers.sink import Added
 from archive.buffers.sinks import Earlier, Job, Sinks
@@ -36,8 +37,8 @@ class TrajectoryReplayBuffer:
     newest trajectories stay in memory; transitions of others are read from the archive, and no more than the chunks
     they lie in.  sample_window_size: draw from that many of the newest trajectories; 0 for all.
     auto_save: append what is added to the archive at `auto_save_path`, in the background; it is committed every
-    `auto_save_interval_s`. Without it all is in memory, older trajectories than the window leave the buffer, and
-    nothing is written before save_checkpoint().  trajectory_format: accepted; an archive has one format.
+    `auto_save_interval_s`, and when more than `cache_size` wait for that. Without it all is in memory, older trajectories
+    than the window leave the buffer, nothing is written before save_checkpoint().  trajectory_format: has no effect.
 
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
@@ -76,16 +77,14 @@ class TrajectoryReplayBuffer:
         self._missing, self._max_trajectories = missing, max_trajectories
         given = ranks.where(auto_save_path) if auto_save_path else None
         self._where = given if auto_save else None
-        self._job = Job(
-            given.rank if given and rank is None else rank, world_size, run, session, buffer, storage_options
-        )
+        rank = given.rank if given and rank is None else rank
+        self._job = Job(rank, world_size, run, session, buffer, storage_options)
         self._writing, self._lock = forking.lock(self, "_writing"), forking.lock(self)
         self._closed, self._pid = False, os.getpid()
         self._closing: Thread | None = None
-        self._loaded_count = 0
+        self._loaded_count = self._added = 0
         self._contents = self._no_contents()
         self._next_id: int | None = None
-        self._added = 0
         self.random_generator = settings.seeded(seed, self._rank)
         self._homes = partial(ArchiveHome, cache_bytes=cache_bytes, disk_cache=disk_cache)
         self._sinks = Sinks(self._job, self._where, auto_save_interval_s, self._visible, self._homes)
@@ -122,7 +121,10 @@ class TrajectoryReplayBuffer:
             taken = mapping.take_all(trajectories, Weights(model_weights_uuid, model_update_count))
             with self._lock:
                 self._contents.check(t.flat for t in taken)
-            return [self._add(t) for t in taken]
+            ids = [self._add(t) for t in taken]
+            if self._where is not None and len(self._contents.cached) > (self._in_memory_limit or 0):
+                self._sinks.at(self._where).commit_now()  # what is in the archive need not be in memory
+            return ids
 
     def _add(self, taken: mapping.Taken) -> int:
         entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.weights)
@@ -162,21 +164,25 @@ class TrajectoryReplayBuffer:
     def sample(self, num_chunks: int = 0, *, replace: bool = False) -> dict[str, Any]:
         """A batch of `num_chunks` transitions, nested dicts of tensors [num_chunks, ...].
 
-        Drawn uniformly, with replacement, from all transitions of the window. More than it has are drawn only with
-        replace=True; otherwise that is an error, and nothing is drawn.
+        Drawn uniformly, with replacement, from all transitions of the window. Where the window has fewer, as many as it
+        has, as RLinf does; with replace=True as many as are asked for. EmptyBufferError (a RuntimeError) where it has none.
         """
         self._sinks.surface()
         with self._lock:
             window = self._contents.window(self.sample_window_size)
-            check_enough(window, num_chunks, replace=replace)
-            drawn = torch.randint(window.total, (num_chunks,), generator=self.random_generator)
+            count = drawn_from(window, num_chunks, replace=replace)
+            drawn = torch.randint(window.total, (count,), generator=self.random_generator)
             parts, misses = self._contents.gather(window, drawn)
         parts += [part for miss in misses for part in miss.read()]
-        return flatten.nested(flatten.joined(parts, num_chunks, self._missing))
+        return flatten.nested(flatten.joined(parts, count, self._missing))
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
         """As `sample`."""
         return self.sample(num_chunks)
+
+    def _flatten_trajectory(self, trajectory: Any) -> dict[str, Any]:
+        """A trajectory's transitions as batches have them, [T * B, ...]; nothing is added. RLinf's workers call it."""
+        return mapping.transitions(trajectory)
 
     def is_ready(self, min_size: int) -> bool:
         """Whether so many trajectories have been added (of those that left since, too) that training may begin."""
@@ -237,7 +243,8 @@ class TrajectoryReplayBuffer:
     def load_checkpoint(
         self, load_path: Any, is_distributed: bool = False, local_rank: int = 0, world_size: int | None = None
     ) -> None:
-        """Go on from the newest checkpoint of the archive at `load_path`, in place of what the buffer holds.
+        """Go on from the newest checkpoint of the archive at `load_path`, in place of what the buffer holds; where no
+        checkpoint was made, from all that auto_save committed there.
 
         A world of the same size goes on exactly: trajectories, counters, the random generator. In a world of another
         size each rank takes a contiguous part of all trajectories. What is saved there next refers to what is there.
@@ -246,23 +253,17 @@ class TrajectoryReplayBuffer:
         """
         with self._writing:
             self._enter()
-            where = ranks.where(load_path)
+            where, part = ranks.where(load_path), int(local_rank) if is_distributed else None
             self._sinks.settle()
-            arc, ck = loading.find(where, self._job.run, self._job.buffer, self._job.storage_options)
-            world_size = self._job.world_size if world_size is None else world_size
-            if is_distributed:
-                share = loading.part_of_list(ck, where, self._job.buffer, int(local_rank), world_size)
-            else:
-                share = loading.share_of(ck, where, world_size)
-            self._take_over(loading.Loaded(arc, ck, share, self._job.buffer), where.name)
+            self._take_over(starting.find(where, self._job, part, world_size), where.name)
 
-    def _take_over(self, loaded: loading.Loaded, root: str) -> None:
+    def _take_over(self, loaded: Found, root: str) -> None:
         entries, next_id = loading.entries(loaded, self._homes)
         contents = moving.fill(self._no_contents(), entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
         owned = {e.trajectory_id: e.name for e in entries}
-        self._sinks.go_on_from(root, Earlier(loaded.share, loaded.rank, loaded.world_size, owned))
+        self._sinks.go_on_from(root, Earlier(loaded.source, loaded.rank, loaded.world_size, owned))
         self._job.rank, self._job.world_size = loaded.rank, loaded.world_size
         with self._lock:
             self._contents, self._next_id, self._loaded_count = contents, next_id, len(entries)
@@ -280,12 +281,12 @@ class TrajectoryReplayBuffer:
                 self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
 
-    def _restore(self, loaded: loading.Loaded) -> None:
-        """Counters and the random generator: as they were, or for a new world from its plan."""
+    def _restore(self, loaded: Found) -> None:
+        """Counters and the random generator: as they were, for a new world from its plan, and else as they are."""
         state, sources = loaded.state, loaded.source_states
         self.seed = next((s["seed"] for s in (state, *sources) if "seed" in s), self.seed)
         self._added = int(state.get("added", len(self._contents.entries)))
-        self.random_generator = loading.generator(loaded)
+        self.random_generator = loaded.generator() or self.random_generator
 
     # -- the end ------------------------------------------------------------------------------------------------
 
