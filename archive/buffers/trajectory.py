@@ -77,8 +77,8 @@ class TrajectoryReplayBuffer:
         self._missing, self._max_trajectories = missing, max_trajectories
         given = ranks.where(auto_save_path) if auto_save_path else None
         self._where = given if auto_save else None
-        rank = given.rank if given and rank is None else rank
-        self._job = Job(rank, world_size, run, session, buffer, storage_options)
+        own = given.rank if given and rank is None else rank
+        self._job = Job(own, world_size, run, session, buffer, storage_options)
         self._writing, self._lock = forking.lock(self, "_writing"), forking.lock(self)
         self._closed, self._pid = False, os.getpid()
         self._closing: Thread | None = None
@@ -164,8 +164,8 @@ class TrajectoryReplayBuffer:
     def sample(self, num_chunks: int = 0, *, replace: bool = False) -> dict[str, Any]:
         """A batch of `num_chunks` transitions, nested dicts of tensors [num_chunks, ...].
 
-        Drawn uniformly, with replacement, from all transitions of the window. Where the window has fewer, as many as it
-        has, as RLinf does; with replace=True as many as are asked for. EmptyBufferError (a RuntimeError) where it has none.
+        Drawn uniformly, with replacement, from all transitions of the window; if it has fewer, as many as it has, unless
+        replace=True. EmptyBufferError (a RuntimeError) where it has none.
         """
         self._sinks.surface()
         with self._lock:
@@ -243,8 +243,8 @@ class TrajectoryReplayBuffer:
     def load_checkpoint(
         self, load_path: Any, is_distributed: bool = False, local_rank: int = 0, world_size: int | None = None
     ) -> None:
-        """Go on from the newest checkpoint of the archive at `load_path`, in place of what the buffer holds; where no
-        checkpoint was made, from all that auto_save committed there.
+        """Go on from the newest checkpoint at `load_path`, in place of what the buffer holds; where none was made, from
+        all that auto_save committed there.
 
         A world of the same size goes on exactly: trajectories, counters, the random generator. In a world of another
         size each rank takes a contiguous part of all trajectories. What is saved there next refers to what is there.
@@ -275,8 +275,9 @@ class TrajectoryReplayBuffer:
         with self._writing:
             self._enter()
             entries = loading.entries_of(lambda: episodes, self._homes)
-            limit = self._in_memory_limit if in_memory is None else in_memory
-            contents = moving.fill(self._no_contents(), entries, limit)
+            contents = moving.fill(
+                self._no_contents(), entries, self._in_memory_limit if in_memory is None else in_memory
+            )
             with self._lock:
                 self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
