@@ -19,8 +19,8 @@ from archive.index import EpisodeIndex
 from archive.liveview import Located
 from archive.manifest import Snapshot
 from archive.ranges import Ints
-from archive.staging import Resume
-from archive.streams import NO_ENV
+from archive.resumed import Resume
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     import pyarrow as pa

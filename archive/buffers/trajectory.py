@@ -275,9 +275,8 @@ class TrajectoryReplayBuffer:
         with self._writing:
             self._enter()
             entries = loading.entries_of(lambda: episodes, self._homes)
-            contents = moving.fill(
-                self._no_contents(), entries, self._in_memory_limit if in_memory is None else in_memory
-            )
+            limit = self._in_memory_limit if in_memory is None else in_memory
+            contents = moving.fill(self._no_contents(), entries, limit)
             with self._lock:
                 self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
@@ -288,8 +287,6 @@ class TrajectoryReplayBuffer:
         self.seed = next((s["seed"] for s in (state, *sources) if "seed" in s), self.seed)
         self._added = int(state.get("added", len(self._contents.entries)))
         self.random_generator = loaded.generator() or self.random_generator
-
-    # -- the end ------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Commit what was added so far (with auto_save)."""
@@ -324,7 +321,7 @@ class TrajectoryReplayBuffer:
             self._closing.start()
 
     def settle_at_exit(self) -> None:
-        """What was added with auto_save and not committed yet is, before the interpreter ends."""
+        """Commit what was added with auto_save, before the interpreter ends."""
         if self._pid == os.getpid():
             self._closing.join() if self._closing else logged(self._sinks.finish)
 
