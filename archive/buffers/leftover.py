@@ -131,16 +131,15 @@ def _part(episodes: Episodes, rank: int, world_size: int) -> Episodes:
 def _committed(arc: Archive, run: str, buffer: str) -> Episodes:
     """What the sessions of a run committed to a buffer; what other runs did is left out."""
     every = arc.episodes.filter(buffer=buffer)
-    other = (
-        _sessions(entry for name, entry in arc.commits[-1].runs.items() if name != run) if len(arc.commits) else set()
-    )
+    other = _sessions(entry for name, entry in arc.head.runs.items() if name != run)
     sessions = {*every.table["session"].to_pylist()}
     if sessions & other:
         every = every.filter(session=sorted(sessions - other))
     if not len(every):
+        runs = ", ".join(map(repr, arc.head.runs)) or "none"
         raise NothingThereError(
-            f"the archive at {arc.url} has no trajectories of run {run!r} in buffer {buffer!r}: auto_save commits them, and "
-            "save_checkpoint() saves them once all ranks have called it"
+            f"the archive at {arc.url} (runs: {runs}) has no trajectories of run {run!r} in buffer {buffer!r}: auto_save "
+            "commits them, and save_checkpoint() makes a whole checkpoint once all ranks have called it"
         )
     return every
 
