@@ -82,7 +82,7 @@ class Branches:
     def __init__(self, origins: Mapping[str, Origin], runs: Mapping[str, str]) -> None:
         """origins: in the order in which the sessions were opened; runs: of each of these sessions."""
         self.origins = origins
-        self._runs = {origin.session: origin.run for origin in origins.values()} | dict(runs)
+        self.runs = {origin.session: origin.run for origin in origins.values()} | dict(runs)
 
     @classmethod
     def of(cls, table: pa.Table) -> Branches:
@@ -124,7 +124,7 @@ class Branches:
         lines: dict[tuple[str, str], list[str]] = {}
         for name, first in self._first.items():
             trees.setdefault(first, set()).add(name)
-            lines.setdefault((first, self._runs[name]), []).append(name)
+            lines.setdefault((first, self.runs[name]), []).append(name)
         for (first, _), sessions in lines.items():
             yield trees[first], sessions[::-1]
 
@@ -140,6 +140,21 @@ class Branches:
                 out[seen] = True
                 left = left[~_of_same(episode, seen, left)]
         return out
+
+    def spliced(self, rows: Rows, before: Ints) -> Ints:
+        """Rows that name a predecessor which their session does not see, though both go back to one session.
+
+        before: the place of each row's predecessor among the rows; -1 for none.
+        """
+        out: list[Ints] = []
+        trees = {first: [s for s, f in self._first.items() if f == first] for first in set(self._first.values())}
+        for tree in trees.values():
+            inside = rows.written_by(tree)
+            for session in tree:
+                mine = np.flatnonzero(rows.written_by([session]) & (before >= 0))
+                mine = mine[inside[before[mine]] & (rows.sequence[before[mine]] >= 0)]
+                out.append(mine[~rows.seen(self.sight(session), before[mine])])
+        return np.concatenate(out) if out else np.zeros(0, np.int64)
 
 
 def _of_same(episode: Ints, these: Ints, among: Ints) -> Mask:

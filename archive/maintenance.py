@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from archive import chunkindex, commits, fetching, layout, manifest, sessions
+from archive import chunkindex, commits, fetching, layout, manifest, sessions, splices
 from archive.bases import Roots
+from archive.checkpoints import Checkpoint
 from archive.chunkindex import METADATA, ShardIndex
 from archive.commits import Commit
 from archive.errors import ArchiveError, CorruptCommitError, NotFoundError, UsageError
@@ -45,15 +46,18 @@ class Report:
 
 
 def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits, their tables, what their checkpoints staged, and every shard of the newest: that its first
-    bytes are there or, if `deep`, that every byte is as it was written."""
+    """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a resume
+    left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is as it
+    was written."""
     report = Report(deep)
     tell = progress or (lambda _: None)
     seen: set[str] = set()
+    resumes = splices.Resumes()
     for commit in _commits(archive, report):
         _check_files(archive, commit, seen, report)
-        _check_staged(archive, commit, report)
+        _check_staged(archive, commit, resumes, report)
         tell(report)
+    _check_chains(archive, resumes, report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
         _attempt(report, key, lambda k=key: sessions.read_claim(archive.storage, k))  # type: ignore[misc]
     for index, episodes in _shards(archive, report):
@@ -104,12 +108,22 @@ def _check_files(archive: Archive, commit: Commit, seen: set[str], report: Repor
             _attempt(report, ref["path"], lambda r=ref: manifest.fetch(_roots(archive), [r]))  # type: ignore[misc]
 
 
-def _check_staged(archive: Archive, commit: Commit, report: Report) -> None:
+def _check_chains(archive: Archive, resumes: splices.Resumes, report: Report) -> None:
+    """No episode may be put together from branches that exclude each other."""
+    table = "the segments table"
+    for splice in _attempt(report, table, lambda: list(splices.find(archive.snapshot, resumes))) or ():
+        report.findings.append(Finding(table, str(splice), (splice.episode_id,)))
+
+
+def _check_staged(archive: Archive, commit: Commit, resumes: splices.Resumes, report: Report) -> None:
     for rank in commit.body.get("checkpoint", {}).get("ranks", []):
         file = StagedFile(archive.storage, rank["key"], rank["nonce"])
         report.states += 1
-        if _attempt(report, rank["key"], lambda f=file: f.index) is not None and report.deep:  # type: ignore[misc]
-            _attempt(report, rank["key"], lambda f=file: f.check())  # type: ignore[misc]
+        index = _attempt(report, rank["key"], lambda f=file: f.index)  # type: ignore[misc]
+        if index is not None:
+            resumes.add(Checkpoint(archive.storage, commit), index)
+            if report.deep:
+                _attempt(report, rank["key"], lambda f=file: f.check())  # type: ignore[misc]
 
 
 def _shards(archive: Archive, report: Report) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:

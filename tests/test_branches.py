@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps
+from tampering import change_commit, change_table, set_column
 
 import archive
 import resharding
+from archive.maintenance import verify
 
 ENDS = (
     "complete",
@@ -304,3 +308,65 @@ def test_many_resumes_are_followed_in_order() -> None:
         ck = reopened(arc).checkpoints[f"step-{number}"]
         assert serials(ck) == want
         assert told(ck.episodes)["return"] == sum(want) / 2
+
+
+# -- verify notices a splice -------------------------------------------------------------------------------------------
+
+
+def branching(root: Path) -> archive.Archive:
+    """An archive on disk: a tail that a resume left behind, an env that stood still, and one that went on."""
+    arc = archive.create(str(root))
+    with arc.writer(session="s") as w:
+        w.append(steps([1]), env_ids=0, episode_ids="x")
+        w.checkpoint(1)
+        w.append(steps([2]), env_ids=0, last=[True])
+    with resume(arc, "step-1", session="t") as w:
+        w.checkpoint(2)
+    with resume(arc, "step-2", session="u") as w:
+        w.append(steps([3]), env_ids=0)
+        w.checkpoint(3)
+    return reopened(arc)
+
+
+def splice(root: Path) -> None:
+    """The newest row of the episode goes on from the tail that was left behind, as it never must."""
+
+    def change(table: Any) -> Any:
+        (mine,) = [i for i, session in enumerate(table["session"].to_pylist()) if session == "u"]
+        before = table["predecessor"].to_pylist()
+        assert before[mine] == "s:0:0"
+        before[mine] = "s:0:1"
+        return set_column(table, "predecessor", pa.array(before, pa.string()))
+
+    change_table(root, "segments", change)
+
+
+def forget_branches(root: Path) -> None:
+    """As an earlier version has it: only the staged objects say what their writers resumed from."""
+
+    def change(body: dict[str, Any]) -> None:
+        del body["branches"]
+
+    change_commit(root, change)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_verify_notices_a_splice(tmp_path: Path, recorded: bool) -> None:
+    arc = branching(tmp_path / "a")
+    assert verify(arc).findings == []
+    splice(tmp_path / "a")
+    if not recorded:
+        forget_branches(tmp_path / "a")
+    spliced = reopened(arc)
+    assert read(spliced.episodes) == [1, 2, 3]
+    (finding,) = verify(spliced).findings
+    assert finding.episodes == ("x",)
+    for words in ("'x'", "'u:0:0' goes on from 's:0:1'", "resumed from commit 5"):
+        assert words in finding.problem
+
+
+def test_without_what_is_recorded_a_sound_archive_stays_sound(tmp_path: Path) -> None:
+    arc = branching(tmp_path / "a")
+    forget_branches(tmp_path / "a")
+    assert verify(reopened(arc)).findings == []
+    assert read(reopened(arc).episodes) == [1, 3]

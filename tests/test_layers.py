@@ -130,7 +130,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
         ),
     ),
     "facade": (3, ("archive", "facade")),
-    "frameworks": (4, ("torch", "torch.*", "adapters", "adapters.*", "buffers", "buffers.*", "maintenance")),
+    "frameworks": (4, ("torch", "torch.*", "adapters", "adapters.*", "buffers", "buffers.*", "maintenance", "splices")),
     "resharding": (4, ("resharding", "resharding.*")),
     "tools": (5, ("cli*", "notebook*", "__main__")),
 }
