@@ -23,6 +23,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Sequences = Mapping[int, int]  # rank -> its segments below this number
 Sight = Mapping[str, Sequences | None]  # session -> which of its segments are seen; None: all
 
+COLUMNS = ("session", "run", "parent", "parent_run", "rank", "sequence", "resumed_from")  # all but the commit's number
 _ALL = np.iinfo(np.int64).max
 
 
@@ -98,6 +99,26 @@ class Branches:
 
     def __bool__(self) -> bool:
         return bool(self.origins)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """As columns of the branches table."""
+        out: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        for name, origin in self.origins.items():
+            for rank, sequence in (origin.sequences or {0: 0}).items():
+                row = (name, self.runs[name], origin.session, origin.run, rank, sequence, origin.commit)
+                for column, value in zip(COLUMNS, row, strict=True):
+                    out[column].append(value)
+        return out
+
+    def beyond(self, others: Branches) -> Branches:
+        """What others do not have of it."""
+        new = {name: origin for name, origin in self.origins.items() if name not in others.origins}
+        return Branches(new, self.runs)
+
+    def around(self, sessions: Iterable[str]) -> Branches:
+        """What goes back to the same as one of these sessions does."""
+        firsts = {self._first.get(name, name) for name in sessions}
+        return Branches({n: o for n, o in self.origins.items() if self._first[n] in firsts}, self.runs)
 
     def sight(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
         """What a session sees, itself (up to `own`, if given) and those it goes back to."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from archive import commits, layout, manifest, plainjson, tables
-from archive.branches import Origin
+from archive.branches import Branches, Origin
 from archive.commits import Body, Commit, CommitLog
 from archive.errors import (
     AlreadyExistsError,
@@ -140,11 +140,7 @@ def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attem
 
 def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, body: Body) -> Body:
     """The body of a commit of a session, with what the session goes on from."""
-    ranks = origin.sequences or {0: 0}
-    rows = {
-        "session": who.session, "run": who.run, "parent": origin.session, "parent_run": origin.run, "rank": list(ranks),
-        "sequence": list(ranks.values()), "resumed_from": origin.commit,
-    }  # fmt: skip
+    rows = Branches({who.session: origin}, {who.session: who.run}).columns()
     table = tables.from_columns("branches", rows)
     files, _ = manifest.add_rows(storage, who.session, "branches", parent, table, fold=True)
     entry = {**body["runs"][who.run], "resumed_from": {"session": origin.session, "commit": origin.commit}}

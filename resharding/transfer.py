@@ -19,6 +19,7 @@ import numpy as np
 
 from archive import commits, layout, manifest, tables
 from archive.bases import Roots, join_key, split_key
+from archive.branches import Branches, Origin
 from archive.cached import cached_property
 from archive.commits import Body, Commit, CommitLog
 from archive.errors import AlreadyExistsError, AmbiguousWriteError, NotFoundError, UsageError
@@ -145,13 +146,14 @@ def _transfer(selections: Sequence[Selection], target: Target) -> Archive:
     _check_places(selections, target, present)
     fresh = _fresh(selections, present.snapshot if present else None, present.url if present else str(target.to))
     archive = present or target.opened(create=True)
-    if archive is None or not any(len(s.rows) for s in fresh):
+    nothing = not any(len(s.rows) for s in fresh) and not _branches(selections, present.snapshot if present else None)
+    if archive is None or nothing:
         return archive or open_archive(target.to, storage_options=target.options)
     session = new_session()
     taken = partial(_copied, session=session, target=target) if target.copy else _referring
     segments = [taken(s, archive) for s in fresh]
     _claim_sessions(archive, fresh)
-    _commit(archive, fresh, tables.concat("segments", segments), session, target.copy)
+    _commit(archive, (selections, fresh), tables.concat("segments", segments), session, target.copy)
     return archive.refresh()
 
 
@@ -193,28 +195,49 @@ def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str
     return out
 
 
-def _commit(archive: Archive, fresh: Sequence[Selection], rows: pa.Table, session: str, copy: bool) -> None:
+def _branches(selections: Sequence[Selection], present: Snapshot | None) -> Branches:
+    """What sessions went on from, as far as it tells how the episodes that are transferred stand, and is not there."""
+    known = present.branches if present else Branches({}, {})
+    origins: dict[str, Origin] = {}
+    runs: dict[str, str] = {}
+    for selection in selections:
+        new = selection.archive.snapshot.branches.around({row.session for row in selection.names}).beyond(known)
+        origins |= {name: origin for name, origin in new.origins.items() if name not in origins}
+        runs |= new.runs
+    return Branches(origins, runs)
+
+
+def _commit(
+    archive: Archive, selections: tuple[Sequence[Selection], Sequence[Selection]], rows: pa.Table, session: str, copy: bool
+) -> None:  # fmt: skip
+    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
     log = CommitLog(archive.storage, archive.id, archive.head)
     seen = archive.head.number
+    every, fresh = selections
     bases = {} if copy else _bases(fresh)
 
     def build(parent: Commit, attempt: int) -> Body:
-        new = rows
+        new, fold = rows, attempt == 0
+        snapshot = Snapshot(archive.storage, parent)
         if parent.number != seen:  # others committed meanwhile: perhaps some of the same
-            kept = _fresh(fresh, Snapshot(archive.storage, parent), archive.url)
+            kept = _fresh(fresh, snapshot, archive.url)
             wanted = {row.address for s in kept for row in s.names}
             new = rows.filter([row.address in wanted for row in rows_of(rows)])
-        body, _ = manifest.add_rows(archive.storage, session, "segments", parent, new, fold=attempt == 0)
+        branches = tables.from_columns("branches", _branches(every, snapshot).columns())
+        body, _ = manifest.add_rows(archive.storage, session, "segments", parent, new, fold=fold)
+        more, _ = manifest.add_rows(archive.storage, session, "branches", parent, branches, fold=fold)
         known = {**parent.body.get("bases", {}), **bases}
         about = {"kind": "merge", "run": "", "session": session, "added": {"segments": new.num_rows}, "bases": known}
-        return {**commits.carried(parent), **body, **about, "runs": parent.runs}
+        found = more if more["branches"] else {}
+        return {**commits.carried(parent), **body, **found, **about, "runs": parent.runs}
 
-    log.append(_transaction(fresh, copy), build)
+    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
 
 
-def _transaction(selections: Sequence[Selection], copy: bool) -> str:
+def _transaction(selections: Sequence[Selection], copy: bool, branches: Branches) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
-    what = [[s.archive.id, [row.address for row in s.names]] for s in selections]
+    what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
+    what += [list(branches.origins)] if branches else []
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 

@@ -310,6 +310,84 @@ def test_many_resumes_are_followed_in_order() -> None:
         assert told(ck.episodes)["return"] == sum(want) / 2
 
 
+# -- other archives ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_branches_come_along_when_archives_are_merged(copy: bool) -> None:
+    arc = fresh()
+    to = f"{arc.url}-to"
+
+    def merged() -> archive.Archive:
+        made = resharding.merge([arc.url], to=to, copy=copy, allow_bases=True)
+        assert resharding.merge([arc.url], to=to, copy=copy, allow_bases=True).head.number == made.head.number, (
+            "twice is once"
+        )
+        return archive.open(to, allow_bases=True)
+
+    with arc.writer() as w:
+        w.append(steps([1]), env_ids=0, episode_ids="x")
+        w.checkpoint(1)
+        w.append(steps([2]), env_ids=0, last=[True], terminated=[True])
+    assert read(merged().episodes) == [1, 2]
+    assert "branches" not in merged().head.body
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    assert told(merged().episodes) == OPEN
+    assert read(merged().episodes) == [1]
+    with resume(arc, "step-2") as w:
+        w.append(steps([3]), env_ids=0)
+    assert read(merged().episodes) == [1, 3]
+    assert verify(merged()).findings == []
+    again = resharding.merge([to], to=f"{to}-2", copy=copy, allow_bases=True)
+    assert again.snapshot.branches.origins == reopened(arc).snapshot.branches.origins
+    with archive.create(f"{arc.url}-other").writer() as w:
+        w.add_episode(steps([7]))
+    elsewhere = resharding.merge([f"{arc.url}-other"], to=f"{arc.url}-3", copy=copy, allow_bases=True)
+    assert "branches" not in elsewhere.head.body, "only what tells of the episodes that came along"
+
+
+def test_a_resharded_checkpoint_is_of_its_branch() -> None:
+    arc = fresh()
+    with arc.writer(session="s") as w:
+        for env in range(2):
+            w.append(steps([10 * env]), env_ids=env)
+        w.checkpoint(1)
+        w.close_episodes()
+    found = reopened(arc)
+    plan = resharding.plan(found.checkpoints["step-1"], world_size=2, unfinished="continue")
+    ck = resharding.reshard(found, plan, f"{arc.url}-to", copy=True)
+    assert not any(ck.episodes.table["complete"].to_pylist())
+    other = archive.open(f"{arc.url}-to")
+    assert not any(other.episodes.table["complete"].to_pylist())
+    share = resharding.plan(other.checkpoints["step-1"], world_size=1, unfinished="continue").share(0)
+    with other.writer(resume=share) as w:
+        w.checkpoint(2)
+    assert verify(archive.open(f"{arc.url}-to")).findings == []
+
+
+def test_compaction_keeps_branches() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.append(steps(range(10)), env_ids=0, episode_ids="x")
+        w.evict(0, positions=list(range(1, 10)))
+        w.checkpoint(1)
+        w.append(steps([20]), env_ids=0, last=[True])
+    with resume(arc, "step-1") as w:
+        w.checkpoint(2)
+    assert resharding.compact(reopened(arc)).shards == 1
+    found = reopened(arc)
+    latest = found.checkpoints.latest
+    assert latest is not None
+    assert read(found.episodes) == list(range(10))
+    assert serials(latest) == [0]
+    with found.writer(resume=latest) as w:
+        w.append(steps([30]), env_ids=0)
+        w.checkpoint(3)
+    assert read(reopened(arc).episodes) == [*range(10), 30]
+    assert verify(reopened(arc)).findings == []
+
+
 # -- verify notices a splice -------------------------------------------------------------------------------------------
 
 
