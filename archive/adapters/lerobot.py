@@ -1,7 +1,7 @@
 """LeRobot datasets of version 3 (Parquet files and their metadata) into an archive and back; no package needed.
 
 ```python
-ck = lerobot.import_dataset("pusht", arc, on_video="skip")  # a folder, or any fsspec URL
+ck = lerobot.import_dataset("pusht", arc, on_video="decode")  # a folder, or any fsspec URL
 print(ck.episodes.filter(where="metadata.task = 'push'").table)
 lerobot.export_dataset(ck, "pusht-again")  # episodes of another origin: fps=10
 ```
@@ -12,8 +12,9 @@ lerobot.export_dataset(ck, "pusht-again")  # episodes of another origin: fps=10
 | `frame_index`, `index`, `episode_index`, `task_index` | derived; an episode's number is in its metadata |
 | tasks | `task` in an episode's metadata; where it changes within one, `tasks` and the field `task_index` |
 | `fps`, `robot_type`, names of features | progress of the checkpoint that the import makes: `ck.progress["lerobot"]` |
-| videos and images | not read: refused, or with on_video="skip" left out and noted |
+| videos and images | on_video="decode": uint8 [height, width, channels] a step (extra `video`); "skip": left out and noted |
 
+Exported pictures are what they were in LeRobot; `video=` says it of others. Videos are without loss unless a codec is named.
 All episodes count as ended: LeRobot does not say how.
 """
 
@@ -39,8 +40,22 @@ from archive.adapters._datasets import (
     row,
     streamed,
 )
+from archive.adapters._lerobot_columns import Stats, array_of, column_of, tasks_table
+from archive.adapters._lerobot_videos import (
+    LOSSLESS,
+    NAMES,
+    PATH,
+    Recorder,
+    Videos,
+    cells_of,
+    check_depth,
+    is_picture,
+    pictures_of,
+    sampled,
+)
 from archive.adapters.common import check_option
 from archive.checkpoints import Checkpoint
+from archive.episodes import Episodes
 from archive.errors import FieldError, IntegrityError, UpgradeError, UsageError
 from archive.facade import Archive
 from archive.schema import Schema
@@ -60,56 +75,88 @@ def import_dataset(
     url: Any, arc: Archive, *, name: str | None = None, run: str = "main", on_video: str = "error",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Add a dataset's episodes, as one checkpoint named after its folder.  on_video: "error" or "skip"."""
-    check_option("on_video", on_video, ("error", "skip"))
+    """Add a dataset's episodes, as one checkpoint named after its folder.
+
+    on_video: "decode" makes fields of videos and images, "skip" leaves them out, "error" refuses a dataset that has some.
+    """
+    check_option("on_video", on_video, ("error", "skip", "decode"))
     store = Storage.connect(url, dict(storage_options or {}))
     info = plainjson.parse(store.get(INFO), what=store.full_url(INFO), error=IntegrityError, shape={"features": dict})
     if info.get("codebase_version") != VERSION:
         raise UpgradeError(f"{url} is a LeRobot dataset of version {info.get('codebase_version')}; {VERSION} is read")
     pictures = [n for n, about in info["features"].items() if about["dtype"] in ("video", "image")]
     if pictures and on_video == "error":
-        raise UsageError(f"{url} has videos or images ({', '.join(pictures)}), which are not read; on_video='skip'")
+        raise UsageError(
+            f"{url} has videos or images ({', '.join(pictures)}): on_video='decode' makes fields of them, on_video='skip' "
+            "leaves them out"
+        )
+    read = pictures if on_video == "decode" else []
+    check_depth(info["features"], read)
     kept = {n: about for n, about in info["features"].items() if n not in (*pictures, *DERIVED)}
-    about = {k: info.get(k) for k in ("fps", "robot_type", "splits")} | {"features": kept, "left_out": pictures}
-    episodes = _episodes(store, info, kept)
+    known = kept | {n: info["features"][n] for n in read}
+    about = {k: info.get(k) for k in ("fps", "robot_type", "splits")}
+    about |= {"features": known, "left_out": [n for n in pictures if n not in read]}
+    episodes = _episodes(store, info, kept, read)
     return archive_dataset(
         arc, name or str(url).rstrip("/").rpartition("/")[2], episodes, {"lerobot": about}, Schema(), run
     )
 
 
 def export_dataset(
-    source: Any, url: Any, *, fps: float | None = None, robot_type: str | None = None,
+    source: Any, url: Any, *, fps: float | None = None, robot_type: str | None = None, video: bool | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """Write episodes that have steps as a dataset below an empty folder.  fps: where the episodes did not come from LeRobot."""
+    """Write episodes that have steps as a dataset below an empty folder.
+
+    fps: steps a second; default is what the import noted, or what the field `timestamp` says.
+    video: what fields of uint8 pictures become: True videos without loss, the name of a codec ("libsvtav1", as LeRobot
+    records) videos with loss, False images; None what they were in LeRobot, and numbers if they are of another origin.
+    """
     noted = about_of(source, "lerobot")
-    fps = noted.get("fps") if fps is None else fps
+    chosen = episodes_of(source)
+    fps = fps or noted.get("fps") or _fps_of(chosen)
     if not fps:
         raise UsageError("how many steps a second? Give fps=; LeRobot's timestamps follow from it")
     store = Storage.connect(url, dict(storage_options or {}))
     if store.exists(INFO):
         raise UsageError(f"{url} has a dataset already; give an empty folder")
-    writing = _Writing(store, float(fps), noted)
-    for episode, steps in streamed(episodes_of(source)):
+    writing = _Writing(store, float(fps), noted, video)
+    for episode, steps in streamed(chosen):
         writing.add(steps, episode.length, episode.metadata.get("tasks", [str(episode.metadata.get("task", ""))]))
     writing.finish(robot_type or noted.get("robot_type"))
 
 
-def _episodes(store: Storage, info: dict[str, Any], kept: dict[str, Any]) -> Iterator[Imported]:
+def _fps_of(episodes: Episodes) -> float | None:
+    """Steps a second by the timestamps of the first episode that has several."""
+    long = episodes[np.flatnonzero(episodes.table["length"].to_numpy() > 1)][:1]
+    if "timestamp" not in long.fields:
+        return None
+    at_s = long.read(["timestamp"])[0]["timestamp"]
+    apart = (float(at_s[-1]) - float(at_s[0])) / (len(at_s) - 1) if np.ndim(at_s) == 1 else 0.0
+    fps = 1 / apart if apart > 0 else 0.0
+    return float(round(fps)) if abs(fps - round(fps)) < 1e-3 * fps else fps
+
+
+def _episodes(store: Storage, info: dict[str, Any], kept: dict[str, Any], pictures: list[str]) -> Iterator[Imported]:
+    filmed = [name for name in pictures if info["features"][name]["dtype"] == "video"]
+    videos = Videos(store, info, filmed)
     tasks = _table(store, TASKS).to_pydict()
     texts = next(column for name, column in tasks.items() if name != "task_index")
     task_of = dict(zip(tasks["task_index"], texts, strict=True))
     path, data = "", pa.table({})
-    for about in _listed(store, info):
-        found = info["data_path"].format(chunk_index=about["data/chunk_index"], file_index=about["data/file_index"])
-        if found != path:
-            path, data = found, _table(store, found)
+    for about in _listed(store, info, filmed):
+        file = info["data_path"].format(chunk_index=about["data/chunk_index"], file_index=about["data/file_index"])
+        if file != path:
+            path, data = file, _table(store, file)
             numbers = data["episode_index"].to_numpy()
         rows = np.flatnonzero(numbers == about["episode_index"])
         if len(rows) != about["length"]:
             raise FieldError(f"{path} has {len(rows)} steps of episode {about['episode_index']}, not {about['length']}")
         part = data.slice(int(rows[0]), len(rows)) if len(rows) else data.slice(0, 0)
-        steps = {tuple(name.split(".")): _array(part[name], feature) for name, feature in kept.items()}
+        steps = {tuple(name.split(".")): array_of(part[name], feature) for name, feature in kept.items()}
+        for name in pictures:
+            found = videos.frames(name, about) if name in filmed else pictures_of(part[name], name)
+            steps[tuple(name.split("."))] = found
         indices = part["task_index"].to_numpy()
         metadata: dict[str, Any] = {"episode_index": about["episode_index"]}
         if len(set(indices.tolist())) > 1:
@@ -120,9 +167,9 @@ def _episodes(store: Storage, info: dict[str, Any], kept: dict[str, Any]) -> Ite
         yield Imported(unflatten(steps), truncated=True, metadata=metadata)
 
 
-def _listed(store: Storage, info: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _listed(store: Storage, info: Mapping[str, Any], filmed: list[str]) -> Iterator[dict[str, Any]]:
     """What is known of each episode, in order."""
-    columns = ["episode_index", "length", "data/chunk_index", "data/file_index"]
+    columns = ["episode_index", "length", "data/chunk_index", "data/file_index", *Videos.columns(filmed)]
     size, found = int(info.get("chunks_size") or FILES_A_CHUNK), 0
     for number in itertools.count():
         key = EPISODES.format(chunk_index=number // size, file_index=number % size)
@@ -139,31 +186,19 @@ def _table(store: Storage, key: str) -> pa.Table:
     return pq.read_table(io.BytesIO(store.get(key)))
 
 
-def _array(column: Any, feature: Mapping[str, Any]) -> Array:
-    """(T, ...) of a feature; one number a step where its shape is [1]."""
-    if feature["dtype"] == "string":
-        return np.array(column.to_pylist(), object)
-    flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    length = len(flat)
-    while pa.types.is_nested(flat.type):
-        flat = getattr(flat, "storage", flat).flatten()
-    shape = tuple(feature["shape"])
-    array = np.asarray(flat.to_numpy(zero_copy_only=False)).astype(feature["dtype"], copy=False)
-    return array if shape in ((), (1,)) else array.reshape(length, *shape)
-
-
 class _Writing:
     """Files of a dataset, one after the other."""
 
-    def __init__(self, store: Storage, fps: float, noted: Mapping[str, Any]) -> None:
-        self.store, self.fps = store, fps
+    def __init__(self, store: Storage, fps: float, noted: Mapping[str, Any], video: bool | str | None) -> None:
+        self.store, self.fps, self.video = store, fps, video
+        self.recorders: dict[str, Recorder] = {}
         self.known = noted.get("features", {})
         self.features: dict[str, Any] = {}
         self.tasks: dict[str, int] = {}
         self.listed: list[dict[str, Any]] = []
         self.pending: list[pa.Table] = []
         self.files = self.frames = self.nbytes = 0
-        self.stats: dict[str, _Stats] = {}
+        self.stats: dict[str, Stats] = {}
 
     def add(self, steps: dict[str, Any], length: int, tasks: list[str]) -> None:
         arrays = _named(steps)
@@ -179,11 +214,16 @@ class _Writing:
             "frame_index": np.arange(length), "episode_index": np.full(length, len(self.listed)),
             "index": np.arange(self.frames, self.frames + length), "task_index": np.array(chosen, np.int64)[within],
         }  # fmt: skip
-        self._check(arrays)
-        self.pending.append(pa.table({name: _column(array) for name, array in arrays.items()}))
+        kinds = {name: self._picture(name, array) for name, array in arrays.items()}
+        self._check(arrays, kinds)
+        places = self._places("data") | self._places("meta/episodes", 0)
+        for name in (n for n, kind in kinds.items() if kind == "video"):
+            places |= self.recorders.setdefault(name, self._recorder(name)).add(arrays[name])
+        columns = {n: cells_of(a) if kinds[n] else column_of(a) for n, a in arrays.items() if kinds[n] != "video"}
+        self.pending.append(pa.table(columns))
         self.listed.append(
             {"episode_index": len(self.listed), "tasks": list(tasks), "length": length, "dataset_from_index": self.frames,
-             "dataset_to_index": self.frames + length, **self._places("data"), **self._places("meta/episodes", 0)}
+             "dataset_to_index": self.frames + length, **places}
         )  # fmt: skip
         self.frames += length
         self.nbytes += self.pending[-1].nbytes
@@ -194,14 +234,30 @@ class _Writing:
         number = self.files if file is None else file
         return {f"{folder}/chunk_index": number // FILES_A_CHUNK, f"{folder}/file_index": number % FILES_A_CHUNK}
 
-    def _check(self, arrays: dict[str, Array]) -> None:
+    def _picture(self, name: str, array: Array) -> str | None:
+        """ "video" or "image", what a field of pictures is written as; None of what is written as numbers."""
+        if not is_picture(array):
+            return None
+        known = str(self.known.get(name, {}).get("dtype"))
+        if self.video is None:
+            return known if known in ("video", "image") else None
+        return "video" if self.video else "image"
+
+    def _recorder(self, name: str) -> Recorder:
+        return Recorder(self.store, name, self.fps, self.video if isinstance(self.video, str) else LOSSLESS)
+
+    def _check(self, arrays: dict[str, Array], kinds: Mapping[str, str | None]) -> None:
         features = {name: self._feature(name, array) for name, array in arrays.items()}
+        for name in (n for n, kind in kinds.items() if kind):
+            features[name] = {"dtype": kinds[name], "shape": list(arrays[name].shape[1:]), "names": NAMES}
         self.features = self.features or features
         if odd := [n for n in features.keys() | self.features.keys() if features.get(n) != self.features.get(n)]:
             raise FieldError(f"field {min(odd)!r} differs between episodes in dtype or shape; LeRobot has one kind")
         for name, array in arrays.items():
-            if array.dtype != object:
-                self.stats.setdefault(name, _Stats()).add(array.reshape(len(array), -1) if array.ndim == 1 else array)
+            if kinds[name]:
+                self.stats.setdefault(name, Stats()).add(sampled(array)[..., None, None])
+            elif array.dtype != object:
+                self.stats.setdefault(name, Stats()).add(array.reshape(len(array), -1) if array.ndim == 1 else array)
 
     def _feature(self, name: str, array: Array) -> dict[str, Any]:
         dtype = "string" if array.dtype == object else array.dtype.name
@@ -226,8 +282,11 @@ class _Writing:
     def finish(self, robot_type: Any) -> None:
         """The metadata, info.json last: without it there is no dataset."""
         self._flush()
+        for name, recorder in self.recorders.items():
+            recorder.finish()
+            self.features[name] = self.features[name] | {"info": recorder.info}
         self._put(EPISODES.format(chunk_index=0, file_index=0), pa.Table.from_pylist(self.listed))
-        self._put(TASKS, _tasks(self.tasks))
+        self._put(TASKS, tasks_table(self.tasks))
         self.store.put("meta/stats.json", json.dumps({n: s.as_json() for n, s in self.stats.items()}).encode())
         count = len(self.listed)
         fps = int(self.fps) if self.fps == int(self.fps) else self.fps
@@ -235,30 +294,9 @@ class _Writing:
             "codebase_version": VERSION, "robot_type": robot_type, "total_episodes": count, "total_frames": self.frames,
             "total_tasks": len(self.tasks), "chunks_size": FILES_A_CHUNK, "data_files_size_in_mb": FILE_BYTES // 1_000_000,
             "video_files_size_in_mb": 200, "fps": fps, "splits": {"train": f"0:{count}"}, "data_path": DATA,
-            "video_path": None, "features": self.features,
+            "video_path": PATH if self.recorders else None, "features": self.features,
         }  # fmt: skip
         self.store.put(INFO, json.dumps(info, indent=4).encode())
-
-
-class _Stats:
-    """Least, greatest, mean and deviation of a feature over all steps."""
-
-    def __init__(self) -> None:
-        self.count, self.low, self.high, self.total, self.squares = 0, np.inf, -np.inf, np.float64(0), np.float64(0)
-
-    def add(self, array: Array) -> None:
-        values = array.astype(np.float64)
-        if not len(values):
-            return
-        self.count += len(values)
-        self.low, self.high = np.minimum(self.low, values.min(0)), np.maximum(self.high, values.max(0))
-        self.total, self.squares = self.total + values.sum(0), self.squares + (values**2).sum(0)
-
-    def as_json(self) -> dict[str, Any]:
-        mean = self.total / max(1, self.count)
-        deviation = np.sqrt(np.maximum(self.squares / max(1, self.count) - mean**2, 0))
-        found = {"min": self.low, "max": self.high, "mean": mean, "std": deviation}
-        return {name: np.asarray(value).tolist() for name, value in found.items()} | {"count": [self.count]}
 
 
 def _named(steps: dict[str, Any]) -> dict[str, Any]:
@@ -271,25 +309,3 @@ def _named(steps: dict[str, Any]) -> dict[str, Any]:
             raise FieldError(f"field {'/'.join(path)!r} would be {name!r}: {why}; rename it or leave it out")
         out[name] = leaf.astype(object) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "U" else leaf
     return out
-
-
-def _column(array: Array) -> Any:
-    if array.dtype == object:
-        return pa.array(array.tolist(), pa.string())
-    column = pa.array(np.ascontiguousarray(array).reshape(-1))
-    for width in reversed(array.shape[1:] if array.shape[1:] != (1,) else ()):
-        column = pa.FixedSizeListArray.from_arrays(column, width)
-    return column
-
-
-def _tasks(tasks: Mapping[str, int]) -> pa.Table:
-    """As pandas writes a table whose index is the task's text."""
-    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
-    about = {
-        "index_columns": ["task"], "column_indexes": [], "pandas_version": "2.0.0",
-        "columns": [
-            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None},
-            {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
-        ],
-    }  # fmt: skip
-    return table.replace_schema_metadata({"pandas": json.dumps(about)})
