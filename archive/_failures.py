@@ -110,6 +110,15 @@ def judge(error: Exception) -> Failure:
     return _of_types(error, chain)
 
 
+def unreached(error: Exception) -> bool:
+    """Whether a request was never sent, because nobody listens at that address or it has no such name."""
+    chain = list(_chain(error))
+    names = {cls.__name__ for one in chain for cls in type(one).__mro__}
+    return bool(names & _NEVER_SENT) or any(
+        type(one).__module__.startswith("obstore") and _OBSTORE_NEVER_SENT.search(str(one)) for one in chain
+    )
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(8):
         if error is None:
@@ -175,8 +184,7 @@ def _of_obstore(text: str) -> Failure:
 
 def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], str]) -> ArchiveError:
     """The library's error for a request that failed: what, where, what to do. The cause is not chained here."""
-    detail = scrub(" ".join(f"{type(gave_up.cause).__name__}: {gave_up.cause}".split()))
-    detail = f"{detail[:400]}..." if len(detail) > 400 else detail
+    detail = described(gave_up.cause, scrub)
     where = scrub(f"{verb} {url}")
     if verb == "create" and gave_up.landed:
         return AmbiguousWriteError(
@@ -186,7 +194,8 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
     if gave_up.kind is Kind.TRANSIENT:
         return DeadlineError(
             f"{where}: gave up after {_tries(gave_up)}; the last one: {detail}; "
-            "check the network and the store, or raise deadline_s"
+            f"{'nothing can be reached there: ' * unreached(gave_up.cause)}check the "
+            f"{'address (endpoint_url), ' * unreached(gave_up.cause)}network and the store, or raise deadline_s"
         )
     if gave_up.kind is Kind.OTHER and isinstance(gave_up.cause, ArchiveError):
         return gave_up.cause
@@ -194,6 +203,12 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
         return StorageError(f"{where}: {_MOCKED} ({detail})")
     cls, text = _ERRORS[gave_up.kind]
     return cls(f"{where}: {text} ({detail})")
+
+
+def described(error: Exception, scrub: Callable[[str], str]) -> str:
+    """An error in a line, without credentials."""
+    detail = scrub(" ".join(f"{type(error).__name__}: {error}".split()))
+    return f"{detail[:400]}..." if len(detail) > 400 else detail
 
 
 _MOCKED = (

@@ -39,8 +39,11 @@ def run(
     deadline_s: float,
     cancelled: threading.Event | None = None,
     short_reads: int = MAX_SHORT_READS,
+    failed: Callable[[Exception, float], bool] = lambda error, elapsed_s: False,
 ) -> T:
     """`call` until it answers, fails for good (GaveUpError), is cancelled, or `deadline_s` have passed.
+
+    failed: told of each failure after which it would be tried again; gives whether not to.
 
     Once a try may have written something, the GaveUpError of a later one says so (`landed`).
     """
@@ -54,6 +57,7 @@ def run(
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
             again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
+            again = again and not failed(error, elapsed)
             pause = _jitter.uniform(0, longest_delay(number))
             if not again or elapsed + pause >= deadline_s or stop.wait(pause):
                 raise GaveUpError(error, failure.kind, number, elapsed, landed) from error

@@ -223,21 +223,24 @@ class Archive:
         return f"<Archive {self.url} at commit {self._head.number}>"
 
 
+FIRST_ANSWER_S = 10.0  # a wrong address is told from a store that restarts
+
+
 def create(
     url: Any,
     *,
     storage_options: Mapping[str, Any] | None = None,
     layout: str = "packed",
     single_writer: bool = False,
-    deadline_s: float = 120.0,
+    deadline_s: float | None = None,
 ) -> Archive:
     """Make a new archive; AlreadyExistsError if there is one.
 
     layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
     single_writer: promise that there is but one writer, for stores without a create-only put.  deadline_s: how long a
-    request is retried.
+    request is retried; default 120, but 10 while nothing at that address could be reached at all.
     """
-    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer, deadline_s=deadline_s)
+    storage = _connected(url, storage_options, single_writer, deadline_s)
     about, raw = _new(layout)
     if not _created(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
@@ -253,15 +256,16 @@ def open(
     layout: str = "packed",
     single_writer: bool = False,
     allow_bases: bool | Sequence[str] = (),
-    deadline_s: float = 120.0,
+    deadline_s: float | None = None,
 ) -> Archive:
     """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any number
     of processes may).
 
     commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
-    where this one refers to their shards; True for any.  deadline_s: how long a request is retried.
+    where this one refers to their shards; True for any.  deadline_s: how long a request is retried; default 120, but 10
+    while nothing at that address could be reached at all.
     """
-    storage = Storage.connect(url, dict(storage_options or {}), single_writer=single_writer, deadline_s=deadline_s)
+    storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
     found = find_about(storage)
     if found is None:
@@ -276,6 +280,15 @@ def open(
     head = commits.newest(storage) if commit is None else _at(storage, commit)
     _check_kinship(storage, found[0], head)
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
+
+
+def _connected(
+    url: Any, storage_options: Mapping[str, Any] | None, single_writer: bool, deadline_s: float | None
+) -> Storage:
+    first_answer_s = FIRST_ANSWER_S if deadline_s is None else None
+    return Storage.connect(
+        url, storage_options, single_writer=single_writer, deadline_s=deadline_s, first_answer_s=first_answer_s
+    )
 
 
 def _new(archive_layout: str) -> tuple[dict[str, Any], bytes]:

@@ -7,7 +7,9 @@ place. Every failure is an error of archive.errors that says what, where and wha
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from archive._failures import GaveUpError, Kind, explain, judge, printable_cause
+from archive._failures import GaveUpError, Kind, described, explain, judge, printable_cause
 from archive._iostats import IOStats
 from archive._localfs import LocalDriver
 from archive._parallel import Job, in_order
+from archive._patience import Patience
 from archive._payload import B, Buffer, ByteRange, Data, RangeLike, as_parts, batches, measured, total_bytes
 from archive._remote import ConditionalDriver, FsspecDriver, create_alone, default_options, driver_for
 from archive._retry import MAX_SHORT_READS, Attempt, run
@@ -28,6 +31,7 @@ from archive.forking import in_child
 
 __all__ = ["Buffer", "ByteRange", "IOStats", "Storage", "check_key"]
 
+DEADLINE_S = 120.0
 LOCAL_BATCH_BYTES = 1024 * 1024
 LOCAL_PIECE_BYTES = 8 * 1024 * 1024 + 64 * 1024  # the usual largest range
 LOCAL_PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
@@ -67,6 +71,7 @@ class Storage:
         self.concurrency = concurrency
         self.deadline_s = deadline_s
         self.stats = IOStats()
+        self._patience = Patience()
         self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
 
     @classmethod
@@ -76,17 +81,22 @@ class Storage:
         storage_options: Mapping[str, Any] | None = None,
         *,
         concurrency: int = 32,
-        deadline_s: float = 120.0,
+        deadline_s: float | None = None,
         single_writer: bool = False,
+        first_answer_s: float | None = None,
     ) -> Self:
         """Names a root (URL, path or UPath); sends nothing.
 
-        At most `concurrency` requests run at once; each is retried for at most `deadline_s`. `single_writer` promises
-        that nobody else writes here, which permits stores without a create-only put.
+        At most `concurrency` requests run at once; each is retried for at most `deadline_s` (default 120), and for
+        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that nobody else writes here,
+        which permits stores without a create-only put.
         """
+        deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         if concurrency < 1 or deadline_s <= 0:
             raise UsageError(f"concurrency={concurrency} and deadline_s={deadline_s} must both be above zero")
-        return cls(parse_root(url, storage_options), concurrency, deadline_s, single_writer)
+        made = cls(parse_root(url, storage_options), concurrency, deadline_s, single_writer)
+        made._patience = Patience(first_answer_s)
+        return made
 
     def __repr__(self) -> str:
         return f"Storage({self.url!r})"
@@ -345,9 +355,17 @@ class Storage:
             self.stats.add(**{verb: 1, "retries": int(this.number > 1)})
             return attempt(this)
 
+        def failed(error: Exception, elapsed_s: float) -> bool:
+            what, why = self._root.scrub(f"{verb} {self.full_url(key)}"), described(error, self._root.scrub)
+            return self._patience.failed(what, why, error, elapsed_s, self.deadline_s)
+
         short_reads = MAX_SHORT_READS if self._running().driver.remote else 1
         try:
-            return run(counted, deadline_s=self.deadline_s, cancelled=cancelled, short_reads=short_reads)
+            found = run(
+                counted, deadline_s=self.deadline_s, cancelled=cancelled, short_reads=short_reads, failed=failed
+            )
+            self._patience.answered()
+            return found
         except GaveUpError as gave_up:
             self.stats.add(errors=1)
             error = explain(gave_up, verb, self.full_url(key), self._root.scrub)
@@ -408,6 +426,28 @@ def _alike(before: tuple[int, str], after: tuple[int, str]) -> bool:
     return before[0] == after[0] and (before[1] == after[1] or not plain)
 
 
+def _alike_schemes(protocol: str) -> str:
+    """What may have been meant by a scheme that nobody knows."""
+    from fsspec import available_protocols
+
+    known = sorted(available_protocols())
+    if protocol in known or "::" in protocol:
+        return ""
+    alike = difflib.get_close_matches(protocol, known, 3, 0.5)
+    meant = f"; did you mean {' or '.join(f'{name}://' for name in alike)}?" if alike else ""
+    return f"{meant} (known: {', '.join(known)})"
+
+
+def _renew_loop() -> None:
+    """fsspec before 2025.3.1 goes on waiting for its parent's event loop."""
+    asyn: Any = sys.modules.get("fsspec.asyn")
+    if asyn is not None and not hasattr(asyn, "reset_after_fork"):
+        asyn.reset_lock()
+
+
+in_child(_renew_loop)
+
+
 def _open_filesystem(root: Root, deadline_s: float, concurrency: int) -> tuple[Any, str]:
     """The fsspec filesystem of a root and the path in it; sends nothing."""
     options = dict(root.options)
@@ -424,7 +464,7 @@ def _open_filesystem(root: Root, deadline_s: float, concurrency: int) -> tuple[A
             options = {**options, protocol: filled} if chained else filled
         fs, path = url_to_fs(root.target, **options)
     except Exception as error:
-        detail = root.scrub(f"{type(error).__name__}: {error}")
+        detail = root.scrub(f"{type(error).__name__}: {error}{_alike_schemes(root.protocol)}")
         raise StorageError(
             f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
         ) from printable_cause(error, root.scrub)

@@ -87,7 +87,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
             ),
         ),
     ),
-    "store": (1, ("storage", "_retry", "_localfs", "_parallel", "_remote")),
+    "store": (1, ("storage", "_retry", "_patience", "_localfs", "_parallel", "_remote")),
     "shards": (1, ("shards",)),
     "engine": (
         2,
