@@ -14,6 +14,7 @@ from archive.errors import MissingPackageError, NotFoundError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
 from archive.liveparts import LiveParts
+from archive.names import unescape_path
 from archive.ranges import Ints
 from archive.reader import Reader
 from archive.segments import Part, with_extra
@@ -219,6 +220,12 @@ class Episodes(Sequence["Episode"]):
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
         return schema.described(self._schemas.dictionary.to_pylist())
+
+    @property
+    def next_of(self) -> dict[schema.Path, schema.Path]:
+        """Field -> the field whose next row it repeats, as their schemas say; no data is read."""
+        specs = [s for text in self._schemas.dictionary.to_pylist() for s in schema.loads(text).fields if s.next_of]
+        return {spec.path: unescape_path(spec.next_of) for spec in specs}
 
     @property
     def nbytes(self) -> int:

@@ -107,6 +107,35 @@ def test_some_episodes_of_another_origin_to_minari(pen: Any) -> None:
         minari.export_dataset(arc.episodes[:0], "hand/more-v0")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_follows_the_last_step_is_known_from_next_of(pen: Any) -> None:
+    arc = fresh()
+    schema = archive.Schema(next_of={"next/obs/x": "obs/x", "next/obs/seen.all": "obs/seen.all"})
+    with arc.writer(0, 1, schema=schema) as w:
+        for n in LENGTHS:
+            obs = {"x": np.arange(n + 1.0)[:, None], "seen.all": np.arange(n + 1) * 2}
+            first, after = ({key: value[at] for key, value in obs.items()} for at in (slice(None, -1), slice(1, None)))
+            w.add_episode({"obs": first, "next": {"obs": after}, "action": np.arange(n), "reward": np.ones(n)})
+        w.checkpoint(1, "all", wait=True)
+    arc = arc.refresh()
+    assert arc.episodes.next_of == {
+        ("next", "obs", "x"): ("obs", "x"),
+        ("next", "obs", "seen.all"): ("obs", "seen.all"),
+    }
+    for number, source in enumerate((arc, arc.checkpoints["all"], arc.episodes[:3])):
+        made = minari.export_dataset(source, f"hand/followed{number}-v0")
+        for episode, n in zip(made.iterate_episodes(), LENGTHS, strict=True):
+            assert episode.observations["x"][:, 0].tolist() == list(range(n + 1))
+            assert episode.observations["seen.all"].tolist() == list(range(0, 2 * n + 1, 2))
+    # a field that has one row more itself needs nothing else
+    mixed = fresh()
+    with mixed.writer(0, 1, schema=archive.Schema(next_of={"after": "obs/x"}, axes={"obs/y": "offset"})) as w:
+        obs = {"x": np.arange(3), "y": np.arange(4)}
+        w.add_episode({"obs": obs, "after": np.arange(1, 4), "action": np.arange(3), "reward": np.ones(3)})
+    (only,) = minari.export_dataset(mixed.refresh(), "hand/mixed-v0").iterate_episodes()
+    assert [only.observations[key].tolist() for key in "xy"] == [[0, 1, 2, 3]] * 2
+
+
 # -- npz and HDF5 --------------------------------------------------------------------------------------------------------
 
 

@@ -80,11 +80,15 @@ def streamed(episodes: Episodes) -> Iterator[tuple[Episode, dict[str, Any]]]:
 
 def role_of(steps: Mapping[str, Any], role: str, given: str | None) -> Any:
     """The field, or nest of fields, that has this role: the one given, or the first of its usual names."""
+    return lookup(steps, path_of_role(steps, role, given))
+
+
+def path_of_role(steps: Mapping[str, Any], role: str, given: str | None) -> Path:
+    """Where that field, or nest, is."""
     names = ROLES[role] if given is None else (given,)
     for name in names:
-        found = lookup(steps, to_path(name))
-        if found is not None:
-            return found
+        if lookup(steps, to_path(name)) is not None:
+            return to_path(name)
     fields = ", ".join("/".join(path) for path, _ in flatten(steps))
     raise FieldError(f"which field has the {role}? There is no {' or '.join(names)}; give {role}=. Fields: {fields}")
 

@@ -33,6 +33,7 @@ from archive.adapters._datasets import (
     archive_dataset,
     episodes_of,
     lookup,
+    path_of_role,
     role_of,
     streamed,
 )
@@ -85,7 +86,8 @@ def export_dataset(
     """Make a Minari dataset of episodes that have steps; the MinariDataset.
 
     observations, actions, rewards: names of the fields, where they are not the usual ones.  next_observations: the field
-    whose last row follows the last step, where observations have only one row a step.
+    (or nest) whose last row follows the last step, where observations have only one row a step; default is what the
+    archive's `Schema(next_of=...)` says.
     spaces: default those that the import noted, else boxes without bounds.  options: those of Minari's
     `create_dataset_from_buffers`.
     """
@@ -95,8 +97,13 @@ def export_dataset(
     for key, space in spaces.items():
         if space is None and key in noted:
             spaces[key] = system("minari.serialization", INSTALL).deserialize_space(noted[key])
-    for i, (episode, steps) in enumerate(streamed(episodes_of(source))):
-        seen = _one_more(role_of(steps, "observations", observations), steps, next_observations, episode)
+    chosen = episodes_of(source)
+    following = {path: after for after, path in chosen.next_of.items()}
+    for i, (episode, steps) in enumerate(streamed(chosen)):
+        root = path_of_role(steps, "observations", observations)
+        if next_observations is not None:
+            following = {root: to_path(next_observations)}
+        seen = _one_more(root, steps, following, episode)
         done = role_of(steps, "actions", actions)
         for key, value in zip(spaces, (seen, done), strict=True):
             spaces[key] = _space_of(value) if spaces[key] is None else spaces[key]
@@ -174,23 +181,27 @@ def _axes(steps: dict[str, Any]) -> Iterator[tuple[Path, str]]:
             yield path, "step" if len(leaf) == length else "offset" if len(leaf) == length + 1 else "free"
 
 
-def _one_more(seen: Any, steps: dict[str, Any], following: str | None, episode: Episode) -> Any:
-    """Observations with the one after the last step."""
-    if all(len(leaf) == episode.length + 1 for _, leaf in flatten({"": seen})):
-        return seen
-    after = None if following is None else lookup(steps, to_path(following))
-    if after is None:
+def _one_more(root: Path, steps: dict[str, Any], following: Mapping[Path, Path], episode: Episode) -> Any:
+    """Observations with the one after the last step.
+
+    following: path of an observation, or of a nest of them -> of what follows each of its steps.
+    """
+    value = lookup(steps, root)
+    if isinstance(value, Mapping):
+        after = following.get(root)
+        below = {(*root, key): (*after, key) for key in value} if after is not None else {}
+        return {key: _one_more((*root, key), steps, {**following, **below}, episode) for key in value}
+    if len(value) == episode.length + 1:
+        return value
+    after = following.get(root)
+    rows = None if after is None else lookup(steps, after)
+    if len(value) != episode.length or not isinstance(rows, (np.ndarray, list)) or not len(rows):
         raise FieldError(
-            f"episode {episode.id!r} has as many observations as steps, Minari has one more: the one after the last step; "
-            "name the field that has it: next_observations='next/obs'"
+            f"episode {episode.id!r} has {len(value)} rows of {'/'.join(root)!r} for {episode.length} steps, Minari has one "
+            "more: the one after the last step; name the field that has it: next_observations='next/obs' (archives "
+            "written with Schema(next_of=...) say it themselves)"
         )
-    return _joined(seen, after)
-
-
-def _joined(seen: Any, after: Any) -> Any:
-    if isinstance(seen, Mapping):
-        return {key: _joined(inner, after[key]) for key, inner in seen.items()}
-    return np.concatenate([seen, after[-1:]])
+    return np.concatenate([value, rows[-1:]])
 
 
 def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
