@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from archive import deriving, dtypes, jsontree, schema
+from archive.ahead import Ahead
 from archive.fields import Selection
 from archive.index import EpisodeIndex
 from archive.liveparts import LiveParts
@@ -44,6 +45,11 @@ class Episode:
     ) -> None:  # fmt: skip
         self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
         self._attributes = attributes
+        self._ahead: tuple[Ahead, int] | None = None  # of the iteration that it came from, and its place there
+
+    def read_ahead_with(self, ahead: Ahead, place: int) -> None:
+        """It is one of several that may be read together."""
+        self._ahead = ahead, place
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -130,7 +136,7 @@ class Episode:
         raise AttributeError(f"an Episode has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+        return self.__dict__ | {"_ahead": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -167,6 +173,10 @@ class Episode:
         selection = Selection(fields, missing, ragged)
         if derive:
             return deriving.read_one(self.alone(), start, stop, selection, derive)
+        if self._ahead is not None and start == 0 and stop is None:
+            ahead, place = self._ahead
+            if (found := ahead.read(place, selection)) is not None:
+                return found
         (out,) = self._reader.read([self.parts(start, stop)], selection)
         return out
 

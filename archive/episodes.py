@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from archive import deriving, schema
+from archive import deriving, schema, sizes
+from archive.ahead import Ahead
 from archive.cached import cached_property
 from archive.episode import Attributes, Episode
-from archive.errors import MissingPackageError, NotFoundError
+from archive.errors import MissingPackageError, NotFoundError, UsageError
 from archive.fields import Selection
 from archive.index import COLUMNS, EpisodeIndex, matching
 from archive.liveparts import LiveParts
 from archive.names import unescape_path
 from archive.ranges import Ints
-from archive.reader import Reader
+from archive.reader import Reader, Tails
 from archive.segments import Part, with_extra
-from archive.views import overviews, plots, summaries
+from archive.views import markup, overviews, plots, summaries
 
 if TYPE_CHECKING:
     import pandas
@@ -152,8 +153,15 @@ class Episodes(Sequence["Episode"]):
         return found._episodes([0])[0]
 
     def __iter__(self) -> Iterator[Episode]:
+        """One after the other. Those that are read whole, in order, bring those that follow along, in bounded memory."""
+        ahead = Ahead(self._read_run, self.sizes)
         for start in range(0, len(self), _BATCH):
-            yield from self._episodes(range(start, min(start + _BATCH, len(self))))
+            for place, ep in enumerate(self._episodes(range(start, min(start + _BATCH, len(self)))), start):
+                ep.read_ahead_with(ahead, place)
+                yield ep
+
+    def _read_run(self, start: int, stop: int, selection: Selection) -> list[dict[str, Any]]:
+        return self._reader.read(self[start:stop].parts(), selection)
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
         part = self._subset(np.array(places, np.int64))
@@ -180,6 +188,38 @@ class Episodes(Sequence["Episode"]):
         """
         selection = Selection(fields, missing, ragged)
         return deriving.read_all(self, selection, derive) if derive else self._reader.read(self.parts(), selection)
+
+    def stream(
+        self,
+        fields: Any = None,
+        *,
+        max_bytes: int = 2**28,
+        missing: Any = "error",
+        ragged: str = "list",
+        derive: Any = (),
+    ) -> Iterator[tuple[Episode, dict[str, Any]]]:
+        """(episode, its steps) in order, fetched in runs, so that about `max_bytes` are held; each chunk once.
+
+        An episode of more than a quarter of `max_bytes` is a run of its own. The other arguments are those of `read`.
+        """
+        if max_bytes < 1:
+            raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
+        selection, tails = Selection(fields, missing, ragged), Tails()
+        for start, stop in sizes.runs(self.sizes(None if derive else fields), max_bytes // 4):
+            run = self[start:stop]
+            data = (
+                deriving.read_all(run, selection, derive)
+                if derive
+                else self._reader.read(run.parts(), selection, tails)
+            )
+            data.reverse()
+            for ep in run:
+                yield ep, data.pop()
+
+    def sizes(self, fields: Any = None) -> Ints:
+        """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read. Text counts as 8 a value."""
+        parts = self.step_parts()
+        return sizes.of_parts(parts, self._reader.snapshot.take(parts.rows, sizes.COLUMNS), Selection(fields))
 
     def lengths(self) -> Ints:
         """Steps of each (live steps, of a checkpoint's)."""
@@ -229,13 +269,14 @@ class Episodes(Sequence["Episode"]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of their steps, uncompressed, without fields of varying length; no data is read."""
-        sizes = np.array(
-            [schema.loads(text).row_bytes for text in self._schemas.dictionary.to_pylist()] or [0], np.int64
-        )
-        rows = np.diff(self._index.chains.offsets)[self._chosen]
-        per_step = sizes[self._schemas.indices.to_numpy()[np.cumsum(rows) - 1]] if len(self) else np.zeros(0, np.int64)
-        return int((per_step * self.lengths()).sum())
+        """Bytes of their steps, uncompressed; no data is read. Text counts as 8 a value, as its length is not known."""
+        return int(self.sizes().sum())
+
+    @property
+    def size_told(self) -> str:
+        """`nbytes` for people, who are told if there is text beside it."""
+        text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
+        return markup.size(self.nbytes) + (" and text" if text else "")
 
     @cached_property
     def _schemas(self) -> Any:
@@ -258,7 +299,7 @@ class Episodes(Sequence["Episode"]):
         return overviews.episodes(title, about, self.table, self.fields)
 
     def _repr_html_(self) -> str:
-        return summaries.episodes(self.table, self.fields, self.nbytes, self._reader.snapshot.storage.url)
+        return summaries.episodes(self.table, self.fields, self.size_told, self._reader.snapshot.storage.url)
 
     def __repr__(self) -> str:
         return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"

@@ -31,7 +31,7 @@ from archive.runs import Runs
 from archive.schema import Schema
 from archive.sessions import DEFAULT_RUN, check_exclusive, place
 from archive.storage import IOStats, Storage
-from archive.views import markup, overviews, summaries
+from archive.views import overviews, summaries
 from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -208,7 +208,7 @@ class Archive:
     def about(self) -> dict[str, Any]:
         """What it is, for people."""
         about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
-        return {**about, "uncompressed": markup.size(self.episodes.nbytes)}
+        return {**about, "uncompressed": self.episodes.size_told}
 
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter. Reads no data."""

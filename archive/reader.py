@@ -168,6 +168,8 @@ class Reader:
             if tails is not None:
                 tails.setdefault(shard, {}).update(self._tails(shard, wanted[shard], chunks))
             del blocks, chunks  # so that the next shard is read into the same memory
+        for shard in held.keys() - wanted.keys():
+            del held[shard]  # reading has gone on to other shards
         return out
 
     def stored_chunks(

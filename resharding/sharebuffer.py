@@ -12,12 +12,10 @@ import numpy as np
 from archive import dtypes, resuming
 from archive.cached import cached_property
 from archive.episodes import Episode, Episodes
-from archive.fields import Selection
 from archive.live import Runs
 from archive.liveparts import LiveParts
 from archive.liveview import Located
 from archive.ranges import Ints, sums
-from archive.reader import Tails
 from archive.resumed import BufferResume
 from resharding.assignment import Parts
 from resharding.cost import read_cost
@@ -69,11 +67,6 @@ class ShareEpisode(Episode):
         if self.renumbered:
             renumber(data, self.roles, self.env, self.place, self.id)
         return data
-
-
-def _renumbered(batch: list[ShareEpisode], data: list[dict[str, Any]]) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
-    for ep, steps in zip(batch, data, strict=True):
-        yield ep, ep._renumber(steps)
 
 
 class ShareBuffer:
@@ -179,17 +172,8 @@ class ShareBuffer:
 
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
-        read, selection, tails = self._plan.checkpoint.reader.read, Selection(fields), Tails()
-        batch: list[ShareEpisode] = []
-        size = 0
-        for ep in self:
-            nbytes = ep.length * self._step_bytes
-            if batch and size + nbytes > max_bytes // 4:
-                yield from _renumbered(batch, read([e.parts() for e in batch], selection, tails))
-                batch, size = [], 0
-            batch.append(ep)
-            size += nbytes
-        yield from _renumbered(batch, read([e.parts() for e in batch], selection, tails))
+        for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
+            yield ep, ep._renumber(steps)
 
     @cached_property
     def _step_bytes(self) -> int:

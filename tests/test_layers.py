@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "schema",
                 "readonly",
                 "kinds",
+                "sizes",
             ),
             *(
                 "packing",
@@ -126,7 +127,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "runs",
                 "checkpointing",
             ),
-            *("progressbar", "deriving", "files", "tokenizing"),
+            *("progressbar", "deriving", "files", "tokenizing", "ahead"),
         ),
     ),
     "facade": (3, ("archive", "facade")),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from archive.checkpoints import Checkpoint
-from archive.episodes import Episode, Episodes
+from archive.episodes import Episodes
 from archive.errors import FieldError, NotFoundError, UsageError
 from archive.facade import Archive
 from archive.schema import Path, Schema, to_path
 from archive.tree import flatten
 
-EPISODES_AT_ONCE = 32
 ROLES = {
     "observations": ("observations", "observation", "obs", "time_step/observation"),
     "actions": ("actions", "action"),
@@ -69,13 +68,6 @@ def about_of(source: Any, system: str) -> Mapping[str, Any]:
     progress = source.progress if isinstance(source, Checkpoint) else None
     noted = progress.get(system) if isinstance(progress, Mapping) else None
     return noted if isinstance(noted, Mapping) else {}
-
-
-def streamed(episodes: Episodes) -> Iterator[tuple[Episode, dict[str, Any]]]:
-    """(episode, its steps), some fetched together."""
-    for start in range(0, len(episodes), EPISODES_AT_ONCE):
-        part = episodes[start : start + EPISODES_AT_ONCE]
-        yield from zip(part, part.read(), strict=True)
 
 
 def role_of(steps: Mapping[str, Any], role: str, given: str | None) -> Any:

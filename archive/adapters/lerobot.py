@@ -38,7 +38,6 @@ from archive.adapters._datasets import (
     archive_dataset,
     episodes_of,
     row,
-    streamed,
 )
 from archive.adapters._lerobot_columns import Stats, array_of, column_of, tasks_table
 from archive.adapters._lerobot_videos import (
@@ -121,7 +120,7 @@ def export_dataset(
     if store.exists(INFO):
         raise UsageError(f"{url} has a dataset already; give an empty folder")
     writing = _Writing(store, float(fps), noted, video)
-    for episode, steps in streamed(chosen):
+    for episode, steps in chosen.stream():
         writing.add(steps, episode.length, episode.metadata.get("tasks", [str(episode.metadata.get("task", ""))]))
     writing.finish(robot_type or noted.get("robot_type"))
 

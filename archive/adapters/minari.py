@@ -35,7 +35,6 @@ from archive.adapters._datasets import (
     lookup,
     path_of_role,
     role_of,
-    streamed,
 )
 from archive.adapters.common import system
 from archive.checkpoints import Checkpoint
@@ -99,7 +98,7 @@ def export_dataset(
             spaces[key] = system("minari.serialization", INSTALL).deserialize_space(noted[key])
     chosen = episodes_of(source)
     following = {path: after for after, path in chosen.next_of.items()}
-    for i, (episode, steps) in enumerate(streamed(chosen)):
+    for i, (episode, steps) in enumerate(chosen.stream()):
         root = path_of_role(steps, "observations", observations)
         if next_observations is not None:
             following = {root: to_path(next_observations)}

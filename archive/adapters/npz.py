@@ -31,7 +31,6 @@ from archive.adapters._datasets import (
     episodes_of,
     role_of,
     row,
-    streamed,
 )
 from archive.adapters.common import check_option, system
 from archive.checkpoints import Checkpoint
@@ -84,7 +83,7 @@ def export_dataset(
     layout = layout or ("episodes" if suffix in HDF5 else "flat")
     check_option("layout", layout, ("flat", "episodes"))
     names = {"observations": observations, "actions": actions, "rewards": rewards}
-    parts = [(e, _roles(steps, e, names)) for e, steps in streamed(episodes_of(source))]
+    parts = [(e, _roles(steps, e, names)) for e, steps in episodes_of(source).stream()]
     arrays = _episodic(parts) if layout == "episodes" else _joined(parts)
     write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
 

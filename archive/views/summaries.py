@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.views import bands, charts
-from archive.views.markup import Markup, facts, join, section, shown, size, table, tag
+from archive.views.markup import Markup, facts, join, section, shown, table, tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,11 +102,11 @@ def checkpoint_parts(per_rank: Mapping[int, int], buffers: Any, discarded: Any, 
     ])  # fmt: skip
 
 
-def episodes(found: pa.Table, fields: Mapping[str, str], nbytes: int, where: str) -> str:
+def episodes(found: pa.Table, fields: Mapping[str, str], size_told: str, where: str) -> str:
     """Some episodes: how many, their fields, weights and update counts, and the first of them."""
     return framed(
         "Episodes",
-        facts({"at": where, **totals(found), "uncompressed": size(nbytes)}),
+        facts({"at": where, **totals(found), "uncompressed": size_told}),
         overview(found, fields),
         first_rows(found),
     )
