@@ -144,8 +144,18 @@ class Episode:
     @property
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis; no data is read."""
+        return schema.described(self._schemas)
+
+    @property
+    def specs(self) -> dict[schema.Path, schema.FieldSpec]:
+        """What each field is, by its keys; no data is read."""
+        return {spec.path: spec for text in self._schemas for spec in schema.loads(text).fields}
+
+    @property
+    def _schemas(self) -> list[str]:
         rows = self._index.chains.of(self._number)
-        return schema.described(self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist())
+        found: list[str] = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
+        return found
 
     def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""

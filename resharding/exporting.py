@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from archive.episodes import Episodes
-from archive.errors import FieldError, UsageError
+from archive.errors import UsageError
 from archive.facade import Archive
 from archive.facade import open as open_archive
 from archive.names import escape_path
 from archive.storage import Storage
 from archive.tree import Ragged, flatten
+from resharding import rows
 from resharding.engines import check_engine, spread
+from resharding.rows import plain
 
 FORMATS = ("npz", "parquet")
 EPISODES_PER_FILE = 64
@@ -37,8 +39,8 @@ def export(
     """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are replaced.
 
     source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
-    within the file, and `episodes`, a JSON list of what is known of each) or "parquet" (one row a step: episode_id, step,
-    and a column a field; fields of several axes as flat lists).  engine: "local" or "ray".  progress:
+    within the file, and `episodes`, a JSON list of what is known of each; ragged fields as `<field>.values` end to end and
+    `<field>.lengths`) or "parquet" (one row a step, see `resharding.rows`).  engine: "local" or "ray".  progress:
     called with (files done, files).
     """
     if format not in FORMATS:
@@ -69,8 +71,8 @@ def _write(
     name, start, stop = batch
     part = episodes[start:stop]
     data = part.read(fields, missing=missing, ragged="flat")
-    encode = _npz if format == "npz" else _parquet
-    target.put(name, encode(part.table.drop_columns(["created_at"]).to_pylist(), data))
+    about = part.table.drop_columns(["created_at"]).to_pylist()
+    target.put(name, _npz(about, data) if format == "npz" else rows.parquet(part, data))
 
 
 def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -90,40 +92,7 @@ def _npz(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> byt
     """numpy's own format; dtypes that it does not know are stored as their bits."""
     arrays = {"episodes": np.array(json.dumps(about))}
     for i, steps in enumerate(data):
-        arrays |= {f"{i}/{name}": _plain(array) for name, array in _leaves(steps)}
+        arrays |= {f"{i}/{name}": plain(array) for name, array in _leaves(steps)}
     out = io.BytesIO()
     np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # a name may not be that of its options, says numpy
     return out.getvalue()
-
-
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    own = array.dtype.kind != "V" or array.dtype.names is not None
-    return array if own else array.view(f"u{array.dtype.itemsize}")
-
-
-def _parquet(about: Sequence[dict[str, Any]], data: Sequence[dict[str, Any]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    parts = [_rows(episode["episode_id"], episode["length"], steps) for episode, steps in zip(about, data, strict=True)]
-    out = io.BytesIO()
-    pq.write_table(pa.concat_tables(parts, promote_options="default"), out, compression="zstd")
-    return out.getvalue()
-
-
-def _rows(name: str, length: int, steps: dict[str, Any]) -> Any:
-    """One episode's steps as rows; what is not one value a step cannot be."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {"episode_id": pa.array([name] * length), "step": pa.array(np.arange(length))}
-    for field, value in _leaves(steps):
-        array = _plain(value)
-        if len(array) != length or field.endswith((".values", ".lengths")):
-            raise FieldError(
-                f"field {field!r} of episode {name!r} is not one row a step; leave it out with fields=, or use npz"
-            )
-        flat = array.reshape(length, -1)
-        width = flat.shape[1]
-        plain = pa.array(flat.reshape(-1))
-        columns[field] = plain if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(plain, width)
-    return pa.table(columns)

@@ -21,6 +21,7 @@ ROLES = {
     "actions": ("actions", "action"),
     "rewards": ("rewards", "reward", "next/reward", "time_step/reward"),
 }
+LEAVE_OUT = "name the fields to export, with fields= (--field)"
 Array = np.ndarray[Any, Any]
 
 
@@ -95,5 +96,5 @@ def lookup(steps: Mapping[str, Any], path: Path) -> Any:
 def row(array: Any, length: int, name: str) -> Array:
     """An array of one row a step; of one row more the last is left out."""
     if not isinstance(array, np.ndarray) or len(array) not in (length, length + 1):
-        raise FieldError(f"field {name!r} is not one row a step, which this format needs; leave it out or convert it")
+        raise FieldError(f"field {name!r} is not one row a step, which this format needs; convert it, or {LEAVE_OUT}")
     return array[:length]

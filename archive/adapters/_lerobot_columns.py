@@ -10,10 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from archive.adapters._datasets import Array
+from archive.tree import Ragged
 
 
-def array_of(column: Any, feature: Mapping[str, Any]) -> Array:
-    """(T, ...) of a feature; one number a step where its shape is [1]."""
+def array_of(column: Any, feature: Mapping[str, Any]) -> Array | Ragged:
+    """(T, ...) of a feature; one number a step where its shape is [1], lists of any length where it is [-1]."""
+    if list(feature["shape"]) == [-1]:
+        rows = column.to_pylist()
+        kind = object if feature["dtype"] == "string" else feature["dtype"]
+        return Ragged(
+            np.array([value for row in rows for value in row], kind), np.array([len(row) for row in rows], np.int64)
+        )
     if feature["dtype"] == "string":
         return np.array(column.to_pylist(), object)
     flat = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -46,8 +53,11 @@ class Stats:
         return {name: np.asarray(value).tolist() for name, value in found.items()} | {"count": [self.count]}
 
 
-def column_of(array: Array) -> Any:
-    """A column of a row a step: numbers, fixed lists of them, or text."""
+def column_of(array: Array | Ragged) -> Any:
+    """A column of a row a step: numbers, fixed lists of them, text, or lists of any length."""
+    if isinstance(array, Ragged):
+        offsets = np.concatenate([[0], np.cumsum(array.lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(offsets, column_of(array.values))
     if array.dtype == object:
         return pa.array(array.tolist(), pa.string())
     column = pa.array(np.ascontiguousarray(array).reshape(-1))

@@ -9,6 +9,7 @@ lerobot.export_dataset(ck, "pusht-again")  # episodes of another origin: fps=10
 | of LeRobot | in the archive |
 |---|---|
 | features of numbers, `observation.state` | fields, nested at the dots: `observation/state`; with `timestamp` |
+| lists of any length, shape `[-1]` (no convention of LeRobot's, but what its loader takes) | ragged fields, and back |
 | `frame_index`, `index`, `episode_index`, `task_index` | derived; an episode's number is in its metadata |
 | tasks | `task` in an episode's metadata; where it changes within one, `tasks` and the field `task_index` |
 | `fps`, `robot_type`, names of features | progress of the checkpoint that the import makes: `ck.progress["lerobot"]` |
@@ -32,6 +33,7 @@ import pyarrow.parquet as pq
 
 from archive import plainjson
 from archive.adapters._datasets import (
+    LEAVE_OUT,
     Array,
     Imported,
     about_of,
@@ -59,7 +61,7 @@ from archive.errors import FieldError, IntegrityError, UpgradeError, UsageError
 from archive.facade import Archive
 from archive.schema import Schema
 from archive.storage import Storage
-from archive.tree import flatten, unflatten
+from archive.tree import Ragged, flatten, unflatten
 
 VERSION = "v3.0"
 INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
@@ -102,12 +104,12 @@ def import_dataset(
 
 
 def export_dataset(
-    source: Any, url: Any, *, fps: float | None = None, robot_type: str | None = None, video: bool | str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    source: Any, url: Any, *, fields: Any = None, fps: float | None = None, robot_type: str | None = None,
+    video: bool | str | None = None, storage_options: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Write episodes that have steps as a dataset below an empty folder.
 
-    fps: steps a second; default is what the import noted, or what the field `timestamp` says.
+    fields: only these.  fps: steps a second; default is what the import noted, or what the field `timestamp` says.
     video: what fields of uint8 pictures become: True videos without loss, the name of a codec ("libsvtav1", as LeRobot
     records) videos with loss, False images; None what they were in LeRobot, and numbers if they are of another origin.
     """
@@ -120,7 +122,7 @@ def export_dataset(
     if store.exists(INFO):
         raise UsageError(f"{url} has a dataset already; give an empty folder")
     writing = _Writing(store, float(fps), noted, video)
-    for episode, steps in chosen.stream():
+    for episode, steps in chosen.stream(fields, ragged="flat"):
         writing.add(steps, episode.length, episode.metadata.get("tasks", [str(episode.metadata.get("task", ""))]))
     writing.finish(robot_type or noted.get("robot_type"))
 
@@ -209,7 +211,7 @@ class _Writing:
                 f"field 'task_index' has {int(within.max()) + 1} tasks, the episode's metadata names {tasks}"
             )
         arrays.setdefault("timestamp", np.arange(length, dtype=np.float32) / np.float32(self.fps))
-        arrays = {name: row(array, length, name) for name, array in arrays.items()} | {
+        arrays = {n: a if isinstance(a, Ragged) else row(a, length, n) for n, a in arrays.items()} | {
             "frame_index": np.arange(length), "episode_index": np.full(length, len(self.listed)),
             "index": np.arange(self.frames, self.frames + length), "task_index": np.array(chosen, np.int64)[within],
         }  # fmt: skip
@@ -233,9 +235,9 @@ class _Writing:
         number = self.files if file is None else file
         return {f"{folder}/chunk_index": number // FILES_A_CHUNK, f"{folder}/file_index": number % FILES_A_CHUNK}
 
-    def _picture(self, name: str, array: Array) -> str | None:
+    def _picture(self, name: str, array: Array | Ragged) -> str | None:
         """ "video" or "image", what a field of pictures is written as; None of what is written as numbers."""
-        if not is_picture(array):
+        if isinstance(array, Ragged) or not is_picture(array):
             return None
         known = str(self.known.get(name, {}).get("dtype"))
         if self.video is None:
@@ -245,7 +247,7 @@ class _Writing:
     def _recorder(self, name: str) -> Recorder:
         return Recorder(self.store, name, self.fps, self.video if isinstance(self.video, str) else LOSSLESS)
 
-    def _check(self, arrays: dict[str, Array], kinds: Mapping[str, str | None]) -> None:
+    def _check(self, arrays: dict[str, Any], kinds: Mapping[str, str | None]) -> None:
         features = {name: self._feature(name, array) for name, array in arrays.items()}
         for name in (n for n, kind in kinds.items() if kind):
             features[name] = {"dtype": kinds[name], "shape": list(arrays[name].shape[1:]), "names": NAMES}
@@ -255,15 +257,21 @@ class _Writing:
         for name, array in arrays.items():
             if kinds[name]:
                 self.stats.setdefault(name, Stats()).add(sampled(array)[..., None, None])
-            elif array.dtype != object:
+            elif not isinstance(array, Ragged) and array.dtype != object:
                 self.stats.setdefault(name, Stats()).add(array.reshape(len(array), -1) if array.ndim == 1 else array)
 
-    def _feature(self, name: str, array: Array) -> dict[str, Any]:
+    def _feature(self, name: str, array: Array | Ragged) -> dict[str, Any]:
+        if isinstance(array, Ragged):
+            if array.values.ndim > 1:
+                raise FieldError(
+                    f"field {name!r} has lists of rows of several values, which LeRobot does not; {LEAVE_OUT}"
+                )
+            return self._feature(name, array.values) | {"shape": [-1]}
         dtype = "string" if array.dtype == object else array.dtype.name
         known = array.dtype.kind in "biuf" and 0 not in array.shape[1:]
         if not known and (dtype != "string" or array.ndim > 1):
             raise FieldError(
-                f"field {name!r} of {array.dtype} {list(array.shape[1:])} is no feature that LeRobot knows"
+                f"field {name!r} of {array.dtype} {list(array.shape[1:])} is no feature that LeRobot knows; {LEAVE_OUT}"
             )
         return {"dtype": dtype, "shape": list(array.shape[1:] or (1,)), "names": self.known.get(name, {}).get("names")}
 

@@ -73,6 +73,7 @@ def export_dataset(
     source: Any,
     dataset_id: str,
     *,
+    fields: Any = None,
     observations: str | None = None,
     actions: str | None = None,
     rewards: str | None = None,
@@ -84,6 +85,7 @@ def export_dataset(
 ) -> Any:
     """Make a Minari dataset of episodes that have steps; the MinariDataset.
 
+    fields: read only these.
     observations, actions, rewards: names of the fields, where they are not the usual ones.  next_observations: the field
     (or nest) whose last row follows the last step, where observations have only one row a step; default is what the
     archive's `Schema(next_of=...)` says.
@@ -98,7 +100,7 @@ def export_dataset(
             spaces[key] = system("minari.serialization", INSTALL).deserialize_space(noted[key])
     chosen = episodes_of(source)
     following = {path: after for after, path in chosen.next_of.items()}
-    for i, (episode, steps) in enumerate(chosen.stream()):
+    for i, (episode, steps) in enumerate(chosen.stream(fields)):
         root = path_of_role(steps, "observations", observations)
         if next_observations is not None:
             following = {root: to_path(next_observations)}

@@ -67,6 +67,7 @@ def export_dataset(
     source: Any,
     url: Any,
     *,
+    fields: Any = None,
     observations: str | None = None,
     actions: str | None = None,
     rewards: str | None = None,
@@ -75,7 +76,8 @@ def export_dataset(
 ) -> None:
     """Write episodes to one file, `.npz` or `.h5`.
 
-    observations, actions, rewards: names of the fields, where they are not the usual ones. Of observations with one row
+    fields: read only these.  observations, actions, rewards: names of the fields, where not the usual ones. Of
+    observations with one row
     more than steps the last is left out, and so are episodes without steps.
     layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
     """
@@ -83,7 +85,7 @@ def export_dataset(
     layout = layout or ("episodes" if suffix in HDF5 else "flat")
     check_option("layout", layout, ("flat", "episodes"))
     names = {"observations": observations, "actions": actions, "rewards": rewards}
-    parts = [(e, _roles(steps, e, names)) for e, steps in episodes_of(source).stream()]
+    parts = [(e, _roles(steps, e, names)) for e, steps in episodes_of(source).stream(fields)]
     arrays = _episodic(parts) if layout == "episodes" else _joined(parts)
     write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
 

@@ -38,7 +38,7 @@ ADAPTERS = {
     "lerobot": Format("lerobot", "dataset"),
     "d3rlpy": Format("npz", "dataset"),
 }
-OURS = {"run", "storage_options"}  # have options of their own
+OURS = {"run", "storage_options", "fields"}  # have options of their own
 _more = click.option(
     "--set", "given", multiple=True, metavar="KEY=VALUE",
     help="An option of the format's adapter, as in 'fps=10'; VALUE may be JSON. May be repeated.",
@@ -122,9 +122,9 @@ def _files(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...]
         _bulk(target, arc, to, name, yes, option_values(given), how)
         return
     format = ADAPTERS[name]
-    if how.pop("fields"):
-        raise UsageError(f"--field is for {' and '.join(BULK)}; {name} has whole episodes")
-    write = _function(format, "export", name, given)
+    fields, write = list(how.pop("fields")), _function(format, "export", name, given)
+    if fields and format.unit == "checkpoint":
+        raise UsageError(f"--field is for formats of episodes; {name} takes a checkpoint whole")
     if format.unit == "checkpoint":
         if how["where"] or how["weights"]:
             raise UsageError(
@@ -134,7 +134,7 @@ def _files(target: Target, to: str, name: str, yes: bool, given: tuple[str, ...]
     else:
         source = _episodes(arc, **how)
     with bar(f"export {name}", [arc]):
-        write(source, to, **_stores(write, target), **option_values(given))
+        write(source, to, **({"fields": fields} if fields else {}), **_stores(write, target), **option_values(given))
     _tell(target, {"to": to, "format": name, "source": str(source)}, f"{source} was written to {to} for {name}")
 
 
