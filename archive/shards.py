@@ -84,6 +84,13 @@ def decode(metadata: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[
     return {path: view.read_many(path, ranges, chunks) for path, ranges in wanted.items()}
 
 
+def load() -> None:
+    """Import what encoding takes, and let it set itself up."""
+    import numpy as np
+
+    encode({"x": np.zeros(1)}, attributes={})
+
+
 class ShardView:
     """The arrays of one shard, from the bytes of its root `zarr.json`. Frozen; safe for threads and after a fork."""
 

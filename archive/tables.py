@@ -146,6 +146,11 @@ def _constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), count)
 
 
+def load() -> None:
+    """Import what making and reading tables takes: Arrow imports pandas, if it is there, with the first list it converts."""
+    loads(dumps(from_columns("live", {"rank": [0], "buffer": [""]})), "live", where="")
+
+
 def set_column(table: pa.Table, name: str, value: Any) -> pa.Table:
     """The table with one column set to one value."""
     field = table.schema.field(name)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from archive import commits, manifest
+from archive import commits, imports, manifest
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
 from archive.checkpointing import watch
@@ -23,7 +23,7 @@ from archive.names import check_text
 from archive.pipeline import Pipeline, Written
 from archive.resumed import Resume
 from archive.retention import Keep
-from archive.saver import Pending, Saver, finish_at_exit
+from archive.saver import Pending, Saver, finish_at_exit, git_revision
 from archive.saving import next_sequence, rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
@@ -48,6 +48,7 @@ class Writer(Buffer):
         chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._storage, self._log, self._place, self._schema, self._on_commit = storage, log, place, schema, on_commit
+        imports.start(git_revision)
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False

@@ -127,7 +127,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "runs",
                 "checkpointing",
             ),
-            *("progressbar", "deriving", "files", "tokenizing", "ahead"),
+            *("progressbar", "deriving", "files", "tokenizing", "ahead", "imports"),
         ),
     ),
     "facade": (3, ("archive", "facade")),
