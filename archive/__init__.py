@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from archive.errors import *  # noqa: F403 (the error tree is part of the public face)
+from archive.logs import make_visible as _make_visible
 from archive.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ _LAZY = {
     "Episodes": "episodes", "Schema": "schema", "Ragged": "tree", "Buffer": "buffer", "Writer": "writer",
     "Checkpoint": "checkpoints",
 }  # fmt: skip
+
+
+_make_visible()
 
 
 def __getattr__(name: str) -> Any:

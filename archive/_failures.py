@@ -16,10 +16,12 @@ from archive.errors import (
     ArchiveError,
     DeadlineError,
     MissingObjectError,
+    NotExclusiveError,
     ShortReadError,
     StorageError,
     StorageFullError,
 )
+from archive.visible import visible
 
 
 class Kind(StrEnum):
@@ -31,6 +33,7 @@ class Kind(StrEnum):
     EXISTS = "exists"
     RANGE = "range"
     SHORT = "short"
+    UNSUPPORTED = "unsupported"  # the store does not know such a request
     TRANSIENT = "transient"
     OTHER = "other"
 
@@ -59,6 +62,7 @@ _CODES = {
     **dict.fromkeys(("PreconditionFailed",), Kind.EXISTS),
     **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"), Kind.DENIED),
     **dict.fromkeys(("InvalidRange",), Kind.RANGE),
+    **dict.fromkeys(("NotImplemented",), Kind.UNSUPPORTED),
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"), Kind.FULL),
 }
 _NOT_DONE = frozenset(
@@ -67,19 +71,21 @@ _NOT_DONE = frozenset(
      "OperationAborted")
 )  # fmt: skip
 _STATUSES = {404: Kind.MISSING, 410: Kind.MISSING, 412: Kind.EXISTS, 401: Kind.DENIED, 403: Kind.DENIED,
-             416: Kind.RANGE, 507: Kind.FULL, 501: Kind.OTHER, 505: Kind.OTHER}  # fmt: skip
+             416: Kind.RANGE, 507: Kind.FULL, 501: Kind.UNSUPPORTED, 505: Kind.OTHER}  # fmt: skip
 _STATUS_NOT_DONE = frozenset((408, 409, 425, 429))
 _NAMES = {
     **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Kind.DENIED),
     **dict.fromkeys(("PermissionDeniedError",), Kind.DENIED),
     **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Kind.EXISTS),
+    **dict.fromkeys(("NotSupportedError",), Kind.UNSUPPORTED),
 }
 _TRANSPORT = frozenset(
     ("HTTPClientError", "ResponseParserError", "IncompleteReadError", "ResponseStreamingError", "ClientPayloadError",
      "ClientConnectionError", "HttpProcessingError", "ServiceRequestError", "ServiceResponseError", "HttpRequestError")
 )  # fmt: skip
 _NEVER_SENT = frozenset(("ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "gaierror"))
-_ERRNOS = {errno.ENOSPC: Kind.FULL, errno.EDQUOT: Kind.FULL, errno.EROFS: Kind.DENIED, errno.ESTALE: Kind.TRANSIENT,
+_ERRNOS = {errno.ENOSPC: Kind.FULL, errno.EDQUOT: Kind.FULL, errno.EROFS: Kind.DENIED, errno.ENOSYS: Kind.UNSUPPORTED,
+           errno.ESTALE: Kind.TRANSIENT,
            errno.EAGAIN: Kind.TRANSIENT, errno.EBUSY: Kind.TRANSIENT, errno.ENETUNREACH: Kind.TRANSIENT,
            errno.EHOSTUNREACH: Kind.TRANSIENT}  # fmt: skip
 _TYPES: tuple[tuple[type[Exception], Kind], ...] = (
@@ -90,6 +96,7 @@ _TYPES: tuple[tuple[type[Exception], Kind], ...] = (
     (PermissionError, Kind.DENIED),
     (TimeoutError, Kind.TRANSIENT),
     (ConnectionError, Kind.TRANSIENT),
+    (NotImplementedError, Kind.UNSUPPORTED),
 )
 _OBSTORE_STATUS = re.compile(r"status code: (\d{3})")
 _OBSTORE_TRANSPORT = re.compile(r"error sending|decoding|timed out|timeout|connect|HTTP error|body", re.IGNORECASE)
@@ -191,6 +198,12 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
             f"{where}: no answer whether it was made, after {_tries(gave_up)} ({detail}); "
             "read it back and compare, or repeat the same call"
         )
+    if verb == "create" and gave_up.kind is Kind.UNSUPPORTED:
+        return NotExclusiveError(
+            f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers could "
+            "overwrite each other; nothing was written. Use another store, or open with single_writer=True if one "
+            "process alone writes there"
+        )
     if gave_up.kind is Kind.TRANSIENT:
         return DeadlineError(
             f"{where}: gave up after {_tries(gave_up)}; the last one: {detail}; "
@@ -238,13 +251,14 @@ _ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
     Kind.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
     Kind.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),
     Kind.SHORT: (ShortReadError, "fewer bytes than asked for; the object is damaged or the connection cuts answers"),
+    Kind.UNSUPPORTED: (StorageError, "the store does not know such a request"),
     Kind.OTHER: (StorageError, "failed; see the cause"),
 }
 
 
 def printable_cause(error: Exception, scrub: Callable[[str], str]) -> Exception:
-    """`error`, or a plain stand-in where its text, or that of what caused it, holds a credential."""
+    """`error`, or a plain stand-in where its text, or that of what caused it, holds a credential or acts on a terminal."""
     texts = [text for one in _chain(error) for text in (str(one), repr(one))]
-    if all(scrub(text) == text for text in texts):
+    if all(visible(scrub(text)) == text for text in texts):
         return error
     return StorageError(scrub(f"{type(error).__name__}: {error}"))

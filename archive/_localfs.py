@@ -171,7 +171,7 @@ def _claim(temporary: str, path: str) -> None:
             raise
         raise NotExclusiveError(
             f"create {path}: this file system has no hard links, so nothing can be created there exclusively; "
-            "use another, or connect with single_writer=True if nobody else writes"
+            "use another, or open with single_writer=True if one process alone writes there"
         ) from error
 
 

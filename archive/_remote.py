@@ -15,19 +15,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from archive._failures import Kind, judge
 from archive._localfs import LocalDriver, Part
-from archive.errors import StorageError
+from archive.errors import NotExclusiveError, StorageError
 from archive.forking import in_child
 
 _PAGE = 1000  # names per LIST answer of the object stores
 _CONDITIONAL = ("s3fs", "gcsfs", "adlfs")  # pipe_file(mode="create") is a conditional request of the store
-_memory_lock = threading.Lock()
+_memory_lock, _alone_lock = threading.Lock(), threading.Lock()
 _obstore_pid: list[int] = []
 
 
 def _renew_lock() -> None:
-    global _memory_lock
-    _memory_lock = threading.Lock()
+    global _memory_lock, _alone_lock
+    _memory_lock, _alone_lock = threading.Lock(), threading.Lock()
 
 
 in_child(_renew_lock)
@@ -61,7 +62,9 @@ class FsspecDriver:
 
     def create(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
         """Only for a single writer: looks first, then writes."""
-        create_alone(self, key, parts, timeout_s)
+        if self.exists(key, timeout_s):
+            raise FileExistsError(key)
+        self.write(key, parts, timeout_s)
 
     def _entries(self, folder: str, timeout_s: float) -> list[Mapping[str, Any]]:
         self._fs.invalidate_cache(folder)
@@ -217,10 +220,21 @@ def join(parts: Sequence[Part]) -> Part:
 
 
 def create_alone(driver: LocalDriver | FsspecDriver, key: str, parts: Sequence[Part], timeout_s: float) -> None:
-    """Look, then write: only for a single writer."""
-    if driver.exists(key, timeout_s):
-        raise FileExistsError(key)
-    driver.write(key, parts, timeout_s)
+    """Look, then create, or only write where the store can't create: for a single process, whose threads take turns.
+
+    Looked at first in any case, as there are stores that pass over a condition which they do not know.
+    """
+    with _alone_lock:
+        if driver.exists(key, timeout_s):
+            raise FileExistsError(key)
+        if driver.exclusive:
+            try:
+                driver.create(key, parts, timeout_s)
+                return
+            except Exception as error:
+                if not isinstance(error, NotExclusiveError) and judge(error).kind is not Kind.UNSUPPORTED:
+                    raise
+        driver.write(key, parts, timeout_s)
 
 
 def driver_for(fs: Any, root: str, query: str) -> FsspecDriver:

@@ -69,13 +69,21 @@ class Roots:
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
             yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
 
+    def url_of(self, base: str) -> str:
+        """Where a base lies, as the commit says; empty if it doesn't."""
+        return str(self._bases.get(base, {}).get("url", ""))
+
+    def allows(self, base: str | None) -> bool:
+        """Whether a base (None: the archive itself) may be read."""
+        return base is None or _allowed(self.url_of(base), self._own.allowed_bases)
+
     def storage(self, base: str | None) -> Storage:
         """Where a base lies (None: the archive itself); UnsafePathError for one that is not allowed."""
         if base is None:
             return self._own
         if base not in self._opened:
-            url = str(self._bases.get(base, {}).get("url", ""))
-            if not _allowed(url, self._own.allowed_bases):
+            url = self.url_of(base)
+            if not self.allows(base):
                 raise UnsafePathError(
                     f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
                     f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"

@@ -12,6 +12,7 @@ from archive.commits import Commit
 from archive.errors import NotFoundError, UsageError
 from archive.retention import Candidate, Keep
 from archive.storage import Storage
+from archive.visible import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,4 +111,4 @@ class Checkpoints:
     def __repr__(self) -> str:
         runs = [name for name, e in self._head.runs.items() if "latest" in e and self._run in (None, name)]
         newest = f"of {len(runs)} runs" if len(runs) > 1 else f"latest {self.latest!r}"
-        return f"<{len(self)} checkpoints at {self._storage.url}, {newest}>"
+        return one_line(f"<{len(self)} checkpoints at {self._storage.url}, {newest}>")

@@ -29,6 +29,7 @@ from archive.errors import (
 )
 from archive.storage import Storage
 from archive.version import __version__
+from archive.visible import one_line
 
 Body = dict[str, Any]
 MAX_COMMIT_BYTES = 1_000_000
@@ -71,7 +72,8 @@ class Commit:
 
     def __repr__(self) -> str:
         rows = self.body.get("added", {})
-        return f"<Commit {self.number} {self.kind} run={self.run!r} session={self.session!r} added={rows}>"
+        kind = one_line(self.kind)
+        return f"<Commit {self.number} {kind} run={self.run!r} session={self.session!r} added={rows}>"
 
 
 EMPTY = Commit(0, {"kind": "empty", "created_at": "1970-01-01T00:00:00+00:00"}, "")

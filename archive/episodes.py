@@ -20,6 +20,7 @@ from archive.ranges import Ints
 from archive.reader import Reader, Tails
 from archive.segments import Part, with_extra
 from archive.views import markup, overviews, plots, summaries
+from archive.visible import one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -302,7 +303,8 @@ class Episodes(Sequence["Episode"]):
         return summaries.episodes(self.table, self.fields, self.size_told, self._reader.snapshot.storage.url)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} episodes at {self._reader.snapshot.storage.url}, commit {self._reader.snapshot.commit.number}>"
+        snapshot = self._reader.snapshot
+        return one_line(f"<{len(self)} episodes at {snapshot.storage.url}, commit {snapshot.commit.number}>")
 
 
 def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts) -> pa.Table:

@@ -42,9 +42,14 @@ Each message says what, where, and what to do.
 
 from __future__ import annotations
 
+from archive.visible import visible as _visible
+
 
 class ArchiveError(Exception):
-    """Root of all errors of this library."""
+    """Root of all errors of this library. What it says acts on no terminal, whatever names it holds."""
+
+    def __str__(self) -> str:
+        return _visible(super().__str__())
 
 
 class UsageError(ArchiveError, ValueError):
@@ -91,7 +96,7 @@ class NotFoundError(ArchiveError, LookupError):
     """No archive, commit, checkpoint, episode or field of that name."""
 
     def __str__(self) -> str:  # a LookupError may print the repr of its argument
-        return str(self.args[0]) if self.args else ""
+        return _visible(str(self.args[0])) if self.args else ""
 
 
 class NothingThereError(NotFoundError, FileNotFoundError):

@@ -32,6 +32,7 @@ from archive.schema import Schema
 from archive.sessions import DEFAULT_RUN, check_exclusive, place
 from archive.storage import IOStats, Storage
 from archive.views import overviews, summaries
+from archive.visible import one_line
 from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -161,6 +162,7 @@ class Archive:
         mark = (os.getpid(), self.id)
         if mark not in _checked:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
+        if not self._single_writer:  # which is no proof for those who come later
             _checked.add(mark)
         log = CommitLog(self._storage, self.id, self._head)
         return Writer(
@@ -220,7 +222,7 @@ class Archive:
         return summaries.archive(self.about, found.table, saved, found.fields, self.runs.about)
 
     def __repr__(self) -> str:
-        return f"<Archive {self.url} at commit {self._head.number}>"
+        return one_line(f"<Archive {self.url} at commit {self._head.number}>")
 
 
 FIRST_ANSWER_S = 10.0  # a wrong address is told from a store that restarts
@@ -237,10 +239,15 @@ def create(
     """Make a new archive; AlreadyExistsError if there is one.
 
     layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
-    single_writer: promise that there is but one writer, for stores without a create-only put.  deadline_s: how long a
-    request is retried; default 120, but 10 while nothing at that address could be reached at all.
+    single_writer: promise that one process alone writes here, for stores without a create-only put (some answer 501 to
+    If-None-Match, some pass over it). What it gives up: two writers at once are no longer kept apart, so the later one
+    may overwrite the other's commit, and a session that was replaced may still commit. It is not kept in the archive:
+    every open() that writes says it again.  deadline_s: how long a request is retried; default 120, but 10 while nothing
+    at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
+    if _is_there(storage):  # looked for first: there are stores that pass over the condition to a put
+        raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
     about, raw = _new(layout)
     if not _created(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
@@ -262,8 +269,8 @@ def open(
     of processes may).
 
     commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
-    where this one refers to their shards; True for any.  deadline_s: how long a request is retried; default 120, but 10
-    while nothing at that address could be reached at all.
+    where this one refers to their shards; True for any.  single_writer: as of create().  deadline_s: how long a
+    request is retried; default 120, but 10 while nothing at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
@@ -299,6 +306,14 @@ def _new(archive_layout: str) -> tuple[dict[str, Any], bytes]:
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
     return about, json.dumps(about, indent=1).encode() + b"\n"
+
+
+def _is_there(storage: Storage) -> bool:
+    try:
+        storage.get_head(layout.ARCHIVE_KEY, 1)
+    except MissingObjectError:
+        return False
+    return True
 
 
 def _created(storage: Storage, raw: bytes) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from archive import chunkindex, commits, fetching, layout, manifest, sessions, splices
-from archive.bases import Roots
+from archive.bases import Roots, split_key
 from archive.checkpoints import Checkpoint
 from archive.chunkindex import METADATA, ShardIndex
 from archive.commits import Commit
@@ -39,16 +39,22 @@ class Report:
     states: int = 0
     bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
+    not_allowed: dict[str, int] = field(default_factory=dict)  # URL of another archive -> its shards, not looked at
 
     @property
     def sound(self) -> bool:
-        return not self.findings
+        """Whether nothing is wrong, and nothing was left out."""
+        return not self.findings and not self.not_allowed
 
 
 def verify(archive: Archive, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
     """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a resume
     left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is as it
-    was written."""
+    was written.
+
+    Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
+    counted, and the report is not sound then.
+    """
     report = Report(deep)
     tell = progress or (lambda _: None)
     seen: set[str] = set()
@@ -139,7 +145,15 @@ def _shards(archive: Archive, report: Report) -> Iterator[tuple[ShardIndex, tupl
             episodes.setdefault(row["shard"], []).append(row["episode_id"])
             files[row["chunks"]] = {"path": row["chunks"], "bytes": row["chunks_bytes"], "crc32c": row["chunks_crc32c"]}
     roots = _roots(archive)
+    for shard in list(episodes):
+        base = split_key(shard)[0]
+        if base is not None and not roots.allows(base):
+            url = roots.url_of(base) or base
+            report.not_allowed[url] = report.not_allowed.get(url, 0) + 1
+            del episodes[shard]
     for path, ref in files.items():
+        if not roots.allows(split_key(path)[0]):
+            continue
         for index in _attempt(report, path, lambda r=ref: _indexes(roots, r)) or ():  # type: ignore[misc]
             if index.shard in episodes:
                 yield index, tuple(dict.fromkeys(episodes.pop(index.shard)))[:3]

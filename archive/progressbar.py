@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from archive.visible import one_line
+
 PHASES = ("uploading", "staging", "joining", "committed")
 
 Progress = Callable[[dict[str, Any]], None]
@@ -26,9 +28,9 @@ class Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[phase]}"),
+            TextColumn("{task.fields[phase]}", markup=False),
             TimeElapsedColumn(),
         )
         self._drawn = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -39,6 +41,6 @@ class Bar:
         if phase == PHASES[0]:
             self._drawn.start()
         done = PHASES.index(phase) + (phase == PHASES[-1]) if phase in PHASES else 0
-        self._drawn.update(self._task, completed=done, phase=phase, description=f"checkpoint {event['name']}")
+        self._drawn.update(self._task, completed=done, phase=phase, description=one_line(f"checkpoint {event['name']}"))
         if phase in (PHASES[-1], "failed"):
             self._drawn.stop()

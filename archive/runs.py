@@ -13,6 +13,7 @@ from archive.episodes import Episodes
 from archive.errors import NotFoundError
 from archive.index import EpisodeIndex
 from archive.views import overviews, plots, summaries
+from archive.visible import one_line
 
 
 class Run:
@@ -139,4 +140,4 @@ class Runs(Mapping[str, Run]):
         return summaries.runs("Runs", self.about, every.table, every.fields)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} runs at {self._url}: {', '.join(self._names)}>"
+        return one_line(f"<{len(self)} runs at {self._url}: {', '.join(self._names)}>")

@@ -88,8 +88,9 @@ class Storage:
         """Names a root (URL, path or UPath); sends nothing.
 
         At most `concurrency` requests run at once; each is retried for at most `deadline_s` (default 120), and for
-        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that nobody else writes here,
-        which permits stores without a create-only put.
+        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that one process alone writes
+        here, which permits stores without a create-only put: what is to be created is then looked for first. Where the
+        promise is broken, the later of two writers overwrites the other's commit.
         """
         deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         if concurrency < 1 or deadline_s <= 0:
@@ -200,13 +201,9 @@ class Storage:
             )
 
         def attempt(this: Attempt) -> None:
-            self.stats.add(bytes_out=total_bytes(parts))
-            try:
-                driver.create(key, parts, this.timeout_s)
-            except NotExclusiveError:  # a folder without hard links
-                if not self._single_writer:
-                    raise
-                create_alone(driver, key, parts, this.timeout_s)
+            self.stats.add(bytes_out=total_bytes(parts), head=int(self._single_writer))
+            create = partial(create_alone, driver) if self._single_writer else driver.create
+            create(key, parts, this.timeout_s)
 
         self._request("create", key, attempt)
 

@@ -28,6 +28,7 @@ from archive.saving import next_sequence, rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
 from archive.storage import Storage
+from archive.visible import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,7 +224,8 @@ class Writer(Buffer):
 
     def __repr__(self) -> str:
         p = self._place
-        return f"<Writer rank {p.rank} of {p.world_size}, run={p.run!r} session={p.session!r} at {self._storage.url}>"
+        where = f"run={p.run!r} session={p.session!r} at {self._storage.url}"
+        return one_line(f"<Writer rank {p.rank} of {p.world_size}, {where}>")
 
     def _entered(self) -> threading.RLock:
         """The lock, if the writer may be used here and nothing in the background has failed."""

@@ -20,6 +20,7 @@ from archive.errors import PartialCheckpointError, UsageError
 from archive.sessions import place as writer_place
 from archive.views import page, plots, summaries
 from archive.views.markup import size
+from archive.visible import visible
 from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place, within_bounds
 from resharding.source import Source, filtered
 
@@ -175,7 +176,7 @@ class Plan:
             lines.append(
                 f"live: {live / 1e6:.1f} of {touched / 1e6:.1f} MB in the shards touched; `archive compact` would help"
             )
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def __repr__(self) -> str:
         return f"<Plan {self.checkpoint.name!r} {self.checkpoint.world_size} -> {self.world_size} ranks, steps {self.steps}>"

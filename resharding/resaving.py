@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 
 def reshard(
-    source: Archive, plan: Plan, to: Any, *, copy: bool = False, engine: str = "local",
+    source: Archive, plan: Plan, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Save the plan's shares as a checkpoint of its world size in another archive, which is made if it is not there.
 
     Episodes, columns, attributes and progress are carried over. State can't be divided: where the plan moves anything,
-    each rank has that of all source ranks, as {"source_states": {rank: state}}.  copy, engine, progress: as of `merge`.
+    each rank has that of all source ranks, as {"source_states": {rank: state}}.  copy, verify, engine,
+    single_writer, progress: as of `merge`.
     """
     checkpoint = plan.checkpoint
     if not checkpoint.replay_saved:
         raise UsageError(f"checkpoint {checkpoint.name!r} was saved without its buffers: there is nothing to reshard")
-    present = Target(to, copy, engine, storage_options, allow_bases).opened(create=False)
+    there = Target(to, copy, engine, storage_options, allow_bases, single_writer=single_writer)
+    present = there.opened(create=False)
     if present is not None and checkpoint.run in present.head.runs:
         raise AlreadyExistsError(
             f"{present.url} has a run {checkpoint.run!r} already, which this would end; give an archive of its own"
@@ -42,9 +44,11 @@ def reshard(
         source,
         to,
         copy=copy,
+        verify=verify,
         engine=engine,
         storage_options=storage_options,
         allow_bases=allow_bases,
+        single_writer=single_writer,
         progress=progress,
         episode_id=ids,
     )

@@ -73,12 +73,16 @@ class Target:
     allow_bases: Any
     verify: bool = False
     progress: Callable[[int, int], None] | None = None
+    single_writer: bool = False
 
     def opened(self, *, create: bool) -> Archive | None:
         if isinstance(self.to, Archive):
             return self.to.refresh()
         try:
-            return open_archive(self.to, create=create, storage_options=self.options, allow_bases=self.allow_bases)
+            return open_archive(
+                self.to, create=create, storage_options=self.options, allow_bases=self.allow_bases,
+                single_writer=self.single_writer,
+            )  # fmt: skip
         except NotFoundError:
             return None
 
@@ -86,7 +90,7 @@ class Target:
 def merge(
     urls: Sequence[Any], to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
 ) -> Archive:  # fmt: skip
     """Make the episodes of several archives visible in one, which is made if it is not there.
 
@@ -94,18 +98,19 @@ def merge(
     copy=True copies them: a store that has both archives does so by itself, and compares sizes and ETags; with
     verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local", or "ray" to copy on
     a Ray cluster.  Merging again adds what is new.
-    progress: called with (shards copied, shards) of each source.
+    progress: called with (shards copied, shards) of each source.  single_writer: of the target, as `archive.open` has it.
     """
     given = [urls] if isinstance(urls, (str, Archive)) else urls
     sources = [_opened(url, storage_options, allow_bases) for url in given]
     selections = [Selection(a, a.index.chains.rows) for a in sources]
-    return _transfer(selections, Target(to, copy, engine, storage_options, allow_bases, verify, progress))
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer(selections, target)
 
 
 def split(
     url: Any, to: Any, count: int, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
 ) -> Archive:  # fmt: skip
     """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
     source = _opened(url, storage_options, allow_bases)
@@ -113,22 +118,20 @@ def split(
         raise UsageError(
             f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
         )
-    return _transfer(
-        [_episodes(source, np.arange(count))], Target(to, copy, engine, storage_options, allow_bases, verify)
-    )
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer([_episodes(source, np.arange(count))], target)
 
 
 def filter(
     url: Any, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
     storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None, **conditions: Any,
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None, **conditions: Any,
 ) -> Archive:  # fmt: skip
     """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
     source = _opened(url, storage_options, allow_bases)
     chosen = source.episodes.filter(**conditions)
-    return _transfer(
-        [_episodes(source, chosen.numbers)], Target(to, copy, engine, storage_options, allow_bases, verify)
-    )
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer([_episodes(source, chosen.numbers)], target)
 
 
 def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Sequence[str]) -> Archive:

@@ -39,12 +39,14 @@ class Fault:
     stall         send half of the body and the rest after `seconds`
     delay         pass it on after `seconds`
     ignore_range  answer with the whole object and 200
+    ignore_condition  pass it on without its If-None-Match
     """
 
     action: str
     method: str = ""
     path: str = ""
     ranged: bool | None = None
+    conditional: bool | None = None
     times: int = 1
     skip: int = 0
     status: int = 500
@@ -59,6 +61,7 @@ class Fault:
             and self.method in ("", request.method)
             and re.search(self.path, request.raw_path) is not None
             and self.ranged in (None, "Range" in request.headers)
+            and self.conditional in (None, "If-None-Match" in request.headers)
         )
         if matches and self.skip > 0:
             self.skip -= 1
@@ -151,6 +154,8 @@ class FaultProxy:
     async def _pass_on(self, request: web.Request, body: bytes, fault: Fault, seen: Seen) -> web.StreamResponse:
         whole = fault.action == "ignore_range"
         headers = self._signed(request) if whole else _end_to_end(request.headers.items())
+        if fault.action == "ignore_condition":
+            headers = [(name, value) for name, value in headers if name.lower() != "if-none-match"]
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with self._client.request(
             request.method,

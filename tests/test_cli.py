@@ -232,7 +232,7 @@ def test_demo_fails_when_something_else_is_read(tmp_path: Path, monkeypatch: pyt
         (["info", "{}/nowhere"], 1, "there is no archive at"),
         (["info", "{}", "--commit", "99"], 1, "has no commit 99"),
         (["show", "{}", "nope"], 1, "`archive episodes` lists them"),
-        (["show", "{}", "a", "--read", "nope"], 2, "missing='skip'"),
+        (["show", "{}", "a", "--read", "nope"], 2, "`archive show` lists those"),
         (["episodes", "{}", "--where", "retrn > 1"], 2, "names the column 'retrn'"),
         (["episodes", "{}", "--where", "__import__('os')"], 2, "__import__"),
         (["episodes", "{}", "--updates", "1:x"], 2, "neither a number nor START:STOP"),

@@ -38,6 +38,8 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "losses",
             ),
             *(
+                "visible",
+                "logs",
                 "plainjson",
                 "commitshape",
                 "jsontree",

@@ -16,6 +16,7 @@ from archive.adapters._rlinf_numbers import SYSTEM
 from archive.adapters._rlinf_trajectory import shape_of, to_steps, weights_of
 from archive.errors import IntegrityError, MissingObjectError, NotFoundError, UsageError
 from archive.storage import Storage
+from archive.visible import visible
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
@@ -40,7 +41,7 @@ class Problem(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file} ({self.kind}): {self.why}"
+        return visible(f"{self.file} ({self.kind}): {self.why}")
 
 
 @dataclass

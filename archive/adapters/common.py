@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.errors import MissingPackageError, NotFoundError, UsageError
 from archive.schema import Path, Schema
+from archive.visible import visible
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
@@ -44,7 +45,7 @@ class Report:
             for count, noun in ((self.episodes, "episode"), (self.steps, "step"))
         ]
         parts += [f"{count} {name.replace('_', ' ')}" for name, count in self.counts.items() if count]
-        return "; ".join([", ".join(parts), *self.notes])
+        return visible("; ".join([", ".join(parts), *self.notes]))
 
 
 def system(module: str, install: str) -> Any:

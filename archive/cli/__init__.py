@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from archive.cli.advice import in_options
 from archive.cli.output import cell
 from archive.errors import ArchiveError, UsageError
 from archive.version import __version__
@@ -45,10 +46,10 @@ DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wan
 class Failed(click.ClickException):
     """One line for the user."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, command: str | None = None) -> None:
         known = isinstance(error, ArchiveError)
         text = cell(" ".join(str(error).split()), limit=None) or type(error).__name__
-        text = text.replace("raise deadline_s", "give a longer --retry-for")
+        text = in_options(text, command)
         hint = "" if known else f" ({type(error).__name__}, unexpected: run it again with --debug, and report it)"
         super().__init__(text + hint)
 
@@ -80,7 +81,7 @@ class Commands(click.Group):
         except Exception as error:
             if ctx.meta.get(DEBUG):
                 raise
-            raise (Misused if isinstance(error, UsageError) else Failed)(error) from error
+            raise (Misused if isinstance(error, UsageError) else Failed)(error, ctx.invoked_subcommand) from error
 
 
 EPILOG = """\b

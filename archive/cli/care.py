@@ -15,7 +15,10 @@ from archive.cli.progress import bar
 @on_archive(time_travel=False)
 @click.option("--deep", is_flag=True, help="Read every byte, not only what comes first.")
 def verify(target: Target, deep: bool) -> None:
-    """Check commits, tables, staged states and shards against their checksums. Exit code 1 if something is wrong."""
+    """Check commits, tables, staged states and shards against their checksums.
+
+    Exit code 1 if something is wrong; 2 if nothing is, but shards of other archives were left out for want of --allow-base.
+    """
     from archive import maintenance
 
     arc = target.open()
@@ -26,31 +29,44 @@ def verify(target: Target, deep: bool) -> None:
         output.as_json({"sound": report.sound} | asdict(report))
     else:
         looked = f"{report.commits} commits, {report.manifests} tables, {report.states} states, {report.shards} shards"
-        click.echo(f"{looked}, {output.size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}")
+        output.say(f"{looked}, {output.size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}")
         if report.findings:
             rows = [(f.object, f.problem, list(f.episodes)) for f in report.findings]
             output.table(rows, ("object", "problem", "episodes there, for example"))
-        else:
-            click.echo("all sound")
+        elif report.sound:
+            output.say("all sound")
+        if report.not_allowed:
+            output.say(_left_out(report.not_allowed))
     if not report.sound:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(1 if report.findings else 2)
+
+
+def _left_out(shards: dict[str, int]) -> str:
+    """What was not looked at, and how to have it looked at."""
+    options = " ".join(f"--allow-base {output.cell(url, limit=None)}" for url in shards)
+    return (
+        f"not checked: {sum(shards.values())} shards that lie in other archives, which were not allowed; if you trust them, "
+        f"add {options}"
+    )
 
 
 @click.command()
-@on_archive(time_travel=False)
+@on_archive(time_travel=False, writes=True)
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 def repair(target: Target, yes: bool) -> None:
     """Go on from the commit before a damaged newest one. Stop all writers first."""
     from archive import maintenance
     from archive.storage import Storage
 
-    storage = Storage.connect(target.url, target.storage_options, deadline_s=target.deadline_s)
+    storage = Storage.connect(
+        target.url, target.storage_options, deadline_s=target.deadline_s, single_writer=target.single_writer
+    )
     if not yes:
         number = maintenance.damaged_commit(storage)
         if target.as_json:
             output.as_json({"commit": number, "kept_as": None})
             return
-        click.echo(
+        output.say(
             f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what "
             "only it made visible stays in the store, unseen. Stop all writers, then add --yes"
         )
@@ -59,4 +75,4 @@ def repair(target: Target, yes: bool) -> None:
     if target.as_json:
         output.as_json(asdict(done))
     else:
-        click.echo(f"commit {done.commit} now changes nothing; the damaged bytes are kept as {done.kept_as}")
+        output.say(f"commit {done.commit} now changes nothing; the damaged bytes are kept as {done.kept_as}")

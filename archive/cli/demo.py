@@ -115,7 +115,7 @@ def read_all(demo: Demo) -> str:
 
 def save_ranks(demo: Demo) -> str:
     """four ranks save"""
-    demo.ranks = Ranks(demo.target.url, demo.target.storage_options)
+    demo.ranks = Ranks(demo.target.url, demo.target.storage_options, demo.target.single_writer)
     demo.saved = demo.ranks.all(SAVED_BY, save)
     return f"{sum(len(r['numbers']) for r in demo.saved)} steps in the rings of {SAVED_BY} processes, one checkpoint"
 
@@ -193,7 +193,7 @@ def run(demo: Demo) -> list[dict[str, Any]]:
 
 
 @click.command()
-@on_archive(default="demo-archive", time_travel=False)
+@on_archive(default="demo-archive", time_travel=False, writes=True)
 def demo(target: Target) -> None:
     """Write episodes, find them, read them back and compare. Run again, it adds to the same archive."""
     state = Demo(target)
@@ -209,6 +209,6 @@ def demo(target: Target) -> None:
     requests, sent, received = state.cost()
     total = ["all", "", round(sum(r["seconds"] for r in rows), 3), requests, output.size(sent), output.size(received)]
     output.table([*shown, total], columns)
-    click.echo(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
+    output.say(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
     picture = f"archive export {target.url} --html best --where 'update_count > 0' -o episode.html"
-    click.echo(f"Watch one: {picture}")
+    output.say(f"Watch one: {picture}")

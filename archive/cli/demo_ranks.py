@@ -24,24 +24,24 @@ class Ranks:
 
     url: str
     storage_options: Mapping[str, Any]
+    single_writer: bool = False
     run: str = field(default_factory=lambda: f"demo-{secrets.token_hex(3)}")
     cost: list[dict[str, int]] = field(default_factory=list)
 
     def all(self, world_size: int, work: Callable[..., dict[str, Any]]) -> list[dict[str, Any]]:
         """What `work` gives on every rank; the ranks run at the same time."""
-        with _pool(self.url, world_size) as pool:
-            jobs = [
-                pool.submit(work, self.url, dict(self.storage_options), self.run, r, world_size)
-                for r in range(world_size)
-            ]
+        how = {"storage_options": dict(self.storage_options), "single_writer": self.single_writer}
+        alone = self.single_writer or self.url.startswith("memory:")
+        with _pool(world_size, alone=alone) as pool:
+            jobs = [pool.submit(work, self.url, how, self.run, r, world_size) for r in range(world_size)]
             results = [job.result() for job in jobs]
         self.cost += [result.pop("cost") for result in results]
         return results
 
 
-def _pool(url: str, count: int) -> Executor:
-    """Processes; threads where the store lives in this one."""
-    if url.startswith("memory:"):
+def _pool(count: int, *, alone: bool) -> Executor:
+    """Processes; threads where the store lives in this one, or no other may write there."""
+    if alone:
         return ThreadPoolExecutor(count)
     return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
 
@@ -60,13 +60,13 @@ def checksum(number: Any) -> Any:
     return number * 2_654_435_761 % 4_294_967_291
 
 
-def save(url: str, options: dict[str, Any], run: str, rank: int, world_size: int) -> dict[str, Any]:
+def save(url: str, how: dict[str, Any], run: str, rank: int, world_size: int) -> dict[str, Any]:
     """One of the ranks that save: a ring of env rows, a priority for each step, one checkpoint."""
     import numpy as np
 
     import archive
 
-    arc = archive.open(url, storage_options=options)
+    arc = archive.open(url, **how)
     writer = arc.writer(rank, world_size, run, f"{run}-first", archive.Schema(env_id=["env"]))
     times = np.arange(STEPS)
     last = np.repeat((times + rank) % 25 == 24, ENVS)
@@ -79,14 +79,14 @@ def save(url: str, options: dict[str, Any], run: str, rank: int, world_size: int
     return {"numbers": numbers, "cost": arc.io_stats().as_dict()}
 
 
-def resume(url: str, options: dict[str, Any], run: str, rank: int, world_size: int) -> dict[str, Any]:
+def resume(url: str, how: dict[str, Any], run: str, rank: int, world_size: int) -> dict[str, Any]:
     """One of the ranks that resume: takes its share, checks every step, goes on and checkpoints what is new."""
     import numpy as np
 
     import archive
     import resharding
 
-    arc = archive.open(url, storage_options=options)
+    arc = archive.open(url, **how)
     checkpoint = arc.checkpoints.of(run).latest
     assert checkpoint is not None
     share = resharding.plan(checkpoint, world_size).share(rank)

@@ -60,7 +60,7 @@ def episodes(
         output.as_json({"found": len(found), "episodes": rows})
         return
     output.table(([_in_short(row)[c] for c in SHOWN] for row in rows), SHOWN)
-    click.echo(_count(found, len(rows)))
+    output.say(_count(found, len(rows)))
 
 
 def _count(found: Episodes, shown: int) -> str:
@@ -131,11 +131,11 @@ def _print_values(values: dict[str, Any], start: int) -> None:
     from archive.views import frames, texts
 
     for path, leaf in frames.leaves(values):
-        click.echo(f"\n{output.cell(path, limit=None)}")
+        output.say(f"\n{output.cell(path, limit=None)}")
         said = texts.as_texts(leaf)
         if said is None or (not said.written and not isinstance(leaf, list)):
-            click.echo(str(leaf))
+            output.say(str(leaf))
             continue
         for step, text in enumerate(said.steps, max(start, 0)):
             for i, line in enumerate(text.split("\n")):
-                click.echo(f"{f'[{step}]' if i == 0 else '':<6} {output.cell(line, limit=None)}".rstrip())
+                output.say(f"{f'[{step}]' if i == 0 else '':<6} {output.cell(line, limit=None)}".rstrip())

@@ -75,11 +75,12 @@ _more = click.option(
 @click.option(
     "--tokenizer", metavar="NAME", help="Makes text of token ids on an episode's page: a folder, or a Hub name."
 )
+@click.option("--allow-missing", is_flag=True, help="The page of a plan: do without ranks that are missing.")
 @_more
 @click.option("--yes", is_flag=True, help="Replace files that are there.")
 def export(
     target: Target, to: str | None, name: str, html: str | None, output: str | None, world_size: int | None, yes: bool,
-    given: tuple[str, ...], **how: Any,
+    allow_missing: bool, given: tuple[str, ...], **how: Any,
 ) -> None:  # fmt: skip
     """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
 
@@ -97,14 +98,15 @@ def export(
             to or output,
             world_size=world_size,
             replace=yes,
+            allow_missing=allow_missing,
             storage_options=target.storage_options,
             **kept,
         )
         return
-    pages_only = [how.pop("max_bytes"), how.pop("tokenizer")]
-    if to is None or output is not None or world_size is not None or any(pages_only):
+    pages_only = [how.pop("max_bytes"), how.pop("tokenizer"), world_size, output, allow_missing or None]
+    if to is None or any(given is not None for given in pages_only):
         raise UsageError(
-            "give TO, a folder or file; --output, --world-size, --max-bytes and --tokenizer go with --html"
+            "give TO, a folder or file; --output, --world-size, --max-bytes, --tokenizer and --allow-missing go with --html"
         )
     _files(target, to, name, yes, given, how)
 
@@ -180,7 +182,7 @@ def _episodes(
 
 
 @click.command("import")
-@on_archive(time_travel=False)
+@on_archive(time_travel=False, writes=True)
 @click.argument("sources", nargs=-1, required=True)
 @click.option("--format", "-f", "name", type=click.Choice(list(ADAPTERS)), required=True, help="What SOURCES are.")
 @click.option("--run", default="imported", show_default=True, help="The run that the checkpoint belongs to.")
@@ -250,4 +252,4 @@ def _tell(target: Target, about: dict[str, Any], text: str) -> None:
     if target.as_json:
         output.as_json(about)
     else:
-        click.echo(text)
+        output.say(text)

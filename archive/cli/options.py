@@ -31,15 +31,22 @@ class Target:
     commit: int | None = None
     as_json: bool = False
     deadline_s: float = DEADLINE_S
+    allow_bases: tuple[str, ...] = ()
+    single_writer: bool = False
 
     def open(self, **how: Any) -> Archive:
         import archive
 
-        given = {"commit": self.commit, "storage_options": self.storage_options, "deadline_s": self.deadline_s}
+        given = {
+            "commit": self.commit, "storage_options": self.storage_options, "deadline_s": self.deadline_s,
+            "allow_bases": self.allow_bases, "single_writer": self.single_writer,
+        }  # fmt: skip
         return archive.open(how.pop("url", self.url), **(given | how))
 
 
-def on_archive(*, default: str | None = None, time_travel: bool = True) -> Callable[[Command], Command]:
+def on_archive(
+    *, default: str | None = None, time_travel: bool = True, writes: bool = False
+) -> Callable[[Command], Command]:
     """Gives a command a Target as its first argument, and the options that make it up."""
     shared = [
         click.argument("url", metavar="[URL]", default=default) if default else click.argument("url"),
@@ -55,16 +62,22 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
             metavar="SECONDS",
             help="How long a request that fails is repeated.",
         ),
+        click.option("--allow-base", multiple=True, metavar="URL", help=_BASE_HELP),
         click.option("--debug", is_flag=True, expose_value=False, callback=_debug, help="Show tracebacks."),
     ]
+    if writes:
+        shared.append(click.option("--single-writer", is_flag=True, help=_ALONE_HELP))
     if time_travel:
         shared.append(click.option("--commit", type=int, metavar="N", help="As of that commit."))
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def call(url: str, as_json: bool, retry_for: float, commit: int | None = None, **rest: Any) -> None:
+        def call(
+            url: str, as_json: bool, retry_for: float, allow_base: tuple[str, ...], commit: int | None = None,
+            single_writer: bool = False, **rest: Any,
+        ) -> None:  # fmt: skip
             options = storage_options(rest.pop("storage_option"), rest.pop("endpoint_url"), rest.pop("profile"))
-            command(Target(url, options, commit, as_json, retry_for), **rest)
+            command(Target(url, options, commit, as_json, retry_for, allow_base, single_writer), **rest)
 
         return functools.reduce(lambda function, add: add(function), reversed(shared), call)
 
@@ -74,6 +87,11 @@ def on_archive(*, default: str | None = None, time_travel: bool = True) -> Calla
 of_run = click.option("--run", metavar="NAME", help="Of this run; needed where several have such a checkpoint.")
 
 _OPTION_HELP = "Passed to the filesystem; VALUE may be JSON, a dot in KEY goes one level down. May be repeated."
+
+_BASE_HELP = (
+    "Another archive (or the folder above it) that this one may refer to, as `merge` makes it. May be repeated."
+)
+_ALONE_HELP = "For a store without a create-only put: you promise that nobody else writes there."
 
 
 def _debug(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from archive import visible
+
 MAX_CELL = 160
 UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
 NAMES = frozenset({"episode_id", "name", "url", "archive", "object", "field", "shard", "step"})  # columns that stay
@@ -17,9 +19,14 @@ PROSE = frozenset({"what happened", "problem"})  # columns that go on in the nex
 PROSE_WIDTH = 30
 
 
+def say(text: str) -> None:
+    """Print text, whatever names it holds: the one way in which commands do."""
+    click.echo(visible.visible(text))
+
+
 def as_json(value: Any) -> None:
     """One JSON document; what JSON has no word for (nan, infinities) is null."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=1))
+    say(visible.as_json(plain(value), indent=1))
 
 
 def plain(value: Any) -> Any:
@@ -54,7 +61,7 @@ def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
     _draw([[row[i] for i in shown] for row in rows], [columns[i] for i in shown], room)
     left = [name for i, name in enumerate(columns) if i not in shown]
     if left:
-        click.echo(f"left out for want of room: {', '.join(left)} (--json has all)")
+        say(f"left out for want of room: {', '.join(left)} (--json has all)")
 
 
 def _room() -> int | None:
@@ -86,7 +93,7 @@ def _draw(rows: Sequence[Sequence[Any]], columns: Sequence[str], room: int | Non
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(columns):
         numbers = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
-        drawn.add_column(name, justify="right" if numbers else "left", no_wrap=name not in PROSE)
+        drawn.add_column(Text(cell(name)), justify="right" if numbers else "left", no_wrap=name not in PROSE)
     for row in rows:
         drawn.add_row(*(Text(cell(value)) for value in row))
     needed = _total([_width([row[i] for row in rows], name) for i, name in enumerate(columns)], range(len(columns)))
@@ -94,14 +101,16 @@ def _draw(rows: Sequence[Sequence[Any]], columns: Sequence[str], room: int | Non
     console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=room is not None)
     with console.capture() as captured:
         console.print(drawn)
+    # not by `say`: the colours are rich's own, and the cells have been made visible
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip()))
 
 
 def facts(pairs: Mapping[str, Any]) -> None:
     """Names and values, one a line."""
-    width = max(map(len, pairs), default=0)
-    for name, value in pairs.items():
-        click.echo(f"{name:<{width}}  {cell(value, limit=None)}")
+    shown = {cell(name, limit=None): cell(value, limit=None) for name, value in pairs.items()}
+    width = max(map(len, shown), default=0)
+    for name, text in shown.items():
+        say(f"{name:<{width}}  {text}")
 
 
 def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
@@ -118,7 +127,7 @@ def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
         value = ", ".join(map(str, value)) or "-"
     elif isinstance(value, Mapping):
         value = json.dumps(plain(value), ensure_ascii=False)
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+    text = visible.one_line(str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -20,7 +20,8 @@ BEST = "best"  # the episode of the greatest return, where none has this id
 
 def write_page(
     arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...],
-    run: str | None = None, replace: bool, storage_options: Mapping[str, Any] | None = None, **how: Any,
+    run: str | None = None, replace: bool, allow_missing: bool = False,
+    storage_options: Mapping[str, Any] | None = None, **how: Any,
 ) -> str:  # fmt: skip
     """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title.
 
@@ -34,7 +35,7 @@ def write_page(
         raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     if world_size:
         _refuse(how, "plan")
-        title, text = _plan(arc, what, run, world_size, where)
+        title, text = _plan(arc, what, run, world_size, filter=where, allow_missing=allow_missing)
     else:
         title, text = _looked_at(arc, what, run, where, weights, how)
     if path is None:
@@ -87,11 +88,11 @@ def _best(found: Episodes) -> Episode | None:
     return found[pc.index(returns, greatest).as_py()] if greatest.is_valid else None
 
 
-def _plan(arc: Archive, what: str, run: str | None, world_size: int, where: str | None) -> tuple[str, str]:
+def _plan(arc: Archive, what: str, run: str | None, world_size: int, **how: Any) -> tuple[str, str]:
     import resharding
 
     checkpoint = _checkpoint(arc, what, run, "checkpoint")
-    made = resharding.plan(checkpoint, world_size, filter=where)
+    made = resharding.plan(checkpoint, world_size, **how)
     return f"plan of {checkpoint.name} for {world_size} ranks", made.to_html()
 
 

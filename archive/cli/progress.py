@@ -46,7 +46,7 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         columns = (
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[objects]}"),
+            TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[objects]}"),
             TextColumn("{task.fields[bytes]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
         )  # fmt: skip
         self._stats, self._began = stats, time.monotonic()

@@ -34,6 +34,7 @@ _planning = (
         help="Headless and open episodes.",
     ),
     click.option("--where", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'."),
+    click.option("--allow-missing", is_flag=True, help="Do without ranks that are missing from the checkpoint."),
 )
 
 
@@ -96,7 +97,7 @@ def plan(target: Target, world_size: int, name: str | None, run: str | None, **h
     checkpoint = named_checkpoint(target.open(), name, run)
     made = planned(checkpoint, world_size, **how)
     if not target.as_json:
-        click.echo(str(made))
+        output.say(str(made))
         return
     totals = zip(made.episodes, made.steps, made.cost(), strict=True)
     shares = [{"rank": i, "episodes": e, "steps": s} | cost for i, (e, s, cost) in enumerate(totals)]
@@ -105,7 +106,7 @@ def plan(target: Target, world_size: int, name: str | None, run: str | None, **h
 
 
 @click.command("request-checkpoint")
-@on_archive(time_travel=False)
+@on_archive(time_travel=False, writes=True)
 def request_checkpoint(target: Target) -> None:
     """Ask the job that writes to this archive for a checkpoint, at its next step or a few later."""
     from archive import checkpointing
@@ -114,6 +115,6 @@ def request_checkpoint(target: Target) -> None:
     if target.as_json:
         output.as_json({"request": key})
     else:
-        click.echo(
+        output.say(
             f"requested: {key}. The job looks every {checkpointing.POLL_S:.0f} s; `archive checkpoints` shows when it is done"
         )

@@ -12,7 +12,9 @@ from archive.cli import COMMANDS, main
 from archive.errors import NotFoundError
 
 BEGIN, END = "<!-- commands: made by `make docs` -->", "<!-- end of commands -->"
-COMMON = frozenset({"as_json", "storage_option", "endpoint_url", "profile", "retry_for", "debug", "commit", "help"})
+COMMON = frozenset(
+    {"as_json", "storage_option", "endpoint_url", "profile", "retry_for", "allow_base", "debug", "commit", "help"}
+)
 
 
 def reference() -> str:

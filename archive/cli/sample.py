@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 @click.option("--where", "condition", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
 @click.option("--seed", default=1234, show_default=True)
 @click.option("--replace", is_flag=True, help="Draw more than there are, if need be.")
+@click.option(
+    "--missing", default="error", metavar="skip|VALUE", help="Leave out fields that some lack, or fill them in."
+)
 @on_archive()
 def sample(
     target: Target, num_chunks: int, cache_size: int, sample_window_size: int, name: str | None, run: str | None, buffer: str,
-    condition: str | None, seed: int, replace: bool,
+    condition: str | None, seed: int, replace: bool, missing: str,
 ) -> None:  # fmt: skip
     """Load trajectories and draw a batch of transitions once. A URL ending in rank_3 means rank 3 of the archive above."""
     where, drawn_from = _buffers()
@@ -42,7 +45,7 @@ def sample(
     arc = target.open(url=place.root)
     source, episodes = _episodes(arc, place, name, run, buffer)
     episodes = episodes if condition is None else episodes.filter(where=condition)
-    held = drawn_from(seed=seed, sample_window_size=sample_window_size)
+    held = drawn_from(seed=seed, sample_window_size=sample_window_size, missing=_filling(missing))
     loading = _measured(arc, lambda: held.load_episodes(episodes, in_memory=cache_size))
     batch: dict[str, Any] = {}
     drawing = _measured(arc, lambda: batch.update(held.sample(num_chunks, replace=replace)))
@@ -52,6 +55,14 @@ def sample(
     ]
     about = {"source": source, **held.get_stats(), "num_chunks": num_chunks, "load": loading, "sample": drawing}
     _show(target, about, fields)
+
+
+def _filling(text: str) -> Any:
+    """A number to fill in, or one of the words that the buffer knows."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
 
 
 def _buffers() -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from archive.visible import visible
+
 VOID = frozenset({"br", "hr", "img", "input", "line", "rect", "circle", "path", "polyline", "meta"})
 MAX_TEXT = 300
 
@@ -20,13 +22,13 @@ class Markup(str):
 
 def join(parts: Iterable[Any]) -> Markup:
     """The parts one after the other; what is not markup is escaped."""
-    return Markup("".join(p if isinstance(p, Markup) else html.escape(str(p)) for p in parts))
+    return Markup("".join(p if isinstance(p, Markup) else html.escape(visible(str(p))) for p in parts))
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x."""
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(visible(str(value)))}"'
         for key, value in attributes.items()
         if value is not None
     )

@@ -1,0 +1,45 @@
+"""Pure, no I/O: text that comes from a bucket or a user, made safe to print, log and raise.
+
+Names, ids and messages may hold characters that act rather than show: escape sequences that write the clipboard or
+clear the screen, marks that turn the direction of what follows, halves of characters that no encoder takes. Everything
+that is printed, logged or raised goes through `visible`; it changes nothing in text that only shows.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+_LAID_OUT = frozenset("\n\t")
+_JOINERS = frozenset("\u200c\u200d")  # scripts and emoji need them
+_SHOWN = frozenset(("Zs", "Co", "Cn"))  # not "printable" to Python, but no terminal acts on them
+
+
+def visible(text: str) -> str:
+    """`text` with each character that acts written as Python would escape it; lines and tabs stay."""
+    return text if text.isprintable() else "".join(c if _stays(c) else _escaped(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """As `visible`, lines and tabs too: for what is one line whatever it holds."""
+    return text if text.isprintable() else "".join(c if _stays(c) and c not in _LAID_OUT else _escaped(c) for c in text)
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """A JSON document that shows its text, and in which nothing acts; it means the same to a parser."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    # json escapes C0 itself, and outside of its strings there are lines only
+    return text if text.isprintable() else "".join(c if _stays(c) else _in_json(c) for c in text)
+
+
+def _stays(c: str) -> bool:
+    return c.isprintable() or c in _LAID_OUT or c in _JOINERS or unicodedata.category(c) in _SHOWN
+
+
+def _escaped(c: str) -> str:
+    return ascii(c)[1:-1]
+
+
+def _in_json(c: str) -> str:
+    return json.dumps(c)[1:-1]
