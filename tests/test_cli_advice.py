@@ -152,7 +152,6 @@ def test_a_sample_of_trajectories_of_which_some_lack_a_field(tmp_path: Path) -> 
     for value in ("skip", "0", "1.5"):
         result = call(*words, "--missing", value)
         assert result.exit_code == 0, result.output
-    assert "--replace" in told("sample", str(tmp_path / "root"), "--num-chunks", "800", "--missing", "skip")
 
 
 def test_a_store_that_is_used_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +190,7 @@ def test_archives_of_the_way_are_not_opened_because_a_bucket_names_them(referrin
         ("checkpoint 'a' has 2 ranks: give rank=, or", "export", "give --set rank=VALUE, or"),
         ("the ring has 3 rows; plan with num_envs=4", "plan", "plan with --num-envs 4"),
         ("pass such settings in storage_options", "info", "--storage-option"),
+        ("Say which run: arc.checkpoints.of('a'), or --run a; and", "plan", "Say which run: --run a; and"),
         ("nothing to say", "info", "nothing to say"),
     ],
 )

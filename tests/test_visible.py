@@ -225,7 +225,9 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b]52" not in said
     assert "\x1b]0" not in said
     assert "\u202e" not in said
-    progressbar.Bar()({"phase": progressbar.PHASES[0], "name": "[red]x[/red]", "step": 1})
+    bar = progressbar.Bar()
+    for phase in progressbar.PHASES:
+        bar({"phase": phase, "name": "[red]x[/red]", "step": 1})
     assert "[red]x[/red]" in written.getvalue()
     written.truncate(0)
     with progress.bar(EVIL, []) as advance:
