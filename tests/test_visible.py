@@ -229,7 +229,8 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for phase in progressbar.PHASES:
         bar({"phase": phase, "name": "[red]x[/red]", "step": 1})
     assert "[red]x[/red]" in written.getvalue()
-    written.truncate(0)
+    written.seek(0)
+    written.truncate()
     with progress.bar(EVIL, []) as advance:
         advance(1, 2)
     assert "\x1b]52" not in written.getvalue()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from archive.cli.output import size
+from archive.visible import one_line
 
 if TYPE_CHECKING:
     from archive import Archive
@@ -52,7 +53,7 @@ class _Bar:
         self._stats, self._began = stats, time.monotonic()
         self._before = self._bytes()
         self._drawn = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._drawn.add_task(what, total=None, objects="", bytes="")
+        self._task = self._drawn.add_task(one_line(what), total=None, objects="", bytes="")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="archive-progress", daemon=True)
         self._drawn.start()
