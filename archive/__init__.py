@@ -1,9 +1,29 @@
-"""Trajectory archive: reinforcement-learning trajectories on any object store, and a training job brought back from there."""
+"""Trajectory archive: reinforcement-learning trajectories on any object store, and a training job brought back from there.
+
+    arc = archive.open("s3://bucket/run", create=True)
+    with arc.writer() as w:
+        w.add_episode({"obs": obs, "action": action, "reward": reward})
+        w.checkpoint(step=1000)
+    arc.episodes.filter(where="return > 10").read()
+
+| to | see |
+|---|---|
+| make or open one; write, find, read | `archive.create`, `archive.open`, `Archive`, `Writer`, `Episodes`, `Checkpoint` |
+| retain some of the checkpoints | `archive.Keep` |
+| go on with another number of ranks; merge, split, filter, compact | the package `resharding` |
+| checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
+| rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
+| TorchRL, ALF, RLinf, XTuner; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
+| handle an error | `archive.errors`, whose names are here too |
+
+Pages: `docs/cluster.md`, `docs/rings.md`, `FORMAT.md`, `ARCHITECTURE.md`, all beside this file. Other modules are not public.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from archive import errors as errors
 from archive.errors import *  # noqa: F403 (the error tree is part of the public face)
 from archive.logs import make_visible as _make_visible
 from archive.version import __version__ as __version__
@@ -17,14 +37,31 @@ if TYPE_CHECKING:
     from archive.facade import Archive as Archive
     from archive.facade import create as create
     from archive.facade import open as open
+    from archive.retention import Keep as Keep
     from archive.schema import Schema as Schema
     from archive.tree import Ragged as Ragged
     from archive.writer import Writer as Writer
 
+__all__ = [
+    "Archive",
+    "Buffer",
+    "Checkpoint",
+    "Commit",
+    "Episode",
+    "Episodes",
+    "Keep",
+    "Ragged",
+    "Schema",
+    "Writer",
+    "create",
+    "errors",
+    "open",
+]
+
 _LAZY = {
     "Archive": "facade", "create": "facade", "open": "facade", "Commit": "commits", "Episode": "episodes",
     "Episodes": "episodes", "Schema": "schema", "Ragged": "tree", "Buffer": "buffer", "Writer": "writer",
-    "Checkpoint": "checkpoints",
+    "Checkpoint": "checkpoints", "Keep": "retention",
 }  # fmt: skip
 
 
@@ -46,4 +83,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    own = (name for name in globals() if name.startswith("__") or name.endswith("Error"))
+    return sorted({*own, *__all__})

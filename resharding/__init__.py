@@ -1,4 +1,13 @@
-"""Resharding: what M ranks saved, N ranks resume; each byte is read once, and a plan says beforehand what it takes."""
+"""Resharding: what M ranks saved, N ranks resume; each byte is read once, and a plan says beforehand what it takes.
+
+    plan = resharding.plan(arc.checkpoints.of("main").latest, world_size=3)
+    print(plan)                                         # who gets, reads and drops what
+    share = plan.share(rank)                            # share.read(), share.stream(), share.columns, share.state
+    writer = arc.writer(resume=share)
+
+`merge`, `split`, `filter` and `reshard` make archives of archives, `compact` rewrites what is mostly dead, `export` makes
+files.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +49,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"resharding.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'resharding' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
