@@ -115,7 +115,7 @@ def test_files_of_bounded_size(robots: archive.Archive, tmp_path: Path, monkeypa
         same(pictures(old), pictures(new))
 
 
-def by_hand(root: Path, *, rate: int = 10, drop: int | None = None) -> Path:
+def by_hand(root: Path, *, rate: int = 10, drop: int | None = None, gop: int = 12) -> Path:
     """A dataset as another recorder makes it: B-frames, a key frame now and then, two cameras' episodes in one file."""
     arc = fresh()
     with arc.writer() as w:
@@ -124,7 +124,7 @@ def by_hand(root: Path, *, rate: int = 10, drop: int | None = None) -> Path:
     lerobot.export_dataset(arc.refresh(), root, fps=10, video=True)
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
-        stream = file.add_stream("libx264", rate=rate, options={"bf": "2", "g": "12", "crf": "10"})
+        stream = file.add_stream("libx264", rate=rate, options={"bf": "2", "g": str(gop), "crf": "10"})
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         for t in range(35):
             if t == drop:
@@ -184,3 +184,32 @@ def test_pictures_of_another_origin_stay_numbers_unless_asked(robots: archive.Ar
     assert (info["features"]["observation.images.top"]["dtype"], info["video_path"]) == ("uint8", None)
     with pytest.raises(UsageError, match="Give fps="):
         lerobot.export_dataset(robots, tmp_path / "e")
+
+
+def test_videos_are_kept_as_they_were(tmp_path: Path) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        for i, n in enumerate(LENGTHS):
+            w.add_episode({"observation": {"images": {"top": scene(n, i)}}, "action": np.ones(n)}, truncated=True)
+    lerobot.export_dataset(arc.refresh(), tmp_path / "d", fps=10, video="libx264")
+    decoded = lerobot.import_dataset(tmp_path / "d", fresh(), on_video="decode")
+    kept = lerobot.import_dataset(tmp_path / "d", fresh(), on_video="keep")
+    assert kept.episodes.fields["observation/images/top"].endswith("free")
+    for old, new in zip(decoded.episodes, kept.episodes, strict=True):
+        clip = pictures(new)["top"]
+        assert (clip.dtype, clip.ndim) == (np.uint8, 1)
+        same(lerobot.frames(clip), pictures(old)["top"])
+    lerobot.export_dataset(kept, tmp_path / "again")
+    info = [json.loads((tmp_path / name / "meta/info.json").read_text()) for name in ("d", "again")]
+    assert info[0]["features"] == info[1]["features"]
+    again = lerobot.import_dataset(tmp_path / "again", fresh(), on_video="decode")
+    for old, new in zip(decoded.episodes, again.episodes, strict=True):
+        same(pictures(old), pictures(new))
+    whole = by_hand(tmp_path / "keys", gop=20)  # with B-frames, and a key frame where an episode begins
+    decoded, kept = (lerobot.import_dataset(whole, fresh(), on_video=how) for how in ("decode", "keep"))
+    for old, new in zip(decoded.episodes, kept.episodes, strict=True):
+        same(lerobot.frames(pictures(new)["top"]), pictures(old)["top"])
+    with pytest.raises(FieldError, match=r"no key frame at 2\.000 s.*on_video='decode'"):
+        lerobot.import_dataset(by_hand(tmp_path / "other"), fresh(), on_video="keep")
+    with pytest.raises(IntegrityError, match="are no readable video"):
+        lerobot.frames(np.zeros(10, np.uint8))

@@ -42,6 +42,16 @@ class Videos:
 
     def frames(self, name: str, about: Mapping[str, Any]) -> Array:
         """(T, height, width, channels) of an episode, from what is known of it."""
+        return self._file(name, about).frames(*self._extent(name, about))
+
+    def clip(self, name: str, about: Mapping[str, Any]) -> Array:
+        """The bytes of an MP4 file of this episode's frames alone, as they were encoded."""
+        return np.frombuffer(self._file(name, about).clip(*self._extent(name, about)), np.uint8)
+
+    def _extent(self, name: str, about: Mapping[str, Any]) -> tuple[float, int]:
+        return float(about[f"videos/{name}/from_timestamp"]), int(about["length"])
+
+    def _file(self, name: str, about: Mapping[str, Any]) -> _File:
         if missing := [n for n in self.columns([name]) if about.get(n) is None]:
             raise FieldError(f"episode {about['episode_index']} does not say where its video is: no {missing[0]}")
         place = {n: about[f"videos/{name}/{n}"] for n in ("chunk_index", "file_index")}
@@ -49,7 +59,7 @@ class Videos:
         if name not in self._open or self._open[name].path != path:
             channels = _channels(self._info["features"][name])
             self._open[name] = _File(path, self._store.get(path), float(self._info["fps"]), channels)
-        return self._open[name].frames(float(about[f"videos/{name}/from_timestamp"]), int(about["length"]))
+        return self._open[name]
 
     @staticmethod
     def columns(names: list[str]) -> list[str]:
@@ -80,7 +90,7 @@ class _File:
 
     def __init__(self, path: str, data: bytes, fps: float, channels: int) -> None:
         av = system("av", INSTALL)
-        self.path, self._fps, self._mode = path, fps, MODES[channels]
+        self.path, self._fps, self._channels, self._mode = path, fps, channels, MODES[channels]
         try:
             self._container = av.open(io.BytesIO(data))
             self._stream = self._container.streams.video[0]
@@ -112,6 +122,36 @@ class _File:
         self._next_s = start_s + count / self._fps
         pictures = np.stack(found) if found else np.zeros((0, 1, 1, 3), np.uint8)
         return pictures[..., None] if pictures.ndim == 3 else pictures
+
+    def clip(self, start_s: float, count: int) -> bytes:
+        """These frames as a file of their own, not encoded anew, which is then decoded to see that it is whole."""
+        av, out = system("av", INSTALL), io.BytesIO()
+        half, base = 0.5 / self._fps, self._stream.time_base
+        stop_s, offset, taken = start_s + count / self._fps, round(start_s / base), 0
+        self._next_s = -1.0
+        try:
+            self._container.seek(int(start_s / base), stream=self._stream)
+            with av.open(out, "w", format="mp4") as made:
+                copy = made.add_stream_from_template(self._stream)
+                for packet in self._container.demux(self._stream):
+                    if packet.pts is None or float(packet.dts * base) >= stop_s:
+                        break
+                    if not start_s - half <= float(packet.pts * base) < stop_s - half:
+                        continue
+                    if not taken and not packet.is_keyframe:
+                        raise FieldError(
+                            f"{self.path} has no key frame at {start_s:.3f} s, where an episode begins, so that its frames "
+                            "cannot be kept as they are: on_video='decode'"
+                        )
+                    packet.pts, packet.dts, packet.stream = packet.pts - offset, packet.dts - offset, copy
+                    made.mux(packet)
+                    taken += 1
+        except av.FFmpegError as e:
+            raise IntegrityError(f"{self.path} cannot be read ({e})") from e
+        _File(f"the part of {self.path} from {start_s:.3f} s", out.getvalue(), self._fps, self._channels).frames(
+            0.0, count
+        )
+        return out.getvalue()
 
     def _check(self, at_s: float, wanted_s: float, half: float) -> None:
         if abs(at_s - wanted_s) > half:
@@ -188,6 +228,14 @@ class Recorder:
         place |= {"from_timestamp": start, "to_timestamp": stop}
         return {f"videos/{self._name}/{key}": value for key, value in place.items()}
 
+    def keep(self, clip: Array, length: int) -> dict[str, Any]:
+        """Write an episode's own file as it is; where its frames are."""
+        self._file += 1
+        place: dict[str, Any] = {"chunk_index": self._file // 1000, "file_index": self._file % 1000}
+        self._store.put(PATH.format(video_key=self._name, **place), np.ascontiguousarray(clip).tobytes())
+        place |= {"from_timestamp": 0.0, "to_timestamp": float(length / self.fps)}
+        return {f"videos/{self._name}/{key}": value for key, value in place.items()}
+
     def _begin(self, shape: tuple[int, ...]) -> None:
         av = system("av", INSTALL)
         exact = self._codec == LOSSLESS
@@ -222,6 +270,17 @@ class Recorder:
         key = PATH.format(video_key=self._name, chunk_index=self._file // 1000, file_index=self._file % 1000)
         self._store.put(key, self._out.getvalue())
         self._container = None
+
+
+def frames_of(clip: Any) -> Array:
+    """(T, height, width, 3) of the bytes of a video."""
+    av = system("av", INSTALL)
+    try:
+        with av.open(io.BytesIO(np.ascontiguousarray(clip, np.uint8).tobytes())) as file:
+            found = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+    except (av.FFmpegError, IndexError) as e:
+        raise IntegrityError(f"these {np.size(clip)} bytes are no readable video ({e})") from e
+    return np.stack(found) if found else np.zeros((0, 1, 1, 3), np.uint8)
 
 
 def sampled(pictures: Array) -> Array:

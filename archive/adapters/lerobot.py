@@ -14,6 +14,7 @@ lerobot.export_dataset(ck, "pusht-again")  # episodes of another origin: fps=10
 | tasks | `task` in an episode's metadata; where it changes within one, `tasks` and the field `task_index` |
 | `fps`, `robot_type`, names of features | progress of the checkpoint that the import makes: `ck.progress["lerobot"]` |
 | videos and images | on_video="decode": uint8 [height, width, channels] a step (extra `video`); "skip": left out and noted |
+| videos with on_video="keep" | a field of the episode: the bytes of an MP4 file of its frames; `frames` decodes it |
 
 Exported pictures are what they were in LeRobot; `video=` says it of others. Videos are without loss unless a codec is named.
 All episodes count as ended: LeRobot does not say how.
@@ -50,6 +51,7 @@ from archive.adapters._lerobot_videos import (
     Videos,
     cells_of,
     check_depth,
+    frames_of,
     is_picture,
     pictures_of,
     sampled,
@@ -78,9 +80,10 @@ def import_dataset(
 ) -> Checkpoint:  # fmt: skip
     """Add a dataset's episodes, as one checkpoint named after its folder.
 
-    on_video: "decode" makes fields of videos and images, "skip" leaves them out, "error" refuses a dataset that has some.
+    on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded (and
+    images decoded), "skip" leaves them out, "error" refuses a dataset that has some.
     """
-    check_option("on_video", on_video, ("error", "skip", "decode"))
+    check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, dict(storage_options or {}))
     info = plainjson.parse(store.get(INFO), what=store.full_url(INFO), error=IntegrityError, shape={"features": dict})
     if info.get("codebase_version") != VERSION:
@@ -91,15 +94,17 @@ def import_dataset(
             f"{url} has videos or images ({', '.join(pictures)}): on_video='decode' makes fields of them, on_video='skip' "
             "leaves them out"
         )
-    read = pictures if on_video == "decode" else []
+    read = pictures if on_video in ("decode", "keep") else []
+    clips = [n for n in pictures if info["features"][n]["dtype"] == "video"] if on_video == "keep" else []
     check_depth(info["features"], read)
     kept = {n: about for n, about in info["features"].items() if n not in (*pictures, *DERIVED)}
-    known = kept | {n: info["features"][n] for n in read}
+    known = kept | {n: info["features"][n] | ({"kept": True} if n in clips else {}) for n in read}
     about = {k: info.get(k) for k in ("fps", "robot_type", "splits")}
     about |= {"features": known, "left_out": [n for n in pictures if n not in read]}
-    episodes = _episodes(store, info, kept, read)
+    episodes = _episodes(store, info, kept, read, clips)
+    schema = Schema(axes={"/".join(n.split(".")): "free" for n in clips})
     return archive_dataset(
-        arc, name or str(url).rstrip("/").rpartition("/")[2], episodes, {"lerobot": about}, Schema(), run
+        arc, name or str(url).rstrip("/").rpartition("/")[2], episodes, {"lerobot": about}, schema, run
     )
 
 
@@ -127,6 +132,11 @@ def export_dataset(
     writing.finish(robot_type or noted.get("robot_type"))
 
 
+def frames(clip: Any) -> Array:
+    """(T, height, width, 3) of a field of on_video="keep"."""
+    return frames_of(clip)
+
+
 def _fps_of(episodes: Episodes) -> float | None:
     """Steps a second by the timestamps of the first episode that has several."""
     long = episodes[np.flatnonzero(episodes.table["length"].to_numpy() > 1)][:1]
@@ -138,7 +148,9 @@ def _fps_of(episodes: Episodes) -> float | None:
     return float(round(fps)) if abs(fps - round(fps)) < 1e-3 * fps else fps
 
 
-def _episodes(store: Storage, info: dict[str, Any], kept: dict[str, Any], pictures: list[str]) -> Iterator[Imported]:
+def _episodes(
+    store: Storage, info: dict[str, Any], kept: dict[str, Any], pictures: list[str], clips: list[str]
+) -> Iterator[Imported]:
     filmed = [name for name in pictures if info["features"][name]["dtype"] == "video"]
     videos = Videos(store, info, filmed)
     tasks = _table(store, TASKS).to_pydict()
@@ -156,8 +168,11 @@ def _episodes(store: Storage, info: dict[str, Any], kept: dict[str, Any], pictur
         part = data.slice(int(rows[0]), len(rows)) if len(rows) else data.slice(0, 0)
         steps = {tuple(name.split(".")): array_of(part[name], feature) for name, feature in kept.items()}
         for name in pictures:
-            found = videos.frames(name, about) if name in filmed else pictures_of(part[name], name)
-            steps[tuple(name.split("."))] = found
+            place = tuple(name.split("."))
+            if name in clips:
+                steps[place] = videos.clip(name, about)
+            else:
+                steps[place] = videos.frames(name, about) if name in filmed else pictures_of(part[name], name)
         indices = part["task_index"].to_numpy()
         metadata: dict[str, Any] = {"episode_index": about["episode_index"]}
         if len(set(indices.tolist())) > 1:
@@ -203,6 +218,7 @@ class _Writing:
 
     def add(self, steps: dict[str, Any], length: int, tasks: list[str]) -> None:
         arrays = _named(steps)
+        clips = {name: arrays.pop(name) for name in [n for n in arrays if self.known.get(n, {}).get("kept")]}
         chosen = [self.tasks.setdefault(task, len(self.tasks)) for task in tasks]
         given = arrays.pop("task_index", None)
         within = np.zeros(length, np.int64) if given is None else np.unique(given, return_inverse=True)[1].reshape(-1)
@@ -220,6 +236,9 @@ class _Writing:
         places = self._places("data") | self._places("meta/episodes", 0)
         for name in (n for n, kind in kinds.items() if kind == "video"):
             places |= self.recorders.setdefault(name, self._recorder(name)).add(arrays[name])
+        for name, clip in clips.items():
+            places |= self.recorders.setdefault(name, self._recorder(name)).keep(clip, length)
+            self.features[name] = {key: value for key, value in self.known[name].items() if key != "kept"}
         columns = {n: cells_of(a) if kinds[n] else column_of(a) for n, a in arrays.items() if kinds[n] != "video"}
         self.pending.append(pa.table(columns))
         self.listed.append(
@@ -251,7 +270,8 @@ class _Writing:
         features = {name: self._feature(name, array) for name, array in arrays.items()}
         for name in (n for n, kind in kinds.items() if kind):
             features[name] = {"dtype": kinds[name], "shape": list(arrays[name].shape[1:]), "names": NAMES}
-        self.features = self.features or features
+        self.features = self.features or dict(features)
+        features |= {n: f for n, f in self.features.items() if self.known.get(n, {}).get("kept")}
         if odd := [n for n in features.keys() | self.features.keys() if features.get(n) != self.features.get(n)]:
             raise FieldError(f"field {min(odd)!r} differs between episodes in dtype or shape; LeRobot has one kind")
         for name, array in arrays.items():
@@ -291,7 +311,8 @@ class _Writing:
         self._flush()
         for name, recorder in self.recorders.items():
             recorder.finish()
-            self.features[name] = self.features[name] | {"info": recorder.info}
+            if recorder.info:
+                self.features[name] = self.features[name] | {"info": recorder.info}
         self._put(EPISODES.format(chunk_index=0, file_index=0), pa.Table.from_pylist(self.listed))
         self._put(TASKS, tasks_table(self.tasks))
         self.store.put("meta/stats.json", json.dumps({n: s.as_json() for n, s in self.stats.items()}).encode())
