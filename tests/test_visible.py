@@ -260,3 +260,17 @@ def test_what_acts_is_written_out(text: str, shown: str) -> None:
 def test_verify_names_what_is_damaged_visibly(root: Path) -> None:
     report = maintenance.verify(archive.open(str(root)))
     assert report.sound
+
+
+SOURCES = [
+    p for package in ("archive", "resharding") for p in sorted((Path(__file__).parent.parent / package).rglob("*.py"))
+]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_there_is_one_way_out(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if path.name != "output.py":
+        assert "click.echo(" not in text, "print with archive.cli.output.say"
+    assert not re.search(r"getLogger\((?!\"archive\"\)|name\))", text), "log to 'archive', which passes `logs`"
+    assert not re.search(r"(?m)^ *print\(", re.sub(r'(?s)""".*?"""', "", text)), "return text, or log it"
