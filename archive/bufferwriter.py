@@ -104,10 +104,10 @@ class BufferWriter:
         fields, schema = intake.steps(steps, self.schema, self._kinds.known)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
-        rows = self._rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
+        rows = intake.rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
         single = intake.has_whole_fields(fields)
         if single:
-            self._check_single(fields, rows)
+            intake.check_single(fields, rows)
         self._check_same_fields(rows, schema)
         self._kinds.add(schema, fields.vague)
         with self._ids.undone_on_error():
@@ -122,35 +122,6 @@ class BufferWriter:
         )  # fmt: skip
         self._keep(block, owned=owned)
         return assigned.positions.copy()  # the block keeps its own until it is written
-
-    def _rows(
-        self, length: int, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
-        positions: Any,
-    ) -> Rows:  # fmt: skip
-        run = env_ids is not None and np.ndim(env_ids) == 0
-        given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
-        places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
-        masks = {n: intake.mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
-        if masks["last"] is None and (terminated is not None or truncated is not None):
-            none = np.zeros(length, bool)
-            masks["last"] = (none if masks["terminated"] is None else masks["terminated"]) | (
-                none if masks["truncated"] is None else masks["truncated"]
-            )
-        given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
-        return Rows(
-            intake.env_ids(env_ids, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
-            intake.texts(episode_ids, length, "episode_ids"), given,
-        )  # fmt: skip
-
-    def _check_single(self, fields: Any, rows: Rows) -> None:
-        several = len(np.unique(rows.env_ids)) > 1
-        inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
-        if several or inner or fields.length == 0:
-            raise FieldError(
-                "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; append "
-                "the env rows and episodes one by one, or use add_episode"
-            )
-        intake.check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
         if self._kinds.is_only(schema):

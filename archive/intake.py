@@ -14,6 +14,7 @@ from archive.fields import empty_rows
 from archive.names import check_text, show
 from archive.ranges import Ints
 from archive.schema import NODES, FieldSpec, Schema, ShardSchema, shard_schema, to_path
+from archive.streams import Rows
 from archive.tree import Array, Fields, Ragged
 
 _MAX_UPDATE = np.iinfo(np.int64).max
@@ -178,6 +179,38 @@ def texts(value: Any, length: int, what: str) -> Sequence[str | None] | None:
     if len(values) != length:
         raise UsageError(f"{what} has {len(values)} values for {length} rows; give one a row")
     return [None if v is None else check_text(v if isinstance(v, str) else str(v), what) for v in values]
+
+
+def rows(
+    length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any, positions: Any
+) -> Rows:  # fmt: skip
+    """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
+    run = given_envs is not None and np.ndim(given_envs) == 0
+    given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
+    places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
+    masks = {n: mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
+    if masks["last"] is None and (terminated is not None or truncated is not None):
+        none = np.zeros(length, bool)
+        masks["last"] = (none if masks["terminated"] is None else masks["terminated"]) | (
+            none if masks["truncated"] is None else masks["truncated"]
+        )
+    given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
+    return Rows(
+        env_ids(given_envs, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
+        texts(episode_ids, length, "episode_ids"), given,
+    )  # fmt: skip
+
+
+def check_single(fields: Fields, rows: Rows) -> None:
+    """Steps with fields that belong to a whole episode are a run of one episode."""
+    several = len(np.unique(rows.env_ids)) > 1
+    inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
+    if several or inner or fields.length == 0:
+        raise FieldError(
+            "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; append "
+            "the env rows and episodes one by one, or use add_episode"
+        )
+    check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
 
 
 def owned(block: Block) -> Block:
