@@ -10,7 +10,7 @@ from archive.cli import output
 from archive.cli.options import Target, on_archive
 
 if TYPE_CHECKING:
-    from archive import Episode, Episodes
+    from archive import Archive, Episode, Episodes
 
 SHOWN = (
     "episode_id",
@@ -21,6 +21,7 @@ SHOWN = (
     "updates",
     "env_id",
     "rank",
+    "run",
     "buffer",
     "commit",
     "metadata",
@@ -40,6 +41,7 @@ def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) 
 @click.option("--weights", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
 @click.option("--updates", callback=_update_range, metavar="N|START:STOP", help="Of these update counts, without STOP.")
 @click.option("--where", metavar="CONDITION", help="As in \"return > 10 and metadata.task = 'push'\".")
+@click.option("--run", multiple=True, metavar="NAME", help="Of these runs. May be repeated.")
 @click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
 @click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
 @click.option(
@@ -47,12 +49,18 @@ def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) 
 )
 @on_archive()
 def episodes(
-    target: Target, weights: tuple[str, ...], updates: Any, where: str | None, buffer: tuple[str, ...],
-    complete: bool | None, limit: int,
+    target: Target, weights: tuple[str, ...], updates: Any, where: str | None, run: tuple[str, ...],
+    buffer: tuple[str, ...],    complete: bool | None, limit: int,
 ) -> None:  # fmt: skip
     """Find episodes. Reads no data."""
-    found = target.open().episodes.filter(
-        model_weights_uuid=weights or None, update_count=updates, where=where, buffer=buffer or None, complete=complete
+    arc = target.open()
+    found = arc.episodes.filter(
+        model_weights_uuid=weights or None,
+        update_count=updates,
+        where=where,
+        buffer=buffer or None,
+        complete=complete,
+        run=_known(arc, run),
     )
     shown = found[-limit:] if limit else found
     rows = [_summary(row) for row in shown.table.to_pylist()]
@@ -61,6 +69,11 @@ def episodes(
         return
     output.table(([_in_short(row)[c] for c in SHOWN] for row in rows), SHOWN)
     output.say(_count(found, len(rows)))
+
+
+def _known(arc: Archive, runs: tuple[str, ...]) -> list[str] | None:
+    """The runs that are asked for; an error if the archive has none of that name."""
+    return [arc.runs[name].name for name in runs] or None
 
 
 def _count(found: Episodes, shown: int) -> str:
@@ -118,7 +131,7 @@ def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, st
 
 def _about(episode: Episode) -> dict[str, Any]:
     names = ("id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts")
-    more = ("env_id", "rank", "session", "buffer", "created_at", "commit", "metadata")
+    more = ("env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata")
     return (
         {n: getattr(episode, n) for n in names}
         | {"return": episode.total_reward}

@@ -14,7 +14,7 @@ from archive.cli import output
 from archive.cli.options import Target, on_archive, option_values
 from archive.cli.pages import write_page
 from archive.cli.progress import bar
-from archive.cli.ranks import checkpoints_of, named_checkpoint
+from archive.cli.ranks import named_checkpoint
 from archive.errors import NotFoundError, UsageError
 from archive.layout import ARCHIVE_KEY
 
@@ -52,7 +52,8 @@ _more = click.option(
 @click.option(
     "--html",
     metavar="WHAT",
-    help="A page instead, of an episode's id, of the 'best' one, of a checkpoint's name or the 'latest'; with --output.",
+    help="A page instead, of an episode's id, of the 'best' one, of all 'episodes' that are chosen, of a checkpoint's name or "
+    "the 'latest', of the 'archive'; with --output.",
 )
 @click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
 @click.option(
@@ -85,7 +86,8 @@ def export(
     """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
 
     rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all). --html makes one
-    page that needs no network: an episode that plays, a checkpoint's ranks, or a plan.
+    page that needs no network: an episode that plays, episodes in rows to sort and filter, a checkpoint's ranks, a plan, or
+    the archive with its runs.
     """
     if html is not None:
         if how.pop("checkpoint") or given or (world_size and how["weights"]):
@@ -176,8 +178,7 @@ def _episodes(
     if checkpoint:
         found = named_checkpoint(arc, checkpoint, run, replay=True).episodes
     else:
-        checkpoints_of(arc, run)  # a run that is not there is an error
-        found = arc.episodes.filter(run=run)
+        found = arc.episodes if run is None else arc.runs[run].episodes
     return found.filter(where=where, model_weights_uuid=weights or None)
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LOGGED = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
 LOG_BATCH = 100
+RUN = (
+    "run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps", "newest_session", "forked_from",
+)  # fmt: skip
 
 
 @click.command()
@@ -28,12 +31,16 @@ def info(target: Target) -> None:
     about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _episodes(arc)
     about["shards"] = len(arc.shards)
     about["runs"] = {name: entry.get("session") for name, entry in arc.head.runs.items()}
+    about["run_table"] = arc.runs.about
     if target.as_json:
         output.as_json(about)
         return
     runs, counts = about.pop("runs"), about["update_counts"]
     about["update_counts"] = f"{counts['least']} to {counts['greatest']}" if counts else None
-    output.facts(about | {f"run {name}": f"newest session {session}" for name, session in runs.items()})
+    told = [run | {"newest_session": runs.get(run["run"])} for run in about.pop("run_table")]
+    output.facts(about)
+    if told:
+        output.table(([run[name] for name in RUN] for run in told), RUN)
 
 
 def _head(head: Commit) -> dict[str, Any]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 BEST = "best"  # the episode of the greatest return, where none has this id
+EPISODES = "episodes"  # all that meet the conditions, where no episode has this id
+WHOLE = "archive"  # the archive itself, or a run of it, likewise
 
 
 def write_page(
@@ -65,15 +67,23 @@ def _refuse(how: Mapping[str, Any], kind: str) -> None:
 def _looked_at(
     arc: Archive, what: str, run: str | None, where: str | None, weights: tuple[str, ...], how: Mapping[str, Any]
 ) -> tuple[str, str]:
+    if run is not None:
+        arc.runs[run]  # a run that is not there is an error of its own
     found = arc.episodes.filter(where=where, model_weights_uuid=weights or None, run=run)
     if len(named := found.filter(episode_id=what)):
         return f"episode {what}", named[0].to_html(**how)
     if what == BEST and (best := _best(found)) is not None:
         return f"episode {best.id}", best.to_html(**how)
+    if what == EPISODES:
+        _refuse(how, "list of episodes")
+        return f"{len(found)} episodes", found.to_html()
     if where is not None or weights:
         raise NotFoundError(
             f"no episode {what!r} at {arc.url} meets --where and --weights; `archive episodes` lists those that do"
         )
+    if what == WHOLE:
+        _refuse(how, "whole archive")
+        return (what, arc.to_html()) if run is None else (f"run {run}", arc.runs.to_html(run))
     checkpoint = _checkpoint(arc, what, run, "episode or checkpoint")
     _refuse(how, "checkpoint")
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()

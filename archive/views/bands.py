@@ -157,7 +157,7 @@ def _axes(frame: Frame, xlabel: str, ylabel: str, width: int, height: int) -> li
     faint = {"stroke": "currentColor", "stroke_opacity": 0.15}
     bottom = height - BOTTOM
     out = []
-    for value in ticks(*frame.y, most=5):
+    for value in ticks(*frame.y, most=7):
         y = f"{frame.up(value):.1f}"
         out.append(tag("line", x1=LEFT, x2=width - RIGHT, y1=y, y2=y, **faint))
         out.append(tag("text", short(value), x=LEFT - 6, y=f"{frame.up(value) + 4:.1f}", text_anchor="end", **ink))

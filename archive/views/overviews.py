@@ -30,5 +30,5 @@ def archive(
 
 def _page(title: str, head: Markup, told: Markup, found: pa.Table, fields: Mapping[str, str]) -> str:
     place, rows = listed(found)
-    spread = summaries.overview(found, fields, compared=summaries.by_run(found), histograms=not rows)
-    return document(title, [head, told, place, spread], rows, *LISTING)
+    spread = summaries.overview(found, fields, compared=summaries.by_run(found), rows=place)
+    return document(title, [head, told, spread], rows, *LISTING)

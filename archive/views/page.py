@@ -33,7 +33,7 @@ def checkpoint(
     """A page of a checkpoint: its ranks and buffers, and how its episodes are spread."""
     parts = summaries.checkpoint_parts(per_rank, buffers, discarded, progress)
     place, rows = listed(found)
-    content = [facts(about), parts, summaries.overview(found, fields, histograms=not rows), place]
+    content = [facts(about), parts, summaries.overview(found, fields, rows=place)]
     return document(f"{about['name']} of run {about['run']}", content, rows, *LISTING)
 
 

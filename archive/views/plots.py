@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STRIP = 8  # pictures of an episode that are drawn side by side
-MAX_DOTS = 2000  # returns that are drawn one by one; of more, the bands alone
+MAX_DOTS = 500  # returns that are drawn one by one; of more, the bands alone
 FEW = 20  # points that are marked, as lines alone would not show those without neighbours
 
 

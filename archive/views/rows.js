@@ -134,10 +134,10 @@ function edges(values) {
   if (low > high) return null;
   if (whole) {
     const wide = Math.max(1, Math.ceil((high - low + 1) / BARS));
-    return { low, wide, bars: Math.ceil((high - low + 1) / wide), whole };
+    return { low, high, wide, bars: Math.ceil((high - low + 1) / wide), whole };
   }
   const wide = (high - low) / BARS || 1;
-  return { low, wide, bars: high > low ? BARS : 1, whole };
+  return { low, high, wide, bars: high > low ? BARS : 1, whole };
 }
 
 function counts(values, rows, { low, wide, bars }) {
@@ -163,7 +163,7 @@ function histogram(column, count) {
     for (const [key, value] of Object.entries(shape)) rect.setAttribute(key, value);
     return rect;
   };
-  const range = (i) => [bins.low + i * bins.wide, bins.low + (i + 1) * bins.wide - (bins.whole ? 1 : 0)];
+  const range = (i) => [bins.low + i * bins.wide, Math.min(bins.high, bins.low + (i + 1) * bins.wide - (bins.whole ? 1 : 0))];
   const draw = () => {
     const now = counts(column.values, order, bins);
     svg.replaceChildren();

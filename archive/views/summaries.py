@@ -173,21 +173,21 @@ def totals(found: pa.Table) -> dict[str, Any]:
 
 
 def overview(
-    found: pa.Table,
-    fields: Mapping[str, str],
-    *,
-    compared: Mapping[str, pa.Table] | None = None,
-    histograms: bool = True,
-) -> Markup:
-    """Fields, weights, and how update counts, returns and lengths are spread; the returns of `compared` each by itself."""
+    found: pa.Table, fields: Mapping[str, str], *, compared: Mapping[str, pa.Table] | None = None, rows: Markup | str = ""
+) -> Markup:  # fmt: skip
+    """How returns, update counts and lengths are spread, fields and weights; the returns of `compared` each by itself.
+
+    rows: what shows the episodes one by one, with the spread of their numbers.
+    """
     per_weights = list(weights_counts(found).items())
     kept = per_weights[: -MAX_ROWS - 1 : -1]
     listed = table(("weights", "episodes"), kept, more=len(per_weights) - len(kept)) if kept else ""
     series, along = bands.series_of(compared or {"": found})
-    drawn = [charts.histogram(found[name].to_pylist(), label=label) for name, label in _SPREAD] if histograms else []
+    drawn = [charts.histogram(found[name].to_pylist(), label=label) for name, label in _SPREAD] if not rows else []
     return join([
         section("Returns", bands.chart(series, along, "return")),
         section("Update counts and lengths", join(drawn)),
+        rows,
         field_parts(fields),
         section("Weights, newest first", listed),
     ])  # fmt: skip
