@@ -67,7 +67,8 @@ def episodes(
     if target.as_json:
         output.as_json({"found": len(found), "episodes": rows})
         return
-    output.table(([_in_short(row)[c] for c in SHOWN] for row in rows), SHOWN)
+    columns = [name for name in SHOWN if name != "run" or len(arc.runs) > 1]
+    output.table(([_in_short(row)[c] for c in columns] for row in rows), columns)
     output.say(_count(found, len(rows)))
 
 

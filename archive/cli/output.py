@@ -14,9 +14,7 @@ from archive import visible
 
 MAX_CELL = 160
 UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
-NAMES = frozenset(
-    {"episode_id", "name", "run", "url", "archive", "object", "field", "shard", "step"}
-)  # columns that stay
+NAMES = frozenset({"episode_id", "name", "url", "archive", "object", "field", "shard", "step"})  # columns that stay
 PROSE = frozenset({"what happened", "problem"})  # columns that go on in the next line
 PROSE_WIDTH = 30
 
