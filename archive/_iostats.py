@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from archive.forking import in_child
@@ -41,9 +42,11 @@ class IOStats:
 
     def add(self, **counts: int) -> None:
         """Add to several counts at once."""
-        with _lock:
-            for name, count in counts.items():
-                setattr(self, name, getattr(self, name) + count)
+        with _lock: self._add(counts)  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap before the release)
+
+    def _add(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
     def as_dict(self) -> dict[str, int]:
         with _lock:

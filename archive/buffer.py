@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.bufferwriter import BufferWriter
+from archive.changes import Changes
 from archive.ranges import Ints
 from archive.schema import Schema
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class _Guard(Protocol):
     def _entered(self) -> threading.RLock: ...
     def _surface(self) -> None: ...
+    @property
+    def _changes(self) -> Changes: ...
 
 
 class Buffer:
@@ -58,11 +61,12 @@ class Buffer:
         """
         with self._writer._entered():
             self._writer._surface()
-            return self._inner.add_episode(
-                steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id, episode_id=episode_id,
-                terminated=terminated, truncated=truncated, metadata=metadata, replace=replace, first=first, last=last,
-                schema=schema,
-            )  # fmt: skip
+            with self._writer._changes(wait=True):
+                return self._inner.add_episode(
+                    steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id,
+                    episode_id=episode_id, terminated=terminated, truncated=truncated, metadata=metadata, replace=replace,
+                    first=first, last=last, schema=schema,
+                )  # fmt: skip
 
     def append(
         self,
@@ -89,11 +93,12 @@ class Buffer:
         """
         with self._writer._entered():
             self._writer._surface()
-            return self._inner.append(
-                steps, env_ids=env_ids, first=first, last=last, episode_ids=episode_ids, terminated=terminated,
-                truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count, metadata=metadata,
-                positions=positions,
-            )  # fmt: skip
+            with self._writer._changes(wait=True):
+                return self._inner.append(
+                    steps, env_ids=env_ids, first=first, last=last, episode_ids=episode_ids, terminated=terminated,
+                    truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count,
+                    metadata=metadata, positions=positions,
+                )  # fmt: skip
 
     def next_position(self, env_id: int) -> int:
         """Position that the next step of an env row gets; 0 for one that has none."""
@@ -108,28 +113,28 @@ class Buffer:
         """
         with self._writer._entered():
             self._writer._surface()
-            with nullcontext() if bounded else self._inner.holding():
+            with self._writer._changes(wait=bounded):
                 yield self._inner
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added to this buffer from now on."""
-        with self._writer._entered():
+        with self._writer._entered(), self._writer._changes(wait=True):
             self._inner.set_weights(uuid, update_count)
 
     def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
         """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open, or
         those in a list or array of positions."""
-        with self._writer._entered():
+        with self._writer._entered(), self._writer._changes(wait=True):
             self._inner.evict(env_id, before, positions)
 
     def remove(self, episode_ids: str | Iterable[str]) -> int:
         """All live steps of these episodes have left the buffer; how many."""
-        with self._writer._entered():
+        with self._writer._entered(), self._writer._changes(wait=True):
             return self._inner.remove(episode_ids)
 
     def clear(self) -> None:
         """All steps have left the buffer. They stay in the archive."""
-        with self._writer._entered():
+        with self._writer._entered(), self._writer._changes(wait=True):
             self._inner.live_set.clear()
 
     def close_episodes(
@@ -141,7 +146,7 @@ class Buffer:
         reason: str | None = None,
     ) -> list[str]:
         """End the open episodes of these env rows (None: all) without another step; their ids."""
-        with self._writer._entered():
+        with self._writer._entered(), self._writer._changes(wait=True):
             return self._inner.close_episodes(env_ids, terminated, truncated, reason)
 
     @property

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import blocks, cut, intake
-from archive.arena import Arena
+from archive import cut, intake
 from archive.blocks import Block
+from archive.changes import Changes
+from archive.collecting import Collected, Describe
 from archive.cut import Cut
 from archive.episodeids import Ids
 from archive.errors import FieldError, NotFoundError, UsageError
@@ -21,8 +21,9 @@ from archive.intake import Weights
 from archive.kinds import Kinds
 from archive.live import LiveSet
 from archive.losses import Losses
+from archive.memory import Memory
 from archive.names import check_text
-from archive.pipeline import SHARD_BYTES, Pipeline
+from archive.pipeline import SHARD_BYTES, rows_alone
 from archive.ranges import Ints
 from archive.resumed import BufferResume, KnownEpisode, Stream
 from archive.schema import Schema, ShardSchema
@@ -35,29 +36,25 @@ from archive.tables import NO_ENV
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MERGE_BLOCKS = 512
-_ARENA_FROM_BYTES = 1024 * 1024  # of the first block of a shard: small ones are not worth a shard's memory
-
 
 class BufferWriter:
     """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock."""
 
-    def __init__(self, name: str, place: Place, schema: Schema, pipeline: Pipeline, ids: Ids) -> None:
+    def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
         self.name, self.place, self.schema = name, place, schema
-        self.streams, self.live_set = Streams(), LiveSet()
+        self._changes, self._undo = changes, changes.undo
+        self.streams, self.live_set = Streams(self._undo), LiveSet(undo=self._undo)
         self._ids = ids
-        self._pipeline = pipeline
         self._rows_of = SegmentRows(name, place, self.streams.records, ids)
-        self._held: list[Callable[[], None]] | None = None  # shards that are ready, while holding
         self._weights = Weights()
-        self._pending: dict[str, list[Block]] = {}
-        self._pending_bytes: dict[str, int] = {}
+        self._collected = Collected(
+            changes, memory, self._shard_bytes, self._describing, lambda shard: intake.reward_field(self.schema, shard)
+        )
         self._kinds = Kinds(name)
-        self._arenas: dict[str, Arena] = {}
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}
         self._steps_at_send = 0  # live ones, when a shard was last sent off
-        self.losses = Losses()
+        self.losses = Losses(self._undo)
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
 
     # -- adding -------------------------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ class BufferWriter:
             shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
             weights.uuid, weights.update_count, index, env, start,
         )  # fmt: skip
-        self._keep(block)
+        self._collected.keep(block)
         return record.id
 
     def append(
@@ -114,13 +111,14 @@ class BufferWriter:
             assigned = self.streams.assign(
                 rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
             )
-        self._closed += self.streams.take_broken_off()
+        self._undo.attributes(self, "_closed")
+        self._closed = [*self._closed, *self.streams.take_broken_off()]
         self._track(rows.env_ids, assigned.positions, assigned.episodes)
         block = Block(
             schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid, weights.update_count,
             int(assigned.episodes[0]) if single and fields.length else None,
         )  # fmt: skip
-        self._keep(block, owned=owned)
+        self._collected.keep(block, owned=owned)
         return assigned.positions.copy()  # the block keeps its own until it is written
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
@@ -139,8 +137,9 @@ class BufferWriter:
                     f"{record.id!r} ({self._kinds.difference(record.fields, schema)}); give the same fields for all steps of "
                     "an episode, or close it first"
                 )
-            if self._pending.get(record.fields):
-                self._submit(record.fields)  # the earlier steps are written first
+            if self._collected.has(record.fields):
+                self._collected.submit(record.fields)  # the earlier steps are written first
+            self._undo.attributes(record, "fields")
             record.fields = schema.digest
 
     def _new_record(
@@ -154,11 +153,14 @@ class BufferWriter:
     def _register(self, record: EpisodeRecord) -> int:
         if record.replaces and record.id in self._by_id:
             self.live_set.remove(np.array([self._by_id[record.id]]))
+            self._undo.attributes(self, "_closed")
             self._closed = [i for i in self._closed if i != self._by_id[record.id]]
             earlier = self.streams.records[self._by_id[record.id]].fields
-            if earlier != record.fields and self._pending.get(earlier):
-                self._submit(earlier)  # the newest revision is the one written last
-        index = self._by_id[record.id] = self.streams.register(record)
+            if earlier != record.fields and self._collected.has(earlier):
+                self._collected.submit(earlier)  # the newest revision is the one written last
+        index = self.streams.register(record)
+        self._undo.key(self._by_id, record.id)
+        self._by_id[record.id] = index
         return index
 
     def _track(self, envs: Ints, positions: Ints, episodes: Ints) -> None:
@@ -168,58 +170,19 @@ class BufferWriter:
         heads = np.flatnonzero(np.r_[True, seam])
         self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
 
-    def _keep(self, block: Block, *, owned: bool = False) -> None:
-        """Copy a block (unless nobody else has its arrays) into what is pending; full shards are sent off."""
-        for piece in blocks.split(block, SHARD_BYTES):
-            digest = piece.schema.digest
-            pending = self._pending.setdefault(digest, [])
-            if pending and self._pending_bytes[digest] + piece.nbytes > self._shard_bytes(piece):
-                self._submit(digest)
-                pending = self._pending.setdefault(digest, [])
-            pending.append(piece if owned else self._owned(piece, new=not pending))
-            self._pending_bytes[digest] = self._pending_bytes.get(digest, 0) + piece.nbytes
-            if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
-                pending[-_MERGE_BLOCKS:] = [blocks.merge(pending[-_MERGE_BLOCKS:])]
-
     def _shard_bytes(self, piece: Block) -> int:
         """Of env rows that advance together, and so are evicted together, a shard holds a slab of time."""
         rows, step_bytes = self.streams.env_rows, max(1, piece.nbytes // max(1, piece.length))
         return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES) if rows > 1 else SHARD_BYTES
 
-    def _owned(self, block: Block, *, new: bool) -> Block:
-        """The block copied; large ones into memory where those of one shard lie end to end."""
-        digest = block.schema.digest
-        if new:
-            self._arenas.pop(digest, None)
-            if block.nbytes >= _ARENA_FROM_BYTES:
-                self._arenas[digest] = Arena(self._pipeline.memory.take(), block)
-        arena = self._arenas.get(digest)
-        return (arena and arena.copy(block)) or intake.owned(block)
-
-    def _submit(self, digest: str, *, wait: bool = True) -> None:
-        pending = self._pending.pop(digest)
-        self._pending_bytes[digest] = 0
-        self._arenas.pop(digest, None)
+    def _describing(self) -> Describe:
+        """What describes the segments of the blocks that are sent off now."""
+        self._undo.attributes(self, "_steps_at_send")
+        self._undo.attributes(self.streams, "epoch")
         self._steps_at_send = self.live_set.steps_at_most
-        reward = intake.reward_field(self.schema, pending[0].schema)
-        describe = partial(self._rows_of.describe, self.streams.epoch)
+        epoch = self.streams.epoch
         self.streams.epoch += 1
-        if self._held is None:
-            self._pipeline.submit(pending, reward, describe, wait=wait)
-        else:
-            self._held.append(partial(self._pipeline.submit, pending, reward, describe, wait=False))
-
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """What is added meanwhile queues up in memory, and is sent off at the end: the caller waits for no upload, and
-        has the processor to himself."""
-        self._held = []
-        try:
-            yield
-        finally:
-            held, self._held = self._held, None
-            for submit in held:
-                submit()
+        return partial(self._rows_of.describe, epoch)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
@@ -259,6 +222,8 @@ class BufferWriter:
             if index is None:
                 continue
             record = self.streams.records[index]
+            self._undo.attributes(record, "terminated", "truncated", "reason", "end", "ended")
+            self._undo.length(self._closed)
             record.terminated, record.truncated, record.reason = terminated, truncated, reason
             record.end, record.ended = self.streams.next_position(env), self.streams.epoch
             self._closed.append(index)
@@ -317,12 +282,12 @@ class BufferWriter:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Hand everything pending to the background, without waiting: it is in memory already."""
-        for digest in [d for d, b in self._pending.items() if b]:
-            self._submit(digest, wait=False)
+        """Everything pending is ready for the store."""
+        self._collected.submit_all()
         if self._closed:
+            self._undo.attributes(self, "_closed")
             closed, self._closed = self._closed, []
-            self._pipeline.then(lambda: self._rows_of.closing(closed))
+            self._changes.add(rows_alone(lambda: self._rows_of.closing(closed)))
 
     @property
     def live(self) -> pa.Table:
@@ -342,6 +307,7 @@ class BufferWriter:
         )
 
     def set_weights(self, uuid: Any, update_count: int | None) -> None:
+        self._undo.attributes(self, "_weights")
         self._weights = Weights(
             None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
             None if update_count is None else intake.update_count(update_count),

@@ -10,6 +10,7 @@ So nobody passes the step before it is known, and ranks that are all asked at on
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -23,7 +24,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from archive import plainjson
+from archive import plainjson, shutdown
 from archive.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -39,9 +40,10 @@ from archive.layout import agreement_folder, agreement_key, request_key
 from archive.names import escape
 from archive.sessions import Place
 from archive.storage import Storage
+from archive.waiting import Patience, ranks
 
 if TYPE_CHECKING:
-    from archive.saver import Pending
+    from archive.pending import Pending
 
 POLL_S = 10.0
 AGREE_TIMEOUT_S = 600.0
@@ -79,11 +81,15 @@ def request() -> None:
     _asked.flag.set()
 
 
-def listen(signals: Sequence[int] = SIGNALS) -> None:
+def listen(signals: Sequence[int] = SIGNALS, *, shutdown_s: float | None = None) -> None:
     """Take these signals as requests (default SIGUSR2, and SIGTERM for preemption). In the main thread only.
 
-    A second SIGTERM does what it did before.
+    From SIGTERM on, waiting for other ranks has an end that lies within `shutdown_s` (default 30): the checkpoint that was
+    under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM does what it did
+    before.
     """
+    if shutdown_s is not None:
+        shutdown.set_within(shutdown_s)
     for number in signals:
         if number not in _asked.previous:
             previous = signal.signal(number, _on_signal)
@@ -97,10 +103,17 @@ def _on_signal(number: int, frame: Any) -> None:
         _asked.previous.pop(number, None)
         os.kill(os.getpid(), number)
         return
-    _asked.terminating |= number == signal.SIGTERM
+    if number == signal.SIGTERM:
+        _asked.terminating = True
+        shutdown.process.begin()
     _asked.flag.set()
     if callable(previous):
         previous(number, frame)
+
+
+def terminating() -> bool:
+    """Whether this process was told to end (SIGTERM): after the checkpoint, leave the loop."""
+    return _asked.terminating
 
 
 def requested() -> bool:
@@ -224,7 +237,7 @@ def _agreed(seen: _Watch, asked: bool) -> bool:
         seen.ready = seen.calls + LEAD_STEPS
         answer = _answer(seen, seen.place.rank) | {"ready": seen.ready}
         _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), answer)
-    if seen.calls < seen.ready or seen.calls < max(_all_ready(seen)):
+    if seen.calls < seen.ready or seen.calls < max([seen.ready, *_all_ready(seen)]):
         return False
     seen.acted()
     return True
@@ -244,19 +257,29 @@ def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
 
 
 def _all_ready(seen: _Watch) -> list[int]:
-    """At which call each rank is ready; waits for those that have not said."""
-    stop = time.monotonic() + AGREE_TIMEOUT_S
+    """At which call each rank is ready; waits for those that have not said, but not long where the process ends."""
+    stop, patience = time.monotonic() + AGREE_TIMEOUT_S, Patience()
     steps: dict[int, int] = {}
     while True:
+        ends = shutdown.process.passed(shutdown.AGREE_PART)
+        look_at_all = ends or patience.due()
         for rank in sorted(set(range(seen.place.world_size)) - set(steps)):
             try:
                 steps[rank] = _ready(seen, rank)
             except MissingObjectError:
-                break
+                if not look_at_all:
+                    break
         if len(steps) == seen.place.world_size:
             return list(steps.values())
+        absent = sorted(set(range(seen.place.world_size)) - set(steps))
+        if look_at_all:
+            logging.getLogger("archive").warning(
+                "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and calls "
+                "archive.checkpointing.requested() at every step", ranks(absent), patience.waited_s,
+            )  # fmt: skip
+        if ends:
+            return list(steps.values())
         if time.monotonic() > stop:
-            absent = sorted(set(range(seen.place.world_size)) - set(steps))
             raise RanksMissingError(
                 f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see whether "
                 "they run, and call archive.checkpointing.requested() at every step"

@@ -172,10 +172,12 @@ class CommitLog:
 
     def catch_up(self) -> Commit:
         """Read what others committed since; the newest commit."""
-        with self._lock:
-            for commit in following(self.storage, self.head):
-                self._know(commit)
-            return self.head
+        with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see _iostats)
+
+    def _caught_up(self) -> Commit:
+        for commit in following(self.storage, self.head):
+            self._know(commit)
+        return self.head
 
     def find(self, transaction: str) -> Commit | None:
         """The commit with this key, if it was made since this log began."""
@@ -188,8 +190,7 @@ class CommitLog:
         `build(parent, attempt)` gives the body for the number after its parent, and may write manifest files that the
         body names; it is asked again after each lost race. What it raises ends the attempt with nothing committed.
         """
-        with self._lock:
-            return self._append(transaction, build)
+        with self._lock: return self._append(transaction, build)  # fmt: skip  # noqa: E701 (see _iostats)
 
     def _append(self, transaction: str, build: Callable[[Commit, int], Body]) -> Commit:
         attempt = 0

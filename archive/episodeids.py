@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 from archive.errors import DuplicateEpisodeError, FieldError
 from archive.sessions import Place
+from archive.undo import Undo
 
 
 class Ids:
     """Episode ids of one writer: new ones, and the claim to those that the user gives."""
 
-    def __init__(self, place: Place, known: Callable[[], set[str]]) -> None:
+    def __init__(self, place: Place, known: Callable[[], set[str]], undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._prefix = f"{place.session}-{place.rank:05d}-"
         self._count = 0
         self.sequence = 0  # of the next segment of this rank and session, over all buffers
@@ -60,6 +62,8 @@ class Ids:
                 "new revision"
             )
         assert self._known is not None
+        self._undo.member(self._known, name)
+        self._undo.member(self.claimed, name)
         self._known.add(name)
         if replace:
             self.claimed.discard(name)  # it may replace what another writer commits meanwhile, too

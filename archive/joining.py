@@ -21,6 +21,7 @@ from archive.errors import CheckpointError, MissingObjectError, RanksMissingErro
 from archive.sessions import Place
 from archive.staged import StagedFile
 from archive.storage import Storage
+from archive.waiting import Patience
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 1.0
 MAX_CONCURRENT = 16
+PARTIAL_STEP_IN_S, MAX_PARTIAL_STEPS = 0.5, 6  # the same where the process ends, and there is little time
 STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a checkpoint itself
 
 
@@ -44,10 +46,20 @@ class Joint:
         return f"{self.place.session}/checkpoint/{self.name}"
 
 
-def join(log: CommitLog, joint: Joint, *, timeout_s: float, given_up: Callable[[], bool] = lambda: False) -> Commit:
-    """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early."""
-    stop = time.monotonic() + timeout_s
-    step_in = time.monotonic() + STEP_IN_S * joint.place.rank
+def join(
+    log: CommitLog, joint: Joint, *, timeout_s: float, given_up: Callable[[], bool] = lambda: False,
+    ending: Callable[[float], bool] = lambda grace_s: False,
+    absent: Callable[[Sequence[int], float], None] = lambda ranks, waited_s: None,
+) -> Commit:  # fmt: skip
+    """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
+
+    `ending(grace_s)` says that the process ends, and that its time for waiting was over so long ago: what is there by
+    then is committed as partial.  `absent` is told, after seconds and then now and then, which ranks have not staged.
+    """
+    began, patience = time.monotonic(), Patience()
+    stop = began + timeout_s
+    step_in = began + STEP_IN_S * joint.place.rank
+    last_grace_s = PARTIAL_STEP_IN_S * min(joint.place.rank, MAX_PARTIAL_STEPS)
     staged: dict[int, StagedFile] = {}
     poll = FIRST_POLL_S
     while True:
@@ -55,12 +67,39 @@ def join(log: CommitLog, joint: Joint, *, timeout_s: float, given_up: Callable[[
             return found
         if time.monotonic() >= step_in and all_staged(log.storage, joint, staged):
             return commit(log, joint, staged)
+        if ending(last_grace_s):
+            return commit_present(log, joint, staged)
         if time.monotonic() > stop or given_up():
             if not all_staged(log.storage, joint, staged, look_at_all=True):
-                raise _missing(joint, staged, timeout_s)
+                raise _missing(joint, staged, time.monotonic() - began)
             return commit(log, joint, staged)
+        if patience.due():
+            absent(_absent(log.storage, joint), patience.waited_s)
         time.sleep(min(poll, max(0.0, stop - time.monotonic()) + 0.001))
         poll = min(2 * poll, MAX_POLL_S)
+
+
+def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile] | None = None) -> Commit:
+    """Commit with the ranks that have staged by now, as partial if that is not all; another rank's such commit serves
+    as well, if this rank is in it."""
+    staged = {} if staged is None else staged
+    whole = all_staged(log.storage, joint, staged, look_at_all=True)
+    if not whole:
+        log.catch_up()
+        for rank in range(joint.place.rank):
+            made = log.find(f"{joint.transaction}/partial-{rank}")
+            if made and joint.place.rank in [part["rank"] for part in made.body["checkpoint"]["ranks"]]:
+                return made
+    return commit(log, joint, staged, partial=not whole)
+
+
+def _absent(storage: Storage, joint: Joint) -> list[int]:
+    """Who has not staged, by one listing: good enough to tell people, not to decide by."""
+    place = joint.place
+    keys = [layout.state_key(place.session, joint.name, rank) for rank in range(place.world_size)]
+    folder = keys[0].rpartition("/")[0]
+    names = set(storage.list(folder))
+    return [rank for rank, key in enumerate(keys) if key.rpartition("/")[2] not in names]
 
 
 def _committed(log: CommitLog, joint: Joint) -> Commit | None:
@@ -91,10 +130,10 @@ def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *,
     return len(staged) == joint.place.world_size
 
 
-def _missing(joint: Joint, staged: Mapping[int, StagedFile], timeout_s: float) -> RanksMissingError:
+def _missing(joint: Joint, staged: Mapping[int, StagedFile], waited_s: float) -> RanksMissingError:
     absent = [r for r in range(joint.place.world_size) if r not in staged]
     return RanksMissingError(
-        f"checkpoint {joint.name!r} of session {joint.place.session!r} is not whole after {timeout_s:.0f} s: rank "
+        f"checkpoint {joint.name!r} of session {joint.place.session!r} is not whole after {waited_s:.0f} s: rank "
         f"{', '.join(map(str, absent))} of {joint.place.world_size} has not staged; nothing was committed and nothing is "
         "lost. See to these ranks, or call result() again to wait longer"
     )

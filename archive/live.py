@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.ranges import merge_runs
+from archive.undo import Undo
 
 OWN = -1
 _MAX_UNMERGED = 4096
@@ -44,7 +45,8 @@ class Runs(NamedTuple):
 class LiveSet:
     """The live steps of one buffer on one rank."""
 
-    def __init__(self, runs: Runs | None = None) -> None:
+    def __init__(self, runs: Runs | None = None, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._runs = runs or Runs.empty()
         self._added: list[Runs] = []
         self._before: dict[int, int] = {}
@@ -56,32 +58,48 @@ class LiveSet:
         """Add runs; scalars stand for all of them."""
         n = len(position)
         columns = [env, position, length, episode, stream, position if lo is None else lo]
+        self._undo.length(self._added)
         self._added.append(Runs(*(np.broadcast_to(np.asarray(c, np.int64), n) for c in columns)))
         if len(self._added) > _MAX_UNMERGED:
             self.runs()
 
     def evict_before(self, env: int, position: int) -> None:
         """Steps of an env row before `position` have left."""
+        self._undo.key(self._before, env)
         self._before[env] = max(position, self._before.get(env, 0))
 
     def evict(self, env: int, positions: Ints) -> None:
         """The steps at these positions have left; those that are not live are passed over."""
         places = np.array(positions, np.int64)
-        self._holes.setdefault(env, []).append((places, places + 1))
+        self._leave(env, places, places + 1)
 
     def evict_range(self, env: int, start: int, stop: int) -> None:
         """Steps [start, stop) of an env row have left."""
-        self._holes.setdefault(env, []).append((np.array([start], np.int64), np.array([stop], np.int64)))
+        self._leave(env, np.array([start], np.int64), np.array([stop], np.int64))
+
+    def _leave(self, env: int, starts: Ints, stops: Ints) -> None:
+        holes = self._holes.get(env)
+        if holes is None:
+            self._undo.key(self._holes, env)
+            self._holes[env] = [(starts, stops)]
+        else:
+            self._undo.length(holes)
+            holes.append((starts, stops))
 
     def remove(self, episodes: Ints) -> int:
         """All live steps of these episodes have left; how many that were."""
         runs = self.runs()
         gone = np.isin(runs.episode, episodes)
+        self._undo.attributes(self, "_runs")
         self._runs = runs.pick(~gone)
         return int(runs.length[gone].sum())
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self._note()
+        self._runs, self._added, self._before, self._holes = Runs.empty(), [], {}, {}
+
+    def _note(self) -> None:
+        self._undo.attributes(self, "_runs", "_added", "_before", "_holes")
 
     @property
     def steps_at_most(self) -> int:
@@ -100,6 +118,7 @@ class LiveSet:
                 merged = _without(
                     merged, env, *merge_runs(*(np.concatenate(edges) for edges in zip(*holes, strict=True)))
                 )
+            self._note()
             self._runs, self._added, self._before, self._holes = merged, [], {}, {}
         return self._runs
 

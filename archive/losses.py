@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from archive.undo import Undo
+
 Counts = Mapping[str, tuple[int, int]]  # reason -> episodes, steps
 
 
 class Losses:
     """Counts of one buffer. One thread adds to them, another says which of them a committed checkpoint has."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._all: Counts = {}
         self._told: Counts = {}
 
     def add(self, reason: str, episodes: int, steps: int) -> None:
         had = self._all.get(reason, (0, 0))
+        self._undo.attributes(self, "_all")
         self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
 
     def mark(self) -> Counts:

@@ -38,18 +38,19 @@ class Memory:
 
     def take(self) -> Array:
         """A piece that nobody else uses; what it holds is not defined."""
-        with self._lock:
-            piece: Array | None = _unused(self._kept, _REFERENCES_WHEN_FREE)
-            if piece is None:
-                piece = np.empty(self.piece_bytes, np.uint8)
-                if len(self._kept) < self._keep:
-                    self._kept.append(piece)
-            return piece
+        with self._lock: return self._take()  # fmt: skip  # noqa: E701 (see _iostats)
+
+    def _take(self) -> Array:
+        piece: Array | None = _unused(self._kept, _REFERENCES_WHEN_FREE)
+        if piece is None:
+            piece = np.empty(self.piece_bytes, np.uint8)
+            if len(self._kept) < self._keep:
+                self._kept.append(piece)
+        return piece
 
     def release(self) -> None:
         """Keep no piece that is free."""
-        with self._lock:
-            self._kept.clear()
+        self._kept.clear()
 
 
 class Shelf:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from archive.visible import one_line
+from archive.waiting import ranks
 
 PHASES = ("uploading", "staging", "joining", "committed")
 
@@ -41,6 +42,8 @@ class Bar:
         if phase == PHASES[0]:
             self._drawn.start()
         done = PHASES.index(phase) + (phase == PHASES[-1]) if phase in PHASES else 0
+        if waiting := event.get("waiting_for"):
+            phase = f"waiting for {ranks(waiting)}"
         self._drawn.update(self._task, completed=done, phase=phase, description=one_line(f"checkpoint {event['name']}"))
         if phase in (PHASES[-1], "failed"):
             self._drawn.stop()

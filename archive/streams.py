@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.errors import UsageError
+from archive.undo import Undo
 
 NONE = -1
 
@@ -72,7 +73,8 @@ NewEpisode = Callable[[int, str | None], EpisodeRecord]  # (env id, given id) ->
 class Streams:
     """Next position and open episode of every env row of one buffer on one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._slots: dict[int, int] = {}
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
@@ -84,8 +86,10 @@ class Streams:
     def slot(self, env_id: int) -> int:
         slot = self._slots.get(env_id)
         if slot is None:
+            self._undo.key(self._slots, env_id)
             slot = self._slots[env_id] = len(self._slots)
             if slot >= len(self._next):
+                self._undo.attributes(self, "_next", "_open")
                 size = max(64, 2 * slot)
                 self._next = np.concatenate([self._next, np.zeros(size - len(self._next), np.int64)])
                 self._open = np.concatenate([self._open, np.full(size - len(self._open), NONE, np.int64)])
@@ -110,11 +114,15 @@ class Streams:
     def start_at(self, env_id: int, position: int, episode: int | None = None) -> None:
         """Go on from a resumed buffer: the next position, and the episode that is open."""
         slot = self.slot(env_id)
+        self._undo.rows(self._next, slot)
+        self._undo.rows(self._open, slot)
         self._next[slot] = position
         self._open[slot] = NONE if episode is None else episode
 
     def register(self, record: EpisodeRecord) -> int:
+        self._undo.attributes(self, "_count")
         index, self._count = self._count, self._count + 1
+        self._undo.key(self.records, index)
         self.records[index] = record
         return index
 
@@ -130,11 +138,13 @@ class Streams:
         """The open episode of an env row ends here; its index."""
         index = self.open_episode(env_id)
         if index is not None:
+            self._undo.rows(self._open, self._slots[env_id])
             self._open[self._slots[env_id]] = NONE
         return index
 
     def take_broken_off(self) -> list[int]:
         """Episodes that ended without a last step since this was last asked."""
+        self._undo.attributes(self, "_broken_off")
         out, self._broken_off = self._broken_off, []
         return out
 
@@ -159,6 +169,8 @@ class Streams:
         self._break_off(starts & ~fresh, jump, np.where(heads, opened, np.r_[NONE, episodes[:-1]]), before)
         self._finish(rows, order, last, episodes, positions)
         tails = np.r_[heads[1:], True] if len(heads) else heads
+        self._undo.rows(self._next, slots[tails])
+        self._undo.rows(self._open, slots[tails])
         self._next[slots[tails]] = positions[tails] + 1
         self._open[slots[tails]] = np.where(last[tails], NONE, episodes[tails])
         out = Assigned(np.empty_like(positions), np.empty_like(episodes))
@@ -218,6 +230,7 @@ class Streams:
         records = [new(int(rows.env_ids[order[i]]), name) for i, name in zip(at, given, strict=True)]
         for i, record in zip(at, records, strict=True):  # now that none was refused
             record.headless, record.begin = not whole[i], int(positions[i])
+            self._undo.key(by_id, record.id)
             episodes[i] = by_id[record.id] = self.register(record)
 
     def _break_off(self, seams: Mask, jump: Mask, previous: Ints, before: Ints) -> None:
@@ -226,6 +239,8 @@ class Streams:
             index = int(previous[i])
             record = self.records.get(index)
             if record is not None and record.end is None:
+                self._undo.attributes(record, "broken", "reason", "end", "ended")
+                self._undo.length(self._broken_off)
                 record.broken, record.reason = True, "gap" if jump[i] else "interrupted"
                 record.end, record.ended = int(before[i]), self.epoch
                 self._broken_off.append(index)
@@ -233,6 +248,7 @@ class Streams:
     def _finish(self, rows: Rows, order: Ints, last: Mask, episodes: Ints, positions: Ints) -> None:
         for i in np.flatnonzero(last):
             record = self.records[int(episodes[i])]
+            self._undo.attributes(record, "terminated", "truncated", "end", "ended")
             record.terminated = None if rows.terminated is None else bool(rows.terminated[order[i]])
             record.truncated = None if rows.truncated is None else bool(rows.truncated[order[i]])
             record.end, record.ended = int(positions[i]) + 1, self.epoch

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from archive import commits, imports, manifest
 from archive.buffer import Buffer
 from archive.bufferwriter import BufferWriter
+from archive.changes import Changes
 from archive.checkpointing import watch
 from archive.commits import Body, Commit, CommitLog
 from archive.cut import Cut
@@ -20,10 +21,11 @@ from archive.errors import ClosedError, DuplicateEpisodeError, UsageError
 from archive.joining import fresh_rows, stamped
 from archive.manifest import Snapshot
 from archive.names import check_text
-from archive.pipeline import Pipeline, Written
+from archive.pending import Pending
+from archive.pipeline import Pipeline, Work, Written
 from archive.resumed import Resume
 from archive.retention import Keep
-from archive.saver import Pending, Saver, finish_at_exit, git_revision
+from archive.saver import Saver, finish_at_exit, git_revision
 from archive.saving import next_sequence, rows_of
 from archive.schema import Schema
 from archive.sessions import Place, open_session
@@ -53,14 +55,15 @@ class Writer(Buffer):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._uncommitted: list[Written] = []
-        self._rows_lock = threading.Lock()
-        self._ids = Ids(place, self._known_ids)
         self._known_at = -1
         open_session(log, place, None if keep is None else keep.to_json(), resume)
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
-        self._saver = Saver(storage, log, place, self._saved, None if resume is None else resume.checkpoint)
+        self._changes = Changes(self._pipeline)
+        self._ids = Ids(place, self._known_ids, self._changes.undo)
+        self._saver = Saver(
+            storage, log, place, self._pipeline.wait, self._saved, None if resume is None else resume.checkpoint
+        )
         self._buffers: dict[str, BufferWriter] = {}
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
@@ -76,7 +79,8 @@ class Writer(Buffer):
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added from now on, in all buffers of this writer."""
-        with self._entered():
+        with self._entered(), self._changes(wait=True):
+            self._changes.undo.attributes(self, "_weights")
             self._weights = (uuid, update_count)
             for buffer in self._buffers.values():
                 buffer.set_weights(uuid, update_count)
@@ -108,14 +112,13 @@ class Writer(Buffer):
         """Upload everything added so far, and wait for it. It becomes visible with the next commit."""
         with self._entered():
             self._settle()
-            self._flush()
+            self._pipeline.wait(self._sent())
             self._pipeline.memory.release()
 
     def upload(self, timeout_s: float = 60.0) -> None:
         """Upload everything added so far, while other threads may add more; a commit then has little left to do."""
         with self._entered():
-            for buffer in self._buffers.values():
-                buffer.send()
+            self._sent()
         self._pipeline.wait_idle(timeout_s)
 
     def commit(self, message: str | None = None) -> Commit:
@@ -125,8 +128,8 @@ class Writer(Buffer):
         """
         with self._entered():
             self._settle()
-            self._flush()
-            return self._commit_rows(message)
+            works = self._sent()
+            return self._commit_rows(works, self._pipeline.wait(works), message)
 
     def checkpoint(
         self,
@@ -160,7 +163,8 @@ class Writer(Buffer):
         save_replay=False skips the buffers: progress is rolled back, and `unconsumed` (or what `rewind()` gives) lists
         what was drawn and not trained on.  incomplete: "keep" or "drop" headless and open episodes (counted).
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
-        on_progress: called in the background with {"phase", "name", "step", ...}; default: a bar, on a terminal.
+        on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also "waiting_for":
+        the ranks that have not staged; default: a bar, on a terminal.
         """
         with self._entered():
             self._saver.give_up() if partial else self._settle()
@@ -171,15 +175,12 @@ class Writer(Buffer):
                 partial=partial, known_at=self._known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
-            for buffer in self._buffers.values():
-                buffer.send()
+            works = self._sent()
             cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
             if given:
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
             losses = [buffer.losses for buffer in self._buffers.values()]
-            pending = self._saver.start(
-                request, cuts, self._pipeline.take(), self._uncommitted, timeout_s, on_progress, losses
-            )
+            pending = self._saver.start(request, cuts, works, timeout_s, on_progress, losses)
         if wait:
             pending.result()
         return pending
@@ -200,7 +201,12 @@ class Writer(Buffer):
         self._check_process()
         if not self._closed:
             try:
-                self.commit()
+                if self._changes.broken:
+                    logging.getLogger("archive").warning(
+                        "%r: an interrupted call cannot be taken back, so nothing more is committed", self
+                    )
+                else:
+                    self.commit()
             finally:
                 self._end()
 
@@ -232,6 +238,9 @@ class Writer(Buffer):
         if self._closed:
             raise ClosedError(f"the writer of {self._storage.url} is closed; open another with arc.writer()")
         self._check_process()
+        if self._changes.left_over and not self._lock._is_owned():  # type: ignore[attr-defined]
+            with self._lock:  # nobody else is within a call now, so an interrupt has left it
+                self._changes.settle()
         return self._lock
 
     def _check_process(self) -> None:
@@ -240,8 +249,9 @@ class Writer(Buffer):
 
     def _buffer(self, name: str) -> BufferWriter:
         if name not in self._buffers:
-            self._buffers[name] = BufferWriter(name, self._place, self._schema, self._pipeline, self._ids)
-            self._buffers[name].set_weights(*self._weights)
+            made = BufferWriter(name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes)
+            made.set_weights(*self._weights)
+            self._buffers[name] = made
         return self._buffers[name]
 
     def _surface(self) -> None:
@@ -262,12 +272,12 @@ class Writer(Buffer):
         """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
         self._saver.settle()
 
-    def _flush(self) -> None:
-        for buffer in self._buffers.values():
-            buffer.send()
-        written = self._pipeline.take().wait()
-        with self._rows_lock:
-            self._uncommitted += written
+    def _sent(self) -> list[Work]:
+        """Send off everything added so far; all that is not committed."""
+        with self._changes(wait=False):
+            for buffer in self._buffers.values():
+                buffer.send()
+        return self._pipeline.uncommitted()
 
     def _end(self) -> BaseException | None:
         """Finish what is under way; the error of a checkpoint that nobody has seen."""
@@ -277,21 +287,19 @@ class Writer(Buffer):
         self._pipeline.close()
         return failed
 
-    def _saved(self, commit: Commit, rows: Sequence[Written]) -> None:
-        """These rows have been committed."""
-        done = {id(w) for w in rows}
-        with self._rows_lock:
-            self._uncommitted[:] = [w for w in self._uncommitted if id(w) not in done]
-        for written in rows:
+    def _saved(self, commit: Commit, works: Sequence[Work]) -> None:
+        """These have been committed."""
+        for written in self._pipeline.wait(works):
             if written.segments is not None:
                 self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
                 self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
+        self._pipeline.forget(works)
         self._on_commit(commit)
 
-    def _commit_rows(self, message: str | None) -> Commit:
-        pending = list(self._uncommitted)
-        segments, chunks = rows_of(pending)
+    def _commit_rows(self, works: Sequence[Work], written: Sequence[Written], message: str | None) -> Commit:
+        segments, chunks = rows_of(written)
         if segments.num_rows == 0:
+            self._pipeline.forget(works)
             return self._log.head
 
         def build(parent: Commit, attempt: int) -> Body:
@@ -300,7 +308,7 @@ class Writer(Buffer):
 
         # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
         commit = self._log.append(f"{self.session}/{self.rank}/rows-{segments['sequence'][-1].as_py()}", build)
-        self._saved(commit, pending)
+        self._saved(commit, works)
         return commit
 
     def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:

@@ -15,7 +15,7 @@ from resharding.share import Share
 from resharding.transfer import Target, filter
 
 if TYPE_CHECKING:
-    from archive.saver import Pending
+    from archive.pending import Pending
     from archive.writer import Writer
 
 

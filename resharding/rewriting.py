@@ -13,7 +13,7 @@ from archive.blocks import Block, Slab
 from archive.dtypes import to_numpy
 from archive.facade import Archive
 from archive.intake import owned
-from archive.pipeline import SHARD_BYTES, Pipeline
+from archive.pipeline import SHARD_BYTES, Pipeline, shard
 from archive.ranges import Ints
 from archive.schema import NODES, ShardSchema, loads
 from archive.segments import Part
@@ -71,8 +71,8 @@ def write(
 
     try:
         for group in _shards(_blocks(archive, pieces)):
-            pipeline.submit(group, None, describe)
-        written = pipeline.take().wait()
+            pipeline.hand_in(shard(group, None, describe))
+        written = pipeline.wait(pipeline.uncommitted())
     finally:
         pipeline.close()
     return places, tables.concat("chunks", [w.chunks for w in written if w.chunks is not None])

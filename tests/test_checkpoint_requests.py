@@ -21,7 +21,7 @@ from conftest import Backend
 from servers import free_ports
 
 import archive
-from archive import checkpointing
+from archive import checkpointing, shutdown
 from archive.errors import StorageFullError, UsageError
 from archive.layout import agreement_key
 from archive.storage import Storage
@@ -34,6 +34,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test has handlers and requests of its own."""
     handlers = {number: signal.getsignal(number) for number in checkpointing.SIGNALS}
     monkeypatch.setattr(checkpointing, "_asked", checkpointing._Asked())
+    monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
     monkeypatch.setattr(checkpointing, "POLL_S", 0.05)
     monkeypatch.setattr(checkpointing, "AGREE_POLL_S", 0.01)
     yield

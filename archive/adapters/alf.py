@@ -58,7 +58,7 @@ from archive.adapters.common import (
 from archive.errors import UsageError
 
 if TYPE_CHECKING:
-    from archive.saver import Pending
+    from archive.pending import Pending
     from archive.writer import Writer
 
 __all__ = ["export_checkpoint", "import_checkpoint", "restore", "save"]

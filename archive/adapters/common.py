@@ -14,7 +14,7 @@ from archive.visible import visible
 
 if TYPE_CHECKING:
     from archive.buffer import Buffer
-    from archive.saver import Pending
+    from archive.pending import Pending
     from archive.writer import Writer
 
 EXISTING = ("error", "replace")

@@ -67,7 +67,7 @@ from archive.storage import Storage
 
 if TYPE_CHECKING:
     from archive.facade import Archive
-    from archive.saver import Pending
+    from archive.pending import Pending
     from archive.writer import Writer
 
 __all__ = ["Problem", "export_checkpoint", "import_checkpoint", "merge", "problems", "restore", "save", "split"]

@@ -50,7 +50,7 @@ from archive.errors import UsageError
 if TYPE_CHECKING:
     from archive.buffer import Buffer
     from archive.checkpoints import Checkpoint
-    from archive.saver import Pending
+    from archive.pending import Pending
     from archive.writer import Writer
 
 __all__ = ["ArchiveCheckpointer", "Report", "capacity", "restore", "save"]

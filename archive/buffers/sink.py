@@ -14,8 +14,8 @@ from archive.buffers.home import ArchiveHome
 from archive.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.facade import Archive
 from archive.joining import Joint, all_staged
+from archive.pending import Pending
 from archive.progressbar import on_terminal
-from archive.saver import Pending
 from archive.sessions import Place
 from archive.writer import Writer
 

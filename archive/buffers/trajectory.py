@@ -25,7 +25,8 @@ from archive.buffers.sinks import Earlier, Job, Sinks
 from archive.checkpoints import MAIN_BUFFER
 from archive.episodes import Episodes
 from archive.errors import ClosedError, UsageError
-from archive.saver import Pending, finish_at_exit
+from archive.pending import Pending
+from archive.saver import finish_at_exit
 
 
 class TrajectoryReplayBuffer:
