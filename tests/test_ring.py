@@ -353,7 +353,7 @@ def test_appended_arrays_are_copied_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slab, "take", watching)
         ring.append(w, source.buffers, **source.how())
-    (block,) = next(iter(w._inner._pending.values()))
+    (block,) = next(iter(w._inner._collected._pending.values()))
     addresses = {t.data_ptr() for t in taken if isinstance(t, torch.Tensor)}
     mine = {leaf.data_ptr() for _, leaf in flatten(source.buffers)}
     kept = {array.ctypes.data for array in block.data.values()}
