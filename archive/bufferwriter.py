@@ -48,8 +48,9 @@ class BufferWriter:
         self._rows_of = SegmentRows(name, place, self.streams.records, ids)
         self._weights = Weights()
         self._collected = Collected(
-            changes, memory, self._shard_bytes, self._describing, lambda shard: intake.reward_field(self.schema, shard)
-        )
+            changes, memory, self._shard_bytes, self._describing, lambda shard: intake.reward_field(self.schema, shard),
+            lambda: SHARD_BYTES,
+        )  # fmt: skip
         self._kinds = Kinds(name)
         self._closed: list[int] = []
         self._by_id: dict[str, int] = {}

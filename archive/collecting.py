@@ -10,7 +10,6 @@ from archive.arena import Arena
 from archive.blocks import Block, Slab
 from archive.changes import Changes
 from archive.memory import Memory
-from archive.pipeline import SHARD_BYTES
 from archive.schema import ShardSchema
 
 if TYPE_CHECKING:
@@ -24,21 +23,23 @@ Describe = Callable[[Slab, str], "pa.Table"]
 
 class Collected:
     """Blocks by their schema. `shard_bytes(block)`: how much of such blocks is a shard.  `describing()`: called when a
-    shard is ready; gives what describes its segments.  `reward`: the field of a schema that is the reward."""
+    shard is ready; gives what describes its segments.  `reward`: the field of a schema that is the reward.
+    `most_bytes`: of a block; a larger one is cut."""
 
     def __init__(
         self, changes: Changes, memory: Memory, shard_bytes: Callable[[Block], int], describing: Callable[[], Describe],
-        reward: Callable[[ShardSchema], str | None],
+        reward: Callable[[ShardSchema], str | None], most_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self._changes, self._undo, self._memory = changes, changes.undo, memory
         self._shard_bytes, self._describing, self._reward = shard_bytes, describing, reward
+        self._most_bytes = most_bytes
         self._pending: dict[str, list[Block]] = {}
         self._bytes: dict[str, int] = {}
         self._arenas: dict[str, Arena] = {}
 
     def keep(self, block: Block, *, owned: bool = False) -> None:
         """Copy a block (unless nobody else has its arrays) to the others; full shards are sent off."""
-        for piece in blocks.split(block, SHARD_BYTES):
+        for piece in blocks.split(block, self._most_bytes()):
             digest = piece.schema.digest
             if self.has(digest) and self._bytes[digest] + piece.nbytes > self._shard_bytes(piece):
                 self.submit(digest)

@@ -162,10 +162,9 @@ def test_a_call_that_is_interrupted_at_any_line_is_in_or_out(name: str, monkeypa
 def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline, changes):
         monkeypatch.setattr(module, "SHARD_BYTES", 1 << 11)
-    from archive import bufferwriter, collecting
+    from archive import bufferwriter
 
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1 << 11)
-    monkeypatch.setattr(collecting, "SHARD_BYTES", 1 << 11)
     monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 12)
     w = prepared(archive.create(f"memory://interrupts-{name.replace(' ', '-')}-count-{most}"))
     count = lines_of(lambda: CALLS[name][0](w))
