@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import format_reader
 import numpy as np
 import pyarrow as pa
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tampering import change_commit, change_table, set_column
 
 import archive
 import resharding
+from archive import chains
+from archive.branches import Branches, Rows
 from archive.maintenance import verify
 
 ENDS = (
@@ -308,6 +313,60 @@ def test_many_resumes_are_followed_in_order() -> None:
         ck = reopened(arc).checkpoints[f"step-{number}"]
         assert serials(ck) == want
         assert told(ck.episodes)["return"] == sum(want) / 2
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the branches and the segments table: sessions of two runs that go on from one another at any point."""
+    branches: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    runs: dict[str, str] = {}
+    sight: dict[str, list[dict[str, Any]]] = {}
+    for number in range(draw(st.integers(1, 7))):
+        session = f"s{number}"
+        runs[session] = draw(st.sampled_from(["main", "main", "other"]))
+        sight[session] = []
+        parent = draw(st.sampled_from([None, *list(sight)[:-1]]))
+        if parent is not None:
+            runs.setdefault(parent, "main")
+            for rank in range(2):
+                mine = [r for r in rows if r["session"] == parent and r["rank"] == rank]
+                cut = draw(st.integers(0, len(mine)))
+                about = {"session": session, "run": runs[session], "parent": parent, "parent_run": runs[parent]}
+                branches.append({**about, "rank": rank, "sequence": cut, "resumed_from": 1})
+                gone = {id(r) for r in mine[cut:]}
+                sight[session] += [r for r in sight[parent] if r["rank"] == rank and id(r) not in gone]
+        for _ in range(draw(st.integers(0, 5))):
+            rank, name = draw(st.integers(0, 1)), draw(st.sampled_from("abc"))
+            earlier = [r for r in sight[session] if r["episode_id"] == name]
+            before = earlier[-1] if earlier and draw(st.booleans()) else None
+            sequence = sum(r["session"] == session and r["rank"] == rank for r in rows)
+            rows.append({
+                "episode_id": name, "session": session, "rank": rank, "sequence": sequence, "commit": len(rows) // 2,
+                "created_at": len(rows), "replaces": before is None,
+                "predecessor": before and chains.address(before["session"], before["rank"], before["sequence"]),
+            })  # fmt: skip
+            sight[session].append(rows[-1])
+    return branches, rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_what_stands_is_what_the_format_says(history: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
+    branches, rows = history
+    kinds = {"session": pa.dictionary(pa.int32(), pa.string()), "rank": pa.int32(), "sequence": pa.int64(),
+             "predecessor": pa.string(), "replaces": pa.bool_(), "commit": pa.int64(), "created_at": pa.timestamp("us", tz="UTC"),
+             "episode_id": pa.string()}  # fmt: skip
+    table = pa.table({n: pa.array([r[n] for r in rows], k) for n, k in kinds.items()})
+    known = Branches.of(pa.Table.from_pylist(branches) if branches else pa.table({}))
+    detail = table.select(chains.DETAIL)
+    found = chains.resolve(
+        table.select(chains.COLUMNS), lambda: detail, None, lambda part, of: known.current(Rows.of(part), of)
+    )
+    got = {rows[int(found.of(i)[0])]["episode_id"]: found.of(i).tolist() for i in range(found.episodes)}
+    want = format_reader.chains(rows, format_reader.origins(branches))
+    assert got == {name: [rows.index(row) for row in chain] for name, chain in want.items()}
+    assert not len(known.spliced(Rows.of(detail), chains.predecessors(detail)))
 
 
 # -- other archives ----------------------------------------------------------------------------------------------------

@@ -277,8 +277,8 @@ class Histories(RuleBasedStateMachine):
         assert found.keys() == want.keys()
         for name, known in want.items():
             row, serial = found[name]
-            assert (serial, row["length"], row["complete"]) == (known.serials, known.steps, known.first and known.last)
-            assert told(row) == known.told
+            assert (serial, row["length"], row["complete"]) == (known.serials, known.steps, known.first and known.last), (row, known)
+            assert told(row) == known.told, (row, known)
 
     def _check(self, ck: Any, saved: Saved) -> None:
         assert ck.replay_saved == saved.replay
@@ -307,13 +307,14 @@ SEEDS = 20
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(SEEDS))
 def test_long_histories_of_many_seeds(number: int) -> None:
     """Seeds are drawn anew each time, and printed; SOAK_SEED=... runs those from there on again."""
     drawn = int(os.environ.get("SOAK_SEED") or secrets.randbits(32)) + number
     print(f"SOAK_SEED={drawn - number}, number {number}")
     longer = settings(
-        max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=QUIET, database=None,
+        max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=QUIET, database=None,
         print_blob=True,
     )  # fmt: skip
     run_state_machine_as_test(seed(drawn)(type("Seeded", (Histories,), {})), settings=longer)
