@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from archive import chains, jsontree, tables
 from archive.blocks import Slab
 from archive.episodeids import Ids
@@ -29,12 +31,10 @@ class SegmentRows:
         """
         episodes, positions, lengths = slab.episode.tolist(), slab.position.tolist(), slab.length.tolist()
         rows: list[dict[str, Any]] = [{}] * len(episodes)
-        for i in slab.episode.argsort(
-            kind="stable"
-        ).tolist():  # as they were begun: of two revisions the newer is the later
-            rows[i] = self._segment(episodes[i], positions[i], lengths[i], epoch)
-        for row, reward in zip(rows, slab.reward, strict=True):
-            record = self._records[row.pop("index")]
+        # episodes as they were begun: of two revisions the newer is the later; steps as they follow, beginning with none
+        for i in np.lexsort((slab.position, slab.episode)).tolist():
+            rows[i] = row = self._segment(episodes[i], positions[i], lengths[i], epoch)
+            record, reward = self._records[row.pop("index")], slab.reward[i]
             record.returned = reward if record.returned is None or reward is None else record.returned + reward
             row["return"] = record.returned
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}

@@ -277,7 +277,8 @@ class Histories(RuleBasedStateMachine):
         assert found.keys() == want.keys()
         for name, known in want.items():
             row, serial = found[name]
-            assert (serial, row["length"], row["complete"]) == (known.serials, known.steps, known.first and known.last), (row, known)
+            whole = known.first and known.last
+            assert (serial, row["length"], row["complete"]) == (known.serials, known.steps, whole), (row, known)
             assert told(row) == known.told, (row, known)
 
     def _check(self, ck: Any, saved: Saved) -> None:

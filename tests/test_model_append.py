@@ -290,3 +290,14 @@ def test_steps_that_are_independent_are_kept_as_such() -> None:
     assert '"env_id":["env"],"episode_id":["traj"]' in row["schema"].replace('"fields"', "")
     with pytest.raises(FieldError, match="'episode' or 'step'"):
         Schema(unit="row")
+
+
+def test_an_episode_that_begins_without_steps_ends_with_its_last_one() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.add_episode({"t": np.zeros(0, np.int64)}, env_id=1, episode_id="x", last=False)
+        w.append({"t": np.array([7])}, env_ids=1)
+        w.close_episodes([1], terminated=True)
+    (row,) = reopened(arc).episodes.table.to_pylist()
+    assert (row["episode_id"], row["length"], row["complete"], row["terminated"]) == ("x", 1, True, True)
+    assert reopened(arc).episodes[0].read()["t"].tolist() == [7]
