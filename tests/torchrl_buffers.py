@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     HAS_OWN_TREES = ensure_trees()
 
 EPISODE = 7  # steps of a trajectory
+SLICES: dict[str, Any] = {"slice_len": 2, "strict_length": False}
 
 
 def steps(lo: int, count: int, *, episode: int = EPISODE, ids: bool = False) -> Any:
