@@ -20,9 +20,8 @@ from archive.adapters import torchrl
 
 import torch  # isort: skip
 from torchrl.data import (  # isort: skip
-    LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage, PrioritizedSampler, RandomSampler, RoundRobinWriter,
-    SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement, TensorDictMaxValueWriter, TensorDictRoundRobinWriter,
-    TensorStorage,
+    LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage, PrioritizedSampler, RandomSampler, SamplerWithoutReplacement, SliceSampler,
+    SliceSamplerWithoutReplacement, TensorDictMaxValueWriter, TensorDictRoundRobinWriter, TensorStorage,
 )  # fmt: skip
 from torchrl.data.replay_buffers.samplers import (  # isort: skip
     ConsumingSampler, PrioritizedSliceSampler, StalenessAwareSampler,
@@ -122,7 +121,7 @@ def use(rb: Any, case: Any, number: int) -> Any:
         rb._sampler.consumer_version += 1
     torch.manual_seed(number)
     batch = rb.sample()
-    if "prioritized" in case[1] and not isinstance(batch, list) and "index" in batch.keys():
+    if "prioritized" in case[1] and not isinstance(batch, list) and batch.get("index", None) is not None:
         batch["td_error"] = torch.rand(batch.batch_size, generator=torch.Generator().manual_seed(number)) * 3
         if case[0] == "stack":
             rb.update_priority(batch["index"], batch["td_error"])
