@@ -21,7 +21,8 @@ from archive.adapters import torchrl
 import torch  # isort: skip
 from torchrl.data import (  # isort: skip
     LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage, PrioritizedSampler, RandomSampler,
-    SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement, TensorDictMaxValueWriter, TensorDictRoundRobinWriter, TensorStorage,
+    SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement, TensorDictMaxValueWriter,
+    TensorDictRoundRobinWriter, TensorStorage,
 )  # fmt: skip
 from torchrl.data.replay_buffers.samplers import (  # isort: skip
     ConsumingSampler, PrioritizedSliceSampler, StalenessAwareSampler,
