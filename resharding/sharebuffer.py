@@ -170,6 +170,17 @@ class ShareBuffer:
             out.append(known[key])
         return out
 
+    @cached_property
+    def schema_numbers(self) -> Ints:
+        """Of each episode a number: those of the same one have the same fields."""
+        offsets, pieces, _, _ = self._pieces
+        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
+        if len(texts) == 1:
+            return np.zeros(len(self), np.int64)
+        known: dict[tuple[int, ...], int] = {}
+        every = [tuple(sorted(set(codes[a:b].tolist()))) for a, b in pairwise(offsets.tolist())]
+        return np.array([known.setdefault(key, len(known)) for key in every], np.int64)
+
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
         for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):

@@ -110,6 +110,26 @@ def test_ragged_lazy_stacks(storage: Any) -> None:
     assert_same_samples(rb, other, count=20, write=more)
 
 
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_storages_that_are_ragged_lazy_stacks(storage: Any) -> None:
+    def more(rb: Any, i: int) -> None:
+        members = [TensorDict({"a": torch.full((5, k, 2), float(i)), "b": torch.arange(5)}, [5]) for k in (4, 3)]
+        rb.extend(LazyStackedTensorDict(*members, stack_dim=1))
+
+    rb, other = (buffer(storage=storage(12), plain=True, seed=seed, collate_fn=lambda x: x) for seed in (0, 1))
+    more(rb, 1), more(rb, 2), more(rb, 3)
+    torchrl.restore(other, saved(rb), rank=0)
+    assert_same_samples(rb, other, count=20, write=more)
+
+
+def test_items_that_require_gradients() -> None:
+    rb, other = (buffer(storage=ListStorage(12), plain=True, seed=seed) for seed in (0, 1))
+    rb.extend([torch.ones(2, requires_grad=True), torch.zeros(2)])
+    torchrl.restore(other, saved(rb), rank=0)
+    assert [item.requires_grad for item in other._storage._storage] == [True, False]
+    assert [item.is_leaf for item in other._storage._storage] == [True, True]
+
+
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage])
 def test_tensorclasses(storage: Any) -> None:
     def data(i: int) -> Any:

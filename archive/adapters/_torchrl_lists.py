@@ -15,7 +15,14 @@ import numpy as np
 import torch
 
 from archive import dtypes, jsontree, tree
-from archive.adapters._torchrl_outlines import available, is_collection, made, module_tensordict, own_outline
+from archive.adapters._torchrl_outlines import (
+    available,
+    is_collection,
+    is_lazy_stack,
+    made,
+    module_tensordict,
+    own_outline,
+)
 from archive.adapters._torchrl_tensors import ROOT
 from archive.errors import ArchiveError, FieldError, UsageError
 from archive.names import show
@@ -144,7 +151,7 @@ def _apart(item: Any, path: Path, leaves: Leaves) -> Any:
     here = path or ROOT
     if isinstance(item, td.NonTensorData | td.NonTensorStack):
         return ["nontensor", _apart(item.tolist() if isinstance(item, td.NonTensorStack) else item.data, path, leaves)]
-    if isinstance(item, td.LazyStackedTensorDict):  # of members that may differ in shape and in keys
+    if is_lazy_stack(item):
         members = {str(i): _apart(v, (*path, str(i)), leaves) for i, v in enumerate(item.tensordicts)}
         return ["stack", members, item.stack_dim]
     if is_collection(item):
@@ -156,7 +163,7 @@ def _apart(item: Any, path: Path, leaves: Leaves) -> Any:
         return ["td", parts, item.batch_dims, [] if _has_tensor(item) else batch, *([outline] if outline else [])]
     if isinstance(item, torch.Tensor | np.ndarray):
         leaves[here] = item
-        return ["tensor" if isinstance(item, torch.Tensor) else "array"]
+        return ["tensor", *(["grad"] if item.requires_grad else [])] if isinstance(item, torch.Tensor) else ["array"]
     if type(item) is dict and all(isinstance(k, str) for k in item) and any(map(_is_array, item.values())):
         return ["dict", {k: _apart(v, (*path, k), leaves) for k, v in item.items()}]
     if type(item) in (list, tuple) and any(map(_is_array, item)):
@@ -268,7 +275,8 @@ def _together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> 
     if what in _NUMBERS:
         return _NUMBERS[what](value)
     if what == "tensor":
-        return dtypes.to_torch(np.array(value))
+        tensor = dtypes.to_torch(np.array(value))
+        return tensor.requires_grad_() if more else tensor
     return np.array(value) if what == "array" else value
 
 

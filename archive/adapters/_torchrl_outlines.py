@@ -39,8 +39,16 @@ def is_non_tensor(value: Any) -> bool:
     return isinstance(value, td.NonTensorStack | td.NonTensorData)
 
 
+def is_lazy_stack(value: Any) -> bool:
+    """Whether it is a stack of TensorDicts that stay apart, and may differ in shape and in keys."""
+    return isinstance(value, module_tensordict().LazyStackedTensorDict)
+
+
 def outline_of(held: Any, dims: int) -> Outline:
     """The outline of a collection; its first `dims` dimensions are left out, as the storage says them."""
+    if is_lazy_stack(held):
+        members = {str(i): outline_of(member, dims) for i, member in enumerate(held.tensordicts)}
+        return {"keys": members, "batch": [], "stack": held.stack_dim - dims}
     nested = {
         str(key): outline_of(value, dims) if is_collection(value) and not is_non_tensor(value) else None
         for key, value in held.items()
@@ -84,6 +92,8 @@ def assembled(
             parts[key] = assembled(inner, found, prefix, here, names=names)
         elif here in found:
             parts[key] = found[here]
+    if "stack" in outline:
+        return module_tensordict().LazyStackedTensorDict(*parts.values(), stack_dim=len(prefix) + outline["stack"])
     return made(parts, outline, prefix, names=names)
 
 
@@ -119,7 +129,7 @@ def class_named(module: str, name: str) -> Any:
 def leaves_of(held: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     """Path and tensor of each leaf, or the list of what a non-tensor field holds."""
     out: list[tuple[Path, Any]] = []
-    for key, value in held.items():
+    for key, value in _parts(held):
         here = (*path, str(key))
         if is_non_tensor(value):
             out.append((here, _flat_list(value.tolist())))
@@ -130,6 +140,10 @@ def leaves_of(held: Any, path: Path = ()) -> list[tuple[Path, Any]]:
         else:
             raise FieldError(f"field {show(here)!r} is a {type(value).__name__}, which cannot be saved")
     return out
+
+
+def _parts(held: Any) -> Any:
+    return ((str(i), member) for i, member in enumerate(held.tensordicts)) if is_lazy_stack(held) else held.items()
 
 
 def _flat_list(values: Any) -> list[Any]:

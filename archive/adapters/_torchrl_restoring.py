@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,12 @@ from archive.adapters import _torchrl_extras, _torchrl_samplers, _torchrl_writer
 from archive.adapters._torchrl_episodes import Keys
 from archive.adapters._torchrl_parts import Parts, module
 from archive.adapters._torchrl_places import Given, Target, target_of
+from archive.adapters._torchrl_reading import batches
 from archive.adapters._torchrl_samplers import Placed
 from archive.adapters._torchrl_saving import Cells, cells_of
 from archive.adapters._torchrl_tensors import INDEX, check_room
 from archive.adapters._torchrl_tracking import NONE, Record, Tracker, attach, forget_all, units_of
 from archive.ranges import Ints, spans
-
-_BATCH_BYTES = 32 * 1024 * 1024
 
 
 def restore(parts: Parts, given: Given, existing: str) -> common.Report:
@@ -101,7 +100,7 @@ def _unused(parts: Parts, columns: Mapping[str, Any]) -> list[str]:
 def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
     """Write all steps; cells whose episode was ended now, and those that an earlier restore had ended."""
     closed: list[Ints] = []
-    for lo, steps in _batches(given):
+    for lo, steps in batches(given):
         hi = lo + _length(steps)
         cell = target.cell[lo:hi]
         if (cell == NONE).any():
@@ -117,42 +116,6 @@ def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
         closed.append(_close(cells, given, target, lo, hi, steps))
     reclosed = _reclose(cells, given, target)
     return np.concatenate([np.zeros(0, np.int64), *closed]), reclosed
-
-
-def _batches(given: Given) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of the first step, steps) of episodes that follow each other, some megabytes of one kind at a time."""
-    held: list[dict[tuple[str, ...], Any]] = []
-    kind: Any = None
-    start = steps = nbytes = 0
-    for i, (_, nest) in enumerate(given.part.stream()):
-        leaves = {p: v for p, v in tree.flatten(nest) if v is not None and not (isinstance(v, dict) and not v)}
-        length = int(given.layout.length[i])
-        if not length:
-            continue
-        this = int(given.layout.source_rank[i]), {p: _form(v) for p, v in leaves.items()}
-        if held and (this != kind or nbytes > _BATCH_BYTES):
-            yield start, _joined(held)
-            held, start, nbytes = [], steps, 0
-        kind, steps = this, steps + length
-        held.append(leaves)
-        nbytes += sum(int(getattr(v, "nbytes", 64)) for v in leaves.values())
-    if held:
-        yield start, _joined(held)
-
-
-def _form(leaf: Any) -> Any:
-    return "list" if isinstance(leaf, list) else (str(leaf.dtype), leaf.shape[1:])
-
-
-def _joined(parts: list[dict[tuple[str, ...], Any]]) -> dict[str, Any]:
-    out: dict[tuple[str, ...], Any] = {}
-    for path, first in parts[0].items():
-        every = [part[path] for part in parts]
-        if len(every) == 1:
-            out[path] = first
-        else:
-            out[path] = [v for e in every for v in e] if isinstance(first, list) else np.concatenate(every)
-    return tree.unflatten(out)
 
 
 def _length(steps: Mapping[str, Any]) -> int:
