@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from archive import dtypes, jsontree, tree
+from archive.adapters import _torchrl_digests as digests
 from archive.adapters._torchrl_outlines import (
     available,
     is_collection,
@@ -29,6 +31,7 @@ from archive.names import show
 from archive.ranges import Ints
 from archive.schema import Path
 
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NUMBERS = {"bool": bool, "int": int, "float": float}
 Leaves = dict[Path, Any]
 
@@ -43,6 +46,8 @@ class ListCells:
     def __init__(self, storage: Any) -> None:
         self.storage = storage
         self._taken: dict[int, tuple[str, Leaves]] = {}
+        self._texts: dict[bytes, str] = {}  # of kinds, which are few
+        self._makes: dict[int, tuple[str, Any]] = {}
 
     @property
     def rows(self) -> int:
@@ -57,17 +62,23 @@ class ListCells:
         if cell not in self._taken:
             leaves: Leaves = {}
             kind = _apart(self.storage._get_item(cell), (), leaves)
-            self._taken[cell] = json.dumps(kind), leaves
+            short = marshal.dumps(kind)
+            text = self._texts.get(short) or self._texts.setdefault(short, json.dumps(kind))
+            self._taken[cell] = text, leaves
         return self._taken[cell]
 
     def flat(self, path: Path) -> Any:
         values = [self._item(cell)[1].get(path) for cell in range(self.rows)]
         if not values or any(v is None for v in values):
             return None
-        plain = [v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in values]
-        if any(v.dtype.kind not in "biuf" for v in plain):
+        stack = _stacked(values)
+        if stack is not None and stack.dtype != torch.bfloat16:
+            plain = stack.reshape(len(stack), -1)
+            return plain[:, -1].cpu().numpy() if plain.shape[1] else np.zeros(len(stack))
+        each = [v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in values]
+        if any(v.dtype.kind not in "biuf" for v in each):
             return np.array([str(v) for v in values], object)
-        return np.array([v.reshape(-1)[-1] if v.size else 0 for v in plain])
+        return np.array([v.reshape(-1)[-1] if v.size else 0 for v in each])
 
     def read(self, cells: Ints) -> dict[str, Any]:
         """The fields of items of one signature."""
@@ -82,13 +93,16 @@ class ListCells:
         return out
 
     def _signature(self, cell: int) -> tuple[str, Any]:
-        kind, leaves = self._item(cell)
-        shapes = [
-            (path, str(leaf.dtype), leaf.ndim, tuple(leaf.shape[1:]))
-            for path, leaf in leaves.items()
-            if isinstance(leaf, torch.Tensor | np.ndarray)
-        ]
-        return kind, tuple(shapes)
+        kind, make = self._make(cell)
+        return kind, tuple((path, dtype, len(shape), shape[1:]) for path, dtype, shape in make)
+
+    def _make(self, cell: int) -> tuple[str, Any]:
+        """Kind as text, dtypes and whole shapes of an item."""
+        if cell not in self._makes:
+            kind, leaves = self._item(cell)
+            arrays = ((p, v) for p, v in leaves.items() if isinstance(v, torch.Tensor | np.ndarray))
+            self._makes[cell] = kind, tuple((path, str(leaf.dtype), tuple(leaf.shape)) for path, leaf in arrays)
+        return self._makes[cell]
 
     def form(self) -> None:
         """Nothing: each item has fields of its own, and its signature."""
@@ -106,7 +120,17 @@ class ListCells:
 
     def hashes(self, rows: Ints | None = None) -> np.ndarray[Any, np.dtype[np.uint64]]:
         wanted = np.arange(self.rows) if rows is None else rows
-        return np.array([_digest(*self._item(cell)) for cell in wanted.tolist()], np.uint64)
+        out = np.zeros(len(wanted), np.uint64)
+        groups: dict[Any, list[int]] = {}
+        for place, cell in enumerate(wanted.tolist()):
+            groups.setdefault(self._make(cell), []).append(place)
+        for make, places in groups.items():
+            items = [self._item(int(wanted[place]))[1] for place in places]
+            own = np.full(len(places), _digest(repr(make).encode()), np.uint64)
+            for number, path in enumerate(items[0]):
+                own += _digests([item[path] for item in items]) * digests.salt(number, path)
+            out[places] = own
+        return out
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -134,7 +158,7 @@ class ListCells:
         self.storage._empty()
         for cell in range(rows):
             self.storage._set_item(cell, self._taken[cell][1][ROOT])
-        self._taken = {}
+        self._taken, self._makes = {}, {}
         self.storage._bump_mutation_revision()
 
 
@@ -201,9 +225,13 @@ def _joined(path: Path, values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, _Json):
         return [v.value for v in values]
+    stack = _stacked(values)
+    if stack is not None:
+        every = dtypes.from_torch(stack, where=show(path))
+        return every if stack.ndim == 1 else list(every)
     if isinstance(first, torch.Tensor):
         plain = [dtypes.from_torch(v.as_subclass(torch.Tensor), where=show(path)) for v in values]
-        return np.stack(plain) if first.ndim == 0 else [p.copy() for p in plain]
+        return [p.copy() for p in plain]
     if isinstance(first, np.ndarray):
         return np.stack(values) if first.ndim == 0 else [v.copy() for v in values]
     if isinstance(first, str):
@@ -218,20 +246,29 @@ def _nbytes(value: Any) -> int:
     return int(value.nbytes) if isinstance(value, torch.Tensor | np.ndarray) else 64
 
 
-def _digest(kind: str, leaves: Leaves) -> int:
-    """A digest of one item."""
-    out = hashlib.blake2b(kind.encode(), digest_size=8)
-    for path, leaf in leaves.items():
-        out.update(repr(path).encode())
-        if isinstance(leaf, torch.Tensor):
-            plain = leaf.detach().as_subclass(torch.Tensor).contiguous().cpu()
-            out.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            out.update(torch.cat([plain.reshape(-1)]).view(torch.uint8).numpy().tobytes())
-        elif isinstance(leaf, np.ndarray):
-            out.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
-        else:
-            out.update(repr(leaf.value if isinstance(leaf, _Json) else leaf).encode())
-    return int.from_bytes(out.digest(), "little")
+def _stacked(values: list[Any]) -> torch.Tensor | None:
+    """Tensors of one dtype and shape as one; None if they are not."""
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        return None
+    if not all(isinstance(v, torch.Tensor) and v.dtype == first.dtype and v.shape == first.shape for v in values):
+        return None
+    with torch.no_grad():
+        return torch.stack(values).as_subclass(torch.Tensor).cpu()
+
+
+def _digests(values: list[Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A number for each value of one field."""
+    stack = _stacked(values)
+    if stack is not None:
+        return digests.of_tensor(stack, None)
+    plain = [v.value if isinstance(v, _Json) else v for v in values]
+    each = (v.tobytes() if isinstance(v, np.ndarray) and v.dtype != object else repr(v).encode() for v in plain)
+    return np.array([_digest(v) for v in each], np.uint64)
+
+
+def _digest(value: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(value, digest_size=8).digest(), "little")
 
 
 def _kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:
@@ -275,7 +312,8 @@ def _together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> 
     if what in _NUMBERS:
         return _NUMBERS[what](value)
     if what == "tensor":
-        tensor = dtypes.to_torch(np.array(value))
+        plain = getattr(value, "dtype", np.dtype(object)).kind in "biu" or getattr(value, "dtype", None) in _FLOATS
+        tensor = torch.from_numpy(np.array(value)) if plain else dtypes.to_torch(np.array(value))
         return tensor.requires_grad_() if more else tensor
     return np.array(value) if what == "array" else value
 

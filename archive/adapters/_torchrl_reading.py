@@ -82,7 +82,7 @@ def _by_episodes(given: Given) -> Batches:
 
 
 def _form(leaf: Any) -> Any:
-    return "list" if isinstance(leaf, list) else (str(leaf.dtype), leaf.shape[1:])
+    return "list" if isinstance(leaf, list) else (leaf.dtype, leaf.shape[1:])
 
 
 def _joined(parts: list[dict[tuple[str, ...], Any]]) -> dict[str, Any]:

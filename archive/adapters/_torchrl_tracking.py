@@ -34,6 +34,7 @@ class Record:
     units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
+    keys: Any = None  # by which a save told trajectories apart, and what was asked for
     form: Any = None  # the fields that all cells had when they were appended, with dtypes and shapes
 
     @classmethod
@@ -108,6 +109,11 @@ class Tracker:
         hashes = cells.hashes()
         out[:known] = hashes[:known] != saved[:known]
         return out, hashes
+
+    def idle(self, cells: Any) -> bool:
+        """Whether nothing at all was written since the last save."""
+        same = int(cells.storage._mutation_revision) == self.revision and not self._marks
+        return same and self.record is not None and self.record.keys is not None and self.record.units is None
 
     def __getstate__(self) -> dict[str, Any]:
         """In another process the storage is told of by nobody: digests find what changed."""
