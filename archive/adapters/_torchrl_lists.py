@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import marshal
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +45,7 @@ class ListCells:
     def __init__(self, storage: Any) -> None:
         self.storage = storage
         self._taken: dict[int, tuple[str, Leaves]] = {}
-        self._texts: dict[bytes, str] = {}  # of kinds, which are few
+        self._texts: dict[str, str] = {}  # of kinds, which are few
         self._makes: dict[int, tuple[str, Any]] = {}
 
     @property
@@ -62,7 +61,7 @@ class ListCells:
         if cell not in self._taken:
             leaves: Leaves = {}
             kind = _apart(self.storage._get_item(cell), (), leaves)
-            short = marshal.dumps(kind)
+            short = repr(kind)
             text = self._texts.get(short) or self._texts.setdefault(short, json.dumps(kind))
             self._taken[cell] = text, leaves
         return self._taken[cell]
