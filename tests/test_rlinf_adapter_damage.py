@@ -87,7 +87,7 @@ def other_entry(key: str, value: Any) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "gone": (lambda s: file_of(s, 1, 0).unlink(), "missing", "lists trajectory 0"),
+    "gone": (lambda s: file_of(s, 1, 1).unlink(), "missing", "lists trajectory 1"),
     "truncated": (truncate, "damaged", "cannot be loaded"),
     "empty": (lambda s: file_of(s, 1, 0).write_bytes(b""), "damaged", "0 bytes cannot be loaded"),
     "flipped": (flip, "damaged", "checksum|CRC"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from trajectories import check_batch, everything, make, rlinf, saving
 
 import archive
+from archive.adapters import rlinf as adapter
 from archive.buffers import TrajectoryReplayBuffer
 from archive.errors import ArchiveError, CapacityError, NotFoundError, UsageError
 
@@ -217,3 +219,41 @@ def test_the_cache_is_bounded_before_anything_is_committed(tmp_path: Path, cache
         buffer.flush()
         assert buffer.get_stats()["cache_size"] == cache_size
         assert everything(buffer) == set(range(8))
+
+
+# -- its folders
+
+
+def test_a_folder_that_outlived_its_window_is_imported_and_the_rest_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With auto_save its save_checkpoint copies the last window, and lists all."""
+    kind, theirs = rlinf()
+    made = theirs(auto_save=True, auto_save_path=str(tmp_path / "live"), sample_window_size=2)
+    made.add_trajectories([make(i, kind=kind) for i in range(5)])
+    made.close()
+    made.sample(4)
+    made._checkpoint_executor = ThreadPoolExecutor(1)
+    made.save_checkpoint(str(tmp_path / "saved"))
+    made._checkpoint_executor.shutdown()
+    ck = adapter.import_checkpoint(tmp_path / "saved", archive.create(tmp_path / "arc"))
+    assert sorted(e.metadata["trajectory_id"] for e in ck.episodes) == [3, 4]
+    (problem,) = adapter.problems(ck)
+    assert (problem.kind, "3 oldest trajectories of 5" in problem.why) == ("outlived", True)
+    assert "3 oldest trajectories of 5" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["pt", "pkl"])
+def test_files_keep_their_kind(tmp_path: Path, kind: str) -> None:
+    cls, theirs = rlinf()
+    made = theirs(sample_window_size=5, trajectory_format=kind)
+    made.add_trajectories([make(i, kind=cls) for i in range(2)])
+    made.save_checkpoint(str(tmp_path / "saved"))
+    ck = adapter.import_checkpoint(tmp_path / "saved", archive.create(tmp_path / "arc"), allow_pickle=True)
+    adapter.export_checkpoint(ck, tmp_path / "out")
+    names = [sorted(f.name for f in (tmp_path / where).iterdir()) for where in ("saved", "out")]
+    assert names[0] == names[1]
+    again = theirs(sample_window_size=5)
+    again.load_checkpoint(str(tmp_path / "out"))
+    assert again.trajectory_format == kind
+    same_batch(made.sample(16), again.sample(16))

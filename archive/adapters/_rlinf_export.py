@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
+from archive.adapters._rlinf_files import dump
 from archive.adapters._rlinf_numbers import Numbered, listed_at
 from archive.adapters._rlinf_source import INDEXES, METADATA
 from archive.errors import AlreadyExistsError, UsageError
@@ -26,20 +24,25 @@ def check_free(storage: Storage, prefix: str) -> None:
         raise AlreadyExistsError(f"{storage.full_url(prefix + taken[0])} is there already; export to an empty folder")
 
 
-def write(storage: Storage, prefix: str, found: Iterator[Numbered], state: Mapping[str, Any] | None, seed: int) -> int:
-    """One buffer's folder; how many trajectories. metadata.json comes last: without it RLinf loads nothing."""
+def write(
+    storage: Storage, prefix: str, found: Iterator[Numbered], state: Mapping[str, Any] | None, seed: int, kind: str
+) -> int:
+    """One buffer's folder; how many trajectories. metadata.json comes last: without it RLinf loads nothing.
+
+    kind: of the files, "pt" or "pkl".
+    """
     entries: dict[int, dict[str, Any]] = {}
 
     def files() -> Iterator[tuple[str, bytes]]:
         for one in found:
             entries[one.number] = one.entry
-            yield prefix + _name(one), _saved(one.tree)
+            yield prefix + _name(one, kind), dump(one.tree, kind)
 
     storage.put_many(files())
     order = sorted(entries, key=listed_at(state))
     index = {"trajectory_index": {str(n): entries[n] for n in order}, "trajectory_id_list": order}
     metadata = {
-        "trajectory_format": "pt", "size": len(entries),
+        "trajectory_format": kind, "size": len(entries),
         "total_samples": sum(entry["num_samples"] for entry in entries.values()),
         "trajectory_counter": max(int((state or {}).get("counter", 0)), max(entries, default=-1) + 1), "seed": seed,
     }  # fmt: skip
@@ -48,14 +51,8 @@ def write(storage: Storage, prefix: str, found: Iterator[Numbered], state: Mappi
     return len(entries)
 
 
-def _name(one: Numbered) -> str:
+def _name(one: Numbered, kind: str) -> str:
     weights = one.entry["model_weights_id"]
     if not _WEIGHTS.fullmatch(weights):
         raise UsageError(f"trajectory {one.number}: model_weights_id {weights!r} cannot be part of a file's name")
-    return f"trajectory_{one.number}_{weights}.pt"
-
-
-def _saved(tree: Mapping[str, Any]) -> bytes:
-    out = io.BytesIO()
-    torch.save(dict(tree), out)
-    return out.getvalue()
+    return f"trajectory_{one.number}_{weights}.{kind}"

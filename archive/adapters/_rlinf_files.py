@@ -7,6 +7,7 @@ import importlib
 import io
 import pickle
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,6 +36,15 @@ def load(name: str, data: bytes, *, pickled: bool) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise IntegrityError(f"it holds a {type(tree).__name__}, not a dict of fields")
     return tree
+
+
+def dump(tree: Mapping[str, Any], kind: str) -> bytes:
+    """The bytes of a `.pt` or `.pkl` file, as RLinf writes them."""
+    if kind == "pkl":
+        return pickle.dumps(dict(tree))
+    out = io.BytesIO()
+    torch.save(dict(tree), out)
+    return out.getvalue()
 
 
 class _Plain(pickle.Unpickler):

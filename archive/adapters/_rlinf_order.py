@@ -64,9 +64,11 @@ def checkpoint(
     ck: Checkpoint, arc: Archive, buffer: str, chosen: Sequence[Place], name: str, session: str
 ) -> Checkpoint:
     """A checkpoint of one rank that has these trajectories in this order, numbered from 0."""
-    seeds = (_seed(ck.state(rank, buffer)) for rank in sorted(ck.ranks, key=lambda rank: f"rank_{rank}"))
+    states = [ck.state(rank, buffer) for rank in sorted(ck.ranks, key=lambda rank: f"rank_{rank}")]
+    seeds = map(_seed, states)
+    kind = "pkl" if any(map(_pickled, states)) else "pt"
     state = {
-        "system": SYSTEM, "seed": next((s for s in seeds if s is not None), None), "trajectory_format": "pt",
+        "system": SYSTEM, "seed": next((s for s in seeds if s is not None), None), "trajectory_format": kind,
         "counter": len(chosen), "ids": np.arange(len(chosen)),
     }  # fmt: skip
     given = {"state": state, "attributes": {NUMBER: {p.episode_id: i for i, p in enumerate(chosen)}}}
@@ -74,6 +76,10 @@ def checkpoint(
     with arc.writer(resume=source, session=session) as w:
         whole = {**given, "buffers": None} if w.name == buffer else {"buffers": {buffer: given}}
         return w.checkpoint(ck.step, name, progress=ck.progress, **whole).result()
+
+
+def _pickled(state: Any) -> bool:
+    return isinstance(state, dict) and state.get("trajectory_format") == "pkl"
 
 
 def _seed(state: Any) -> Any:

@@ -32,8 +32,8 @@ _LISTED = 50
 class Problem(NamedTuple):
     """What is wrong with one file of a source.
 
-    kind: "missing", "damaged", "disagrees" (what belongs to it says otherwise) or "unlisted" (no index lists it; it is
-    left out, and no reason to stop).
+    kind: "missing", "damaged", "disagrees" (what belongs to it says otherwise); or, which are no reasons to stop,
+    "unlisted" (no index lists it; it is left out) and "outlived" (an index lists what RLinf no longer saves).
     """
 
     file: str
@@ -54,6 +54,11 @@ class Folder:
     entries: dict[int, dict[str, Any] | None] = field(default_factory=dict)  # in order; None: known by its file only
     files: dict[int, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def format(self) -> str:
+        """What its files are."""
+        return "pkl" if self.metadata.get("trajectory_format") == "pkl" else "pt"
 
     def url(self, name: str) -> str:
         return self.storage.full_url(self.prefix + name)
@@ -125,7 +130,7 @@ def check_pickle(found: Mapping[int, Folder], allow_pickle: bool) -> None:
 
 def refuse(found: Mapping[int, Folder]) -> None:
     """Raise an error that lists what is wrong, if anything is."""
-    wrong = [p for folder in found.values() for p in folder.problems if p.kind != "unlisted"]
+    wrong = [p for folder in found.values() for p in folder.problems if p.kind not in ("unlisted", "outlived")]
     if not wrong:
         return
     lines = [f"- {p}" for p in wrong[:_LISTED]]
@@ -148,7 +153,7 @@ def state_of_folder(folder: Folder, *, split: bool) -> dict[str, Any]:
     counter = folder.metadata.get("trajectory_counter", 0)
     numbers = list(folder.entries)
     return {
-        "system": SYSTEM, "seed": folder.metadata.get("seed"), "trajectory_format": "pt",
+        "system": SYSTEM, "seed": folder.metadata.get("seed"), "trajectory_format": folder.format,
         "counter": max(counter if isinstance(counter, int) else 0, max(numbers, default=-1) + 1),
         "ids": np.array(numbers, np.int64), "listed": np.array([], np.int64) if split else np.array(numbers, np.int64),
         "folder": folder.prefix.rstrip("/"), "problems": [list(p) for p in folder.problems], "split": split,
@@ -185,8 +190,13 @@ def _folder(storage: Storage, prefix: str) -> Folder:
         out.entries = dict.fromkeys(sorted(int(m["id"]) for m in found.values()))
     else:
         out.entries = _entries(out, index, body)
-    for number, entry in out.entries.items():
-        _find_file(out, number, entry, found)
+    lacking = [wanted for number, entry in out.entries.items() if (wanted := _find_file(out, number, entry, found))]
+    if lacking and out.files and not out.files.keys() & set(list(out.entries)[: len(lacking)]):
+        why = f"its {len(lacking)} oldest trajectories of {len(out.entries)} have no files: RLinf saves its last window only"
+        out.note(index, "outlived", why)
+    else:
+        for name, number in lacking:
+            out.note(name, "missing", f"the index lists trajectory {number}")
     for name in sorted(found.keys() - set(out.files.values())):
         out.note(name, "unlisted", f"{index} does not list it")
     out.finish()
@@ -237,15 +247,14 @@ def _well_formed(entry: Mapping[str, Any]) -> bool:
 
 def _find_file(
     folder: Folder, number: int, entry: Mapping[str, Any] | None, found: Mapping[str, re.Match[str]]
-) -> None:
-    """The file of the index's name, else the one of that number, as RLinf's own tool does."""
-    extension = "pkl" if folder.metadata.get("trajectory_format") == "pkl" else "pt"
-    exact = f"trajectory_{number}_{entry['model_weights_id']}.{extension}" if entry is not None else ""
+) -> tuple[str, int] | None:
+    """Find the file of the index's name, else the one of that number, as RLinf's own tool does; what is lacking."""
+    exact = f"trajectory_{number}_{entry['model_weights_id']}.{folder.format}" if entry is not None else ""
     alike = sorted(name for name, match in found.items() if int(match["id"]) == number)
     if exact in found or alike:
         folder.files[number] = exact if exact in found else alike[0]
-    else:
-        folder.note(exact or f"trajectory_{number}_*", "missing", f"the index lists trajectory {number}")
+        return None
+    return exact or f"trajectory_{number}_*", number
 
 
 def _fetched(storage: Storage, keys: Sequence[str]) -> Iterator[bytes | None]:

@@ -147,7 +147,8 @@ def import_checkpoint(
 
     source: any fsspec URL.  step: default the largest update count in the file names, else 0.
     on_missing: "error" lists every file that is gone, damaged or disagrees with the index, and imports nothing; "skip"
-    imports the rest (see `problems`).  allow_pickle: load `.pkl` files. Unsafe: a pickle is a program; nothing but
+    imports the rest (see `problems`). The oldest that an index lists may be gone either way: RLinf saves its last window
+    only; they are counted.  allow_pickle: load `.pkl` files. Unsafe: a pickle is a program; nothing but
     tensors, arrays and plain values is taken from it, but trust whoever could write it.
     split: make an episode of each env's episodes; RLinf cannot read them back.
     """
@@ -192,7 +193,7 @@ def export_checkpoint(
     """Write what RLinf's own `load_checkpoint` reads, trees as they were; the number of trajectories.
 
     source: a share, or a checkpoint: of one rank, or of several as `rank_*` folders (all but the one of `rank=`).
-    target: an empty folder, any fsspec URL.
+    target: an empty folder, any fsspec URL.  Files are of the kind (pt, pkl) that the buffer had.
     """
     storage = Storage.connect(target, storage_options, concurrency=_UPLOADS)
     several_ranks = isinstance(source, Checkpoint) and rank is None and source.world_size > 1
@@ -208,8 +209,10 @@ def export_checkpoint(
 def _exported(share: Any, storage: Storage, prefix: str, buffer: str) -> int:
     part, state, numbers = _known(share, buffer)
     seed = (state or {}).get("seed")
+    said = [s for s in (state, *part.source_states.values()) if isinstance(s, Mapping)]
+    kind = "pkl" if any(s.get("trajectory_format") == "pkl" for s in said) else "pt"
     return _rlinf_export.write(
-        storage, prefix, trajectories(part, numbers), state, share.seed & MAX_SEED if seed is None else seed
+        storage, prefix, trajectories(part, numbers), state, share.seed & MAX_SEED if seed is None else seed, kind
     )
 
 

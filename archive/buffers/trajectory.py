@@ -39,7 +39,7 @@ class TrajectoryReplayBuffer:
     they lie in.  sample_window_size: draw from that many of the newest trajectories; 0 for all.
     auto_save: append what is added to the archive at `auto_save_path`, in the background; it is committed every
     `auto_save_interval_s`, and when more than `cache_size` wait for that. Without it all is in memory, older trajectories
-    than the window leave the buffer, nothing is written before save_checkpoint().  trajectory_format: has no effect.
+    than the window leave the buffer, nothing is written before save_checkpoint().  trajectory_format: of exports.
 
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
