@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from archive.chosen import Chosen
 from archive.derived import Bools, Derivation, Rows, parse, put
 from archive.fields import Selection
 from archive.ranges import Ints, spans
 from archive.segments import cut
-
-if TYPE_CHECKING:
-    from archive.episodes import Episodes
 
 
 class Bounds:
@@ -22,7 +20,7 @@ class Bounds:
     All steps of an episode do, but for a checkpoint's, of which some may have left the buffer.
     """
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: Chosen) -> None:
         lengths = episodes.lengths()
         self.first = np.cumsum(lengths) - lengths  # of each episode, among all steps
         starts, self.ended = _runs(episodes, lengths)
@@ -62,7 +60,7 @@ class Bounds:
 
 
 def read(
-    episodes: Episodes,
+    episodes: Chosen,
     numbers: Ints,
     starts: Ints,
     stops: Ints,
@@ -73,7 +71,7 @@ def read(
     """Steps [starts, stops) of episodes, with derived fields; fetched together, each chunk once."""
     if derive and bounds is None:
         return read(episodes, numbers, starts, stops, selection, derive, Bounds(episodes))
-    wholes = episodes[numbers].parts()
+    wholes = episodes.pick(numbers).parts()
     groups = [cut(w, int(a), int(b)) for w, a, b in zip(wholes, starts, stops, strict=True)]
     selections = [selection] * len(groups)
     reaches = [bounds.reach(d, numbers, starts, stops) for d in derive] if bounds is not None else []
@@ -92,7 +90,7 @@ def read(
     return out
 
 
-def read_one(alone: Episodes, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:
+def read_one(alone: Chosen, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:
     """Steps [start, stop) of the one episode that there is."""
     first, last, _ = slice(start, stop).indices(int(alone.lengths()[0]))
     number, a, b = (np.array([value], np.int64) for value in (0, first, max(first, last)))
@@ -100,7 +98,7 @@ def read_one(alone: Episodes, start: int, stop: int | None, selection: Selection
     return out
 
 
-def read_all(episodes: Episodes, selection: Selection, derive: Any) -> list[dict[str, Any]]:
+def read_all(episodes: Chosen, selection: Selection, derive: Any) -> list[dict[str, Any]]:
     """All steps of each episode."""
     lengths = episodes.lengths()
     return read(episodes, np.arange(len(lengths)), np.zeros_like(lengths), lengths, selection, parse(derive))
@@ -111,7 +109,7 @@ def _filled(column: Any) -> Bools:
     return values
 
 
-def _runs(episodes: Episodes, lengths: Ints) -> tuple[Ints, Bools]:
+def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
     """Where runs of steps that follow one another begin, among all steps; of each episode, whether its last one is there."""
     live, first = episodes._live, np.cumsum(lengths) - lengths
     if live is None:

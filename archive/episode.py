@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from archive import deriving, dtypes, jsontree, schema
 from archive.ahead import Ahead
+from archive.chosen import Attributes, Chosen
 from archive.fields import Selection
 from archive.index import EpisodeIndex
 from archive.liveparts import LiveParts
@@ -18,22 +19,11 @@ from archive.tokenizing import decoder
 from archive.tree import Ragged
 from archive.views import episodepage, page, plots, room, summaries
 
-if TYPE_CHECKING:
-    from archive.episodes import Episodes
-
-
 _ANNOTATE = (
     "add the episode again with the new one (and its weights, update count and flags, which belong to a revision), "
     "w.add_episode(ep.read(), episode_id=ep.id, replace=True, metadata={**ep.metadata, ...}), or change "
     "copy.deepcopy(ep.metadata)"
 )
-
-
-class Attributes(Protocol):
-    """Name -> {episode id: value} of a checkpoint, read when asked for."""
-
-    @property
-    def values(self) -> dict[str, dict[str, Any]]: ...
 
 
 class Episode:
@@ -190,12 +180,10 @@ class Episode:
         (out,) = self._reader.read([self.parts(start, stop)], selection)
         return out
 
-    def alone(self) -> Episodes:
-        """This one as Episodes."""
-        from archive.episodes import Episodes
-
+    def alone(self) -> Chosen:
+        """This one, as one of some."""
         live = None if self._live is None else LiveParts.of_one(self._live)
-        return Episodes(self._reader, self._index, np.array([self._number]), live, self._attributes)
+        return Chosen(self._reader, self._index, np.array([self._number]), live, self._attributes)
 
     @property
     def bounds(self) -> deriving.Bounds:

@@ -10,15 +10,14 @@ import numpy as np
 from archive import deriving, schema, sizes
 from archive.ahead import Ahead
 from archive.cached import cached_property
-from archive.episode import Attributes, Episode
+from archive.chosen import Attributes, Chosen
+from archive.episode import Episode
 from archive.errors import MissingPackageError, NotFoundError, UsageError
 from archive.fields import Selection
-from archive.index import COLUMNS, EpisodeIndex, matching
-from archive.liveparts import LiveParts
+from archive.index import COLUMNS, matching
 from archive.names import unescape_path
 from archive.ranges import Ints
-from archive.reader import Reader, Tails
-from archive.segments import Part, with_extra
+from archive.reader import Tails
 from archive.views import markup, overviews, plots, summaries
 from archive.visible import one_line
 
@@ -32,33 +31,8 @@ __all__ = ["Attributes", "Episode", "Episodes"]
 _BATCH = 1024
 
 
-class Episodes(Sequence["Episode"]):
+class Episodes(Chosen, Sequence["Episode"]):
     """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all."""
-
-    def __init__(
-        self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: LiveParts | None = None,
-        attributes: Attributes | None = None,
-    ) -> None:  # fmt: skip
-        self._reader, self._index, self._live, self._attributes = reader, index, live, attributes
-        self._given = chosen
-
-    @cached_property
-    def _chosen(self) -> Ints:
-        """Numbers of these episodes in the index."""
-        return np.arange(len(self._index)) if self._given is None else self._given
-
-    def __len__(self) -> int:
-        return len(self._index) if self._given is None else len(self._given)
-
-    @property
-    def numbers(self) -> Ints:
-        """Their numbers in the index of all episodes."""
-        return self._chosen
-
-    @property
-    def reader(self) -> Reader:
-        """What reads their steps."""
-        return self._reader
 
     def filter(
         self,
@@ -86,18 +60,14 @@ class Episodes(Sequence["Episode"]):
             episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
             rank=rank, env_id=env_id, session=session, run=run,
         )  # fmt: skip
-        kept = self._subset(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
+        kept = self.pick(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
         if complete is not None:
-            kept = kept._subset(np.flatnonzero(kept._complete() == bool(complete)))
+            kept = kept.pick(np.flatnonzero(kept._complete() == bool(complete)))
         return kept if where is None else kept._where(where)
 
     def _where(self, condition: Any) -> Episodes:
         mask = matching(condition, lambda name: self._columns([name])[name], len(self))
-        return self._subset(np.flatnonzero(mask))
-
-    def _subset(self, places: Ints) -> Episodes:
-        live = None if self._live is None else self._live.pick(places)
-        return Episodes(self._reader, self._index, self._chosen[places], live, self._attributes)
+        return self.pick(np.flatnonzero(mask))
 
     def _complete(self) -> Any:
         return self._columns(("complete",))["complete"].to_numpy()
@@ -106,14 +76,6 @@ class Episodes(Sequence["Episode"]):
     def table(self) -> pa.Table:
         """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit."""
         return self._columns(COLUMNS)
-
-    def _columns(self, names: Sequence[str]) -> pa.Table:
-        import pyarrow as pa
-
-        table = self._index.table(names)
-        if self._given is not None:
-            table = table.take(pa.array(self._given))
-        return table if self._live is None else _cut_to(table, self._index, self._chosen, self._live)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -137,7 +99,7 @@ class Episodes(Sequence["Episode"]):
         if isinstance(key, (int, np.integer)):
             place = range(len(self))[int(key)]
             return self._episodes([place])[0]
-        return self._subset(np.arange(len(self))[key])
+        return self.pick(np.arange(len(self))[key])
 
     def __contains__(self, key: object) -> bool:
         """Whether an episode (or one of that id) is among these."""
@@ -165,7 +127,7 @@ class Episodes(Sequence["Episode"]):
         return self._reader.read(self[start:stop].parts(), selection)
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
-        part = self._subset(np.array(places, np.int64))
+        part = self.pick(np.array(places, np.int64))
         rows = part.table.to_pylist()
         return [
             Episode(
@@ -222,41 +184,6 @@ class Episodes(Sequence["Episode"]):
         parts = self.step_parts()
         return sizes.of_parts(parts, self._reader.snapshot.take(parts.rows, sizes.COLUMNS), Selection(fields))
 
-    def lengths(self) -> Ints:
-        """Steps of each (live steps, of a checkpoint's)."""
-        if self._live is not None:
-            return self._live.lengths()
-        out: Ints = self._index.column("length").to_numpy()[self._chosen]
-        return out
-
-    def step_parts(self) -> LiveParts:
-        """The rows of the segments table that hold the steps of each, and which steps of them, as arrays."""
-        if self._live is not None:
-            return self._live
-        length = self._reader.snapshot.columns(["length"])["length"].to_numpy()
-        chain = self._index.chains
-        rows = chain.rows_of(self._chosen)
-        offsets = np.concatenate([[0], np.cumsum(np.diff(chain.offsets)[self._chosen])])
-        return LiveParts(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
-
-    def _live_parts(self, i: int) -> list[Part]:
-        """The live parts of one, and empty ones for those of its other segments in which more may lie than their steps."""
-        assert self._live is not None
-        live, chain = self._live.of(i), self._index.chains.of(int(self._chosen[i])).tolist()
-        place = {row: k for k, row in enumerate(chain)}
-        beside = place.keys() - {p.row for p in live}
-        others = [Part(row, 0, 0) for row in beside if self._index.beyond_steps[row]]
-        return sorted([*live, *others], key=lambda p: (place.get(p.row, 0), p.lo)) if others else live
-
-    def parts(self) -> list[list[Part]]:
-        """The segments of each, whole; what a Reader reads."""
-        if self._live is not None:
-            return [with_extra(whole, list(whole)) for whole in map(self._live_parts, range(len(self)))]
-        lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
-        chain = self._index.chains
-        whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
-        return [with_extra(parts, list(parts)) for parts in whole]
-
     @property
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
@@ -305,17 +232,3 @@ class Episodes(Sequence["Episode"]):
     def __repr__(self) -> str:
         snapshot = self._reader.snapshot
         return one_line(f"<{len(self)} episodes at {snapshot.storage.url}, commit {snapshot.commit.number}>")
-
-
-def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts) -> pa.Table:
-    """The table with the live steps' number as length; an episode that lost steps is not complete."""
-    import pyarrow as pa
-
-    lengths = live.lengths()
-    if "complete" in table.column_names:
-        whole = index.column("length").to_numpy()[chosen] == lengths
-        complete = pa.array(table["complete"].to_numpy() & whole)
-        table = table.set_column(table.column_names.index("complete"), "complete", complete)
-    if "length" in table.column_names:
-        table = table.set_column(table.column_names.index("length"), "length", pa.array(lengths))
-    return table

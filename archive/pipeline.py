@@ -98,7 +98,9 @@ class Work:
             return failed
         job = self.laid_out.result()
         upload = job.future if isinstance(job, _Job) else None
-        return upload.exception() if upload is not None and upload.done() else None
+        if upload is None or not upload.done() or upload.cancelled():  # closing cancels what has not begun: no failure
+            return None
+        return upload.exception()
 
     def written(self, pipeline: Pipeline) -> Written:
         """Wait for it. What failed is tried once more; if that fails too, its error is raised."""

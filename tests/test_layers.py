@@ -112,6 +112,7 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
                 "gathering",
                 "reader",
                 "index",
+                "chosen",
                 "episode",
                 "episodes",
                 "staged",

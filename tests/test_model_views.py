@@ -174,7 +174,7 @@ def test_table_and_pandas() -> None:
     assert list(first.pop("model_weights_uuids")) == ["u"]
     assert {k: v for k, v in first.items() if v is not None and v == v} == {
         "length": 2, "return": 2.0, "complete": True, "update_count_min": 3.0, "update_count_max": 3.0, "terminated": False,
-        "rank": 0, "session": "s", "buffer": "replay", "metadata": '{"k":[1]}', "commit": 2,
+        "rank": 0, "session": "s", "run": "main", "buffer": "replay", "metadata": '{"k":[1]}', "commit": 2,
     }  # fmt: skip
     assert arc.episodes.table["env_id"].to_pylist() in ([None, 5], [5, None])
     assert fresh().episodes.table.num_rows == len(fresh().episodes.to_pandas()) == 0
