@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from archive.readonly import frozen
 from archive.segments import Part, cut
 from archive.tokenizing import decoder
 from archive.tree import Ragged
-from archive.views import episodepage, page, plots, room, summaries
+from archive.visible import MAX_PAGE_BYTES
+
+if TYPE_CHECKING:
+    from archive.views import page
 
 _ANNOTATE = (
     "add the episode again with the new one (and its weights, update count and flags, which belong to a revision), "
@@ -199,29 +202,37 @@ class Episode:
 
     def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
         """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
+        from archive.views import plots
+
         return plots.episode(self.read(fields, start, stop), self.id)
 
-    def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = room.MAX_PAGE_BYTES) -> str:
+    def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = MAX_PAGE_BYTES) -> str:
         """A page of its own that plays it: pictures, what was said, curves, text. Loads nothing when opened.
 
         tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the name
         of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures, values
         and text that it leaves no room for are left out, and named on the page.
         """
+        from archive.views import episodepage
+
         decode = decoder(tokenizer)
         about, data = (self.about, self.fields, self.metadata, self.attributes), self.read(fields)
         return episodepage.episode(*about, data, decode, max_bytes)
 
     def watch(
         self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
-        max_bytes: int | None = room.MAX_PAGE_BYTES,
+        max_bytes: int | None = MAX_PAGE_BYTES,
     ) -> page.Framed:  # fmt: skip
         """That page within a notebook's cell, `height` pixels high."""
+        from archive.views import page
+
         return page.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
 
     @property
     def about(self) -> dict[str, Any]:
         """What is known of it, for people."""
+        from archive.views import summaries
+
         row = self._row
         return {
             "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
@@ -232,6 +243,8 @@ class Episode:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
+        from archive.views import summaries
+
         return summaries.episode(self.about, self.fields, self.metadata, self.attributes)
 
     def __repr__(self) -> str:

@@ -18,7 +18,6 @@ from archive.index import COLUMNS, matching
 from archive.names import unescape_path
 from archive.ranges import Ints
 from archive.reader import Tails
-from archive.views import markup, overviews, plots, summaries
 from archive.visible import one_line
 
 if TYPE_CHECKING:
@@ -203,6 +202,8 @@ class Episodes(Chosen, Sequence["Episode"]):
     @property
     def size_told(self) -> str:
         """`nbytes` for people, who are told if there is text beside it."""
+        from archive.views import markup
+
         text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
         return markup.size(self.nbytes) + (" and text" if text else "")
 
@@ -218,15 +219,21 @@ class Episodes(Chosen, Sequence["Episode"]):
         ax: Axes to draw into, one for the returns or the two that an earlier call gave; then those are given back.
         label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.
         """
+        from archive.views import plots
+
         return plots.episodes(self.table, ax, label)
 
     def to_html(self, title: str = "Episodes") -> str:
         """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the newest.
         Reads no data."""
+        from archive.views import overviews
+
         about = {"at": self._reader.snapshot.storage.url, "commit": self._reader.snapshot.commit.number}
         return overviews.episodes(title, about, self.table, self.fields)
 
     def _repr_html_(self) -> str:
+        from archive.views import summaries
+
         return summaries.episodes(self.table, self.fields, self.size_told, self._reader.snapshot.storage.url)
 
     def __repr__(self) -> str:

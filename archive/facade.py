@@ -7,11 +7,10 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from archive import commits, layout, plainjson, starting
+from archive import commits, layout, plainjson
 from archive.bases import as_allowed
-from archive.checkpointlist import Checkpoints
 from archive.commits import Commit, CommitLog, Commits
 from archive.episodes import Episodes
 from archive.errors import (
@@ -26,14 +25,18 @@ from archive.errors import (
 from archive.index import EpisodeIndex
 from archive.manifest import Snapshot
 from archive.reader import Reader
-from archive.retention import Keep
-from archive.runs import Runs
 from archive.schema import Schema
 from archive.sessions import DEFAULT_RUN, check_exclusive, place
 from archive.storage import IOStats, Storage
-from archive.views import overviews, summaries
 from archive.visible import one_line
-from archive.writer import Writer
+
+if (
+    TYPE_CHECKING
+):  # imported where they are used: who looks at episodes waits neither for the writer nor for checkpoints
+    from archive.checkpointlist import Checkpoints
+    from archive.retention import Keep
+    from archive.runs import Runs
+    from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
 
@@ -99,11 +102,15 @@ class Archive:
     @property
     def checkpoints(self) -> Checkpoints:
         """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`, `["step-1000"]` are its own."""
+        from archive.checkpointlist import Checkpoints
+
         return Checkpoints(self._storage, self._head)
 
     @property
     def runs(self) -> Runs:
         """All runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
+        from archive.runs import Runs
+
         return Runs(self.url, self._head, self._index, self.episodes, self.checkpoints)
 
     @property
@@ -155,6 +162,9 @@ class Archive:
             raise UsageError(
                 f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
             )
+        from archive import starting
+        from archive.writer import Writer
+
         start = starting.start(rank, world_size, run, resume, fork_from)
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
@@ -215,10 +225,14 @@ class Archive:
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter. Reads no data."""
         found, saved = self.episodes, self.checkpoints.table.to_pylist()
+        from archive.views import overviews
+
         return overviews.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
 
     def _repr_html_(self) -> str:
         found, saved = self.episodes, self.checkpoints.table.to_pylist()
+        from archive.views import summaries
+
         return summaries.archive(self.about, found.table, saved, found.fields, self.runs.about)
 
     def __repr__(self) -> str:

@@ -11,6 +11,8 @@ import json
 import unicodedata
 from typing import Any
 
+MAX_PAGE_BYTES = 16_000_000  # of a page where nobody says otherwise
+
 _LAID_OUT = frozenset("\n\t")
 _JOINERS = frozenset("\u200c\u200d")  # scripts and emoji need them
 _SHOWN = frozenset(("Zs", "Co", "Cn"))  # not "printable" to Python, but no terminal acts on them

@@ -15,6 +15,7 @@ from archive.errors import UsageError
 from archive.ranges import Ints
 from archive.tables import NO_ENV
 
+FILTERED = "filter"  # why: the plan's own condition
 POLICIES = ("balanced", "interleaved", "by_trajectory")
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -138,7 +139,7 @@ def place(units: Units, rules: Rules, wanted: Mask) -> Placement:
 
 def _kept_units(units: Units, rules: Rules, wanted: Mask, drops: list[Any]) -> Mask:
     keep = np.ones(units.total, bool)
-    reasons = [("filter", ~wanted)]
+    reasons = [(FILTERED, ~wanted)]
     if rules.incomplete == "drop":
         reasons += [("headless", units.headless), ("open", units.tailless)]
     elif rules.unfinished == "drop":

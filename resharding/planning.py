@@ -21,7 +21,7 @@ from archive.sessions import place as writer_place
 from archive.views import page, plots, summaries
 from archive.views.markup import size
 from archive.visible import visible
-from resharding.assignment import Dropped, Parts, Placement, Rules, identity, place, within_bounds
+from resharding.assignment import FILTERED, Dropped, Parts, Placement, Rules, identity, place, within_bounds
 from resharding.source import Source, filtered
 
 FORMAT = 1
@@ -61,8 +61,10 @@ class Plan:
 
     @cached_property
     def _drops_told(self) -> None:
-        """Log what is dropped, once: whoever takes a share may never print the plan."""
+        """Log what is dropped, once: whoever takes a share may never print the plan. What `filter` leaves out was meant."""
         for reason, gone in self.dropped.items():
+            if reason == FILTERED:
+                continue
             logging.getLogger("archive").warning(
                 "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); plan.dropped_episodes() lists "
                 "them", self.checkpoint.name, self.world_size, gone["steps"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from archive import resuming
 from archive.buffers.loading import check_rank, ids_of, told_apart
 from archive.buffers.ranks import Where, job_rank, job_world_size
+from archive.cached import cached_property
 from archive.episodes import Episodes
 from archive.errors import NothingThereError
 from archive.facade import Archive

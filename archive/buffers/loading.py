@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from archive.buffers.contents import Entry
 from archive.buffers.home import ArchiveHome
 from archive.buffers.mapping import Weights
 from archive.buffers.ranks import Where, job_rank, job_world_size
+from archive.cached import cached_property
 from archive.checkpoints import Checkpoint
 from archive.episodes import Episodes
 from archive.errors import NotFoundError, NothingThereError, UsageError

@@ -53,7 +53,8 @@ def sample(
         {"field": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         for path, value in _leaves(batch)
     ]
-    about = {"source": source, **held.get_stats(), "num_chunks": num_chunks, "load": loading, "sample": drawing}
+    drawn = max((field["shape"][0] for field in fields), default=0)  # less than asked for, where there is less
+    about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": loading, "sample": drawing}
     _show(target, about, fields)
 
 
