@@ -24,22 +24,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from archive import errors as errors
+from archive.base import __version__ as __version__
+from archive.base import make_visible as _make_visible
 from archive.errors import *  # noqa: F403 (the error tree is part of the public face)
-from archive.logs import make_visible as _make_visible
-from archive.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from archive.buffer import Buffer as Buffer
-    from archive.checkpoints import Checkpoint as Checkpoint
-    from archive.commits import Commit as Commit
-    from archive.episodes import Episode as Episode
-    from archive.episodes import Episodes as Episodes
+    from archive.checkpoint import Checkpoint as Checkpoint
+    from archive.checkpoint import Keep as Keep
     from archive.facade import Archive as Archive
     from archive.facade import create as create
     from archive.facade import open as open
-    from archive.retention import Keep as Keep
-    from archive.schema import Schema as Schema
-    from archive.tree import Ragged as Ragged
+    from archive.fields import Ragged as Ragged
+    from archive.fields import Schema as Schema
+    from archive.manifest import Commit as Commit
+    from archive.read import Episode as Episode
+    from archive.read import Episodes as Episodes
+    from archive.write import Buffer as Buffer
     from archive.writer import Writer as Writer
 
 __all__ = [
@@ -58,11 +58,20 @@ __all__ = [
     "open",
 ]
 
-_LAZY = {
-    "Archive": "facade", "create": "facade", "open": "facade", "Commit": "commits", "Episode": "episodes",
-    "Episodes": "episodes", "Schema": "schema", "Ragged": "tree", "Buffer": "buffer", "Writer": "writer",
-    "Checkpoint": "checkpoints", "Keep": "retention",
-}  # fmt: skip
+_LAZY = {  # name -> the room, or the facade's module, that has it
+    "Archive": "facade",
+    "Buffer": "write",
+    "Checkpoint": "checkpoint",
+    "Commit": "manifest",
+    "Episode": "read",
+    "Episodes": "read",
+    "Keep": "checkpoint",
+    "Ragged": "fields",
+    "Schema": "fields",
+    "Writer": "writer",
+    "create": "facade",
+    "open": "facade",
+}
 
 
 _make_visible()

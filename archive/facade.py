@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from archive import commits, layout, plainjson
-from archive.bases import as_allowed
-from archive.commits import Commit, CommitLog, Commits
-from archive.episodes import Episodes
-from archive.errors import (
+from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
     CorruptCommitError,
     MissingObjectError,
     NotFoundError,
     NothingThereError,
     UsageError,
+    layout,
+    one_line,
 )
-from archive.index import EpisodeIndex
-from archive.manifest import Snapshot
-from archive.reader import Reader
-from archive.schema import Schema
-from archive.sessions import DEFAULT_RUN, check_exclusive, place
-from archive.storage import IOStats, Storage
-from archive.visible import one_line
+from archive.fields import Schema
+from archive.manifest import (
+    DEFAULT_RUN,
+    Commit,
+    CommitLog,
+    Commits,
+    EpisodeIndex,
+    Snapshot,
+    about,
+    check_exclusive,
+    commits,
+    place,
+)
+from archive.store import IOStats, Storage, as_allowed
 
-if (
-    TYPE_CHECKING
-):  # imported where they are used: who looks at episodes waits neither for the writer nor for checkpoints
-    from archive.checkpointlist import Checkpoints
-    from archive.retention import Keep
-    from archive.runs import Runs
+# imported where they are used: who lists shards waits for no reader, who reads for no writer
+if TYPE_CHECKING:
+    from archive.checkpoint import Checkpoints, Keep, Runs
+    from archive.read import Episodes, Reader
     from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -59,7 +58,7 @@ class Archive:
     def _show(self, head: Commit) -> None:
         self._head = head
         self._snapshot = Snapshot(self._storage, head)
-        self._reader = Reader(self._snapshot)
+        self._reader: Reader | None = None
         self._index = EpisodeIndex(self._snapshot)
 
     @property
@@ -102,20 +101,24 @@ class Archive:
     @property
     def checkpoints(self) -> Checkpoints:
         """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`, `["step-1000"]` are its own."""
-        from archive.checkpointlist import Checkpoints
+        from archive.checkpoint import Checkpoints
 
         return Checkpoints(self._storage, self._head)
 
     @property
     def runs(self) -> Runs:
         """All runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
-        from archive.runs import Runs
+        from archive.checkpoint import Runs
 
         return Runs(self.url, self._head, self._index, self.episodes, self.checkpoints)
 
     @property
     def episodes(self) -> Episodes:
         """All episodes ever archived, as of this commit."""
+        from archive.read import Episodes, Reader
+
+        if self._reader is None:
+            self._reader = Reader(self._snapshot)
         return Episodes(self._reader, self._index)
 
     def refresh(self) -> Archive:
@@ -162,7 +165,7 @@ class Archive:
             raise UsageError(
                 f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
             )
-        from archive import starting
+        from archive.checkpoint import starting
         from archive.writer import Writer
 
         start = starting.start(rank, world_size, run, resume, fork_from)
@@ -260,12 +263,12 @@ def create(
     at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
-    if _is_there(storage):  # looked for first: there are stores that pass over the condition to a put
+    if about.is_there(storage):  # looked for first: there are stores that pass over the condition to a put
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
-    about, raw = _new(layout)
-    if not _created(storage, raw):
+    body, raw = about.new(layout)
+    if not about.create(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
-    return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+    return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
 
 
 def open(
@@ -288,18 +291,18 @@ def open(
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
-    found = find_about(storage)
+    found = about.find(storage)
     if found is None:
         if not create or commit is not None:
             raise NothingThereError(
                 f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
             )
-        about, raw = _new(layout)
-        if _created(storage, raw):
-            return Archive(storage, about, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
-        found = find_about(storage) or (about, raw)
+        body, raw = about.new(layout)
+        if about.create(storage, raw):
+            return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+        found = about.find(storage) or (body, raw)
     head = commits.newest(storage) if commit is None else _at(storage, commit)
-    _check_kinship(storage, found[0], head)
+    _check_same(storage, found[0], head)
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
 
 
@@ -312,55 +315,7 @@ def _connected(
     )
 
 
-def _new(archive_layout: str) -> tuple[dict[str, Any], bytes]:
-    if archive_layout not in layout.LAYOUTS:
-        raise UsageError(f"layout={archive_layout!r}: give one of {', '.join(layout.LAYOUTS)}")
-    about = {
-        "magic": layout.MAGIC, "id": uuid.uuid4().hex, "format": layout.format_block(), "layout": archive_layout,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
-    return about, json.dumps(about, indent=1).encode() + b"\n"
-
-
-def _is_there(storage: Storage) -> bool:
-    try:
-        storage.get_head(layout.ARCHIVE_KEY, 1)
-    except MissingObjectError:
-        return False
-    return True
-
-
-def _created(storage: Storage, raw: bytes) -> bool:
-    try:
-        storage.create(layout.ARCHIVE_KEY, raw)
-    except AlreadyExistsError:
-        return False
-    except AmbiguousWriteError:
-        if not storage.exists(layout.ARCHIVE_KEY):
-            return _created(storage, raw)
-        return storage.get_head(layout.ARCHIVE_KEY, len(raw) + 1) == raw
-    return True
-
-
-def find_about(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
-    """What archive.json says of the archive, and its bytes; None if there is none."""
-    most = plainjson.MAX_SMALL_BYTES
-    try:
-        raw = storage.get_head(layout.ARCHIVE_KEY, most + 1)
-    except MissingObjectError:
-        return None
-    where = storage.full_url(layout.ARCHIVE_KEY)
-    plainjson.check_size(raw, most, what=where, error=CorruptCommitError)
-    about = plainjson.parse(raw, what=where, error=CorruptCommitError, max_depth=plainjson.MAX_DEPTH)
-    if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
-        raise NothingThereError(f"{where} does not belong to a trajectory archive; check the URL")
-    layout.check_format(about.get("format"), where=where)
-    if about.get("layout") not in layout.LAYOUTS or not isinstance(about.get("id"), str):
-        raise CorruptCommitError(f"{where} is damaged: its layout or id is no archive's; put it back from a copy")
-    return about, raw
-
-
-def _check_kinship(storage: Storage, about: Mapping[str, Any], head: Commit) -> None:
+def _check_same(storage: Storage, about: Mapping[str, Any], head: Commit) -> None:
     theirs = head.body.get("archive")
     if head.number and theirs != about["id"]:
         raise CorruptCommitError(

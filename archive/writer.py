@@ -9,28 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from archive import commits, imports, manifest
-from archive.buffer import Buffer
-from archive.bufferwriter import BufferWriter
-from archive.changes import Changes
-from archive.checkpointing import watch
-from archive.commits import Body, Commit, CommitLog
-from archive.cut import Cut
-from archive.episodeids import Ids
-from archive.errors import ClosedError, DuplicateEpisodeError, UsageError
-from archive.joining import fresh_rows, stamped
-from archive.manifest import Snapshot
-from archive.names import check_text
-from archive.pending import Pending
-from archive.pipeline import Pipeline, Work, Written
-from archive.resumed import Resume
-from archive.retention import Keep
-from archive.saver import Saver, finish_at_exit, git_revision
-from archive.saving import next_sequence, rows_of
-from archive.schema import Schema
-from archive.sessions import Place, open_session
-from archive.storage import Storage
-from archive.visible import one_line
+from archive.base import ClosedError, DuplicateEpisodeError, UsageError, check_text, one_line
+from archive.checkpoint import (
+    Keep,
+    Pending,
+    Saver,
+    finish_at_exit,
+    fresh_rows,
+    git_revision,
+    next_sequence,
+    rows_of,
+    stamped,
+    watch,
+)
+from archive.fields import Schema
+from archive.manifest import Body, Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
+from archive.store import Storage
+from archive.write import Buffer, BufferWriter, Changes, Cut, Ids, Pipeline, Work, Written, imports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -314,8 +309,8 @@ class Writer(Buffer):
     def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:
         fresh, places, sequences = fresh_rows(parent, self._place, {self.rank: (segments, chunks)})
         self._check_claims(parent, fresh["episode_id"].to_pylist())
-        chunk_file = manifest.write(self._storage, self.session, "chunks", places) if places.num_rows else None
-        body, _ = manifest.add_rows(
+        chunk_file = tablefiles.write(self._storage, self.session, "chunks", places) if places.num_rows else None
+        body, _ = tablefiles.add_rows(
             self._storage, self.session, "segments", parent, stamped(fresh, chunk_file), fold=attempt == 0
         )
         runs = parent.runs

@@ -14,12 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resharding.compaction import Compacted, compact
-    from resharding.exporting import export
     from resharding.planning import Plan, plan
-    from resharding.resaving import reshard
-    from resharding.share import Share, ShareBuffer
-    from resharding.transfer import filter, merge, split
+    from resharding.sharing import Share, ShareBuffer
+    from resharding.transfer import Compacted, compact, export, filter, merge, reshard, split
 
 __all__ = [
     "Compacted",
@@ -36,10 +33,9 @@ __all__ = [
 ]
 
 _LAZY = (
-    {"plan": "planning", "Plan": "planning", "Share": "share", "ShareBuffer": "share"}
-    | dict.fromkeys(("merge", "split", "filter"), "transfer")
-    | dict.fromkeys(("compact", "Compacted"), "compaction")
-    | {"export": "exporting", "reshard": "resaving"}
+    dict.fromkeys(("Plan", "plan"), "planning")
+    | dict.fromkeys(("Share", "ShareBuffer"), "sharing")
+    | dict.fromkeys(("Compacted", "compact", "export", "filter", "merge", "reshard", "split"), "transfer")
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import archive
 import resharding
-from archive.checkpoints import Checkpoint
+from archive.checkpoint.checkpoints import Checkpoint
 
 WORLDS = ((4, 3), (2, 5))
 STORES = ("memory", "local", "moto")

@@ -13,23 +13,23 @@ from pathlib import Path
 from alf_buffer import ReplayBuffer, run
 
 import archive
-from archive import checkpointing
 from archive.adapters import alf
+from archive.checkpoint import requests
 
 
 def main() -> None:
     url, folder, rank, world_size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    checkpointing.POLL_S, checkpointing.AGREE_POLL_S = 0.1, 0.02
+    requests.POLL_S, requests.AGREE_POLL_S = 0.1, 0.02
     rb = run(ReplayBuffer(2, 8), 5 + rank, seed=rank)
     w = archive.open(url, create=True).writer(rank, world_size, session="s")
-    checkpointing.listen()
+    requests.listen()
     (folder / f"pid-{rank}.part").write_text(str(os.getpid()))
     (folder / f"pid-{rank}.part").rename(folder / f"pid-{rank}")
     step = 0
-    with checkpointing.save_on_crash(lambda name: alf.save(rb, w, step=step, name=name, partial=True)):
+    with requests.save_on_crash(lambda name: alf.save(rb, w, step=step, name=name, partial=True)):
         while True:
             step += 1
-            if checkpointing.requested():
+            if requests.requested():
                 alf.save(rb, w, step=step, name="asked").result(60)
                 rb.add(0, 9000 + rank, 0, 1.0)
                 raise ZeroDivisionError("boom")

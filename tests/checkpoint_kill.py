@@ -21,9 +21,10 @@ import pyarrow.parquet  # noqa: F401 (imported once, ahead of all forks)
 import zarr  # noqa: F401
 
 import archive
-from archive import facade, joining  # the whole library, so that no fork imports it
-from archive.errors import RanksMissingError
-from archive.storage import Storage
+from archive import facade
+from archive.base.errors import RanksMissingError
+from archive.checkpoint import joining
+from archive.store.storage import Storage
 
 RANKS = 4
 PER_RANK = 30

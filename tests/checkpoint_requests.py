@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import archive
-from archive import checkpointing, joining
+from archive.checkpoint import joining, requests
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    checkpointing.POLL_S, checkpointing.AGREE_POLL_S, joining.STEP_IN_S = 0.1, 0.02, 0.1
+    requests.POLL_S, requests.AGREE_POLL_S, joining.STEP_IN_S = 0.1, 0.02, 0.1
     grouped = "rank" not in given
     if grouped:
         import torch.distributed
@@ -27,19 +27,19 @@ def main() -> None:
     arc = archive.open(given["url"], create=True, storage_options=given["options"])
     w = arc.writer() if grouped else arc.writer(given["rank"], given["world_size"], session="s")
     log = Path(given["folder"]) / f"rank-{w.rank}.log"
-    endpoint = checkpointing.serve()
+    endpoint = requests.serve()
 
     def say(**what: object) -> None:
         with log.open("a") as file:
             file.write(json.dumps(what) + "\n")
 
-    checkpointing.listen()
+    requests.listen()
     say(pid=os.getpid(), url=endpoint.url, session=w.session)
     step = acted = 0
     while acted < given["count"]:
         step += 1
         w.append({"serial": [w.rank * 1_000_000 + step]}, env_ids=0)
-        if checkpointing.requested():
+        if requests.requested():
             acted += 1
             ck = w.checkpoint(step).result(60)
             say(step=step, number=ck.number)

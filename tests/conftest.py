@@ -12,7 +12,7 @@ import pytest
 import servers
 from fault_proxy import FaultProxy
 
-from archive.storage import Storage
+from archive.store.storage import Storage
 
 BUCKET = "bucket"
 BACKENDS = ("memory", "local", "moto", "seaweedfs", "obstore")

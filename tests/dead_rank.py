@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import archive
-from archive import checkpointing, joining, waiting
+from archive.base import waiting
+from archive.checkpoint import joining, requests
 
 SHUTDOWN_S = 6.0
 
@@ -35,12 +36,12 @@ def main() -> None:
     def step(serial: int) -> None:
         w.append({"serial": [w.rank * 1000 + serial]}, env_ids=0)
 
-    checkpointing.listen(shutdown_s=SHUTDOWN_S)
+    requests.listen(shutdown_s=SHUTDOWN_S)
     step(0)
     w.checkpoint(1).result(60)
     say(pid=os.getpid(), ready=True)
     while not (Path(given["folder"]) / "go").exists():
-        checkpointing.requested()
+        requests.requested()
         time.sleep(0.02)
     step(1)
     pending = w.checkpoint(2, on_progress=lambda event: told.append(event.get("waiting_for")))
@@ -48,11 +49,11 @@ def main() -> None:
         time.sleep(0.02)
     say(waiting_for=list(pending.waiting_for), told=[one for one in told if one], shown=repr(pending))
     serial = 2
-    while not checkpointing.requested():
+    while not requests.requested():
         step(serial)
         serial += 1
         time.sleep(0.02)
-    assert checkpointing.terminating()
+    assert requests.terminating()
     last = w.checkpoint(3, name="last").result()
     say(last=last.name, missing=last.missing_ranks, earlier=pending.result().missing_ranks, serial=serial)
     w.close()

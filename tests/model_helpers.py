@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import archive
-from archive.tree import Ragged
+from archive.fields.nesting import Ragged
 
 
 def fresh(**options: Any) -> archive.Archive:

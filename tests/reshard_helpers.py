@@ -12,7 +12,7 @@ import numpy as np
 
 import archive
 from archive import Schema
-from archive.checkpoints import Checkpoint
+from archive.checkpoint.checkpoints import Checkpoint
 
 Array = np.ndarray[Any, Any]
 SCHEMA = Schema(env_id=["env", "ids/env"], episode_id=["traj", "ids/traj"], next_of={"next/x": "x"})

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.cached import cached_property
-from archive.checkpoints import Checkpoint
+from archive.base.cached import cached_property
+from archive.checkpoint.checkpoints import Checkpoint
 
 
 class Ring:

@@ -17,7 +17,7 @@ from conftest import make_backend
 import archive
 import resharding
 from archive.adapters import alf
-from archive.errors import CapacityError, FieldError, UsageError
+from archive.base.errors import CapacityError, FieldError, UsageError
 
 
 def fresh() -> archive.Archive:

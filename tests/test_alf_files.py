@@ -16,7 +16,7 @@ from test_alf_adapter import returns_of, saved
 import archive
 import resharding
 from archive.adapters import alf
-from archive.errors import IntegrityError, NotFoundError, UsageError
+from archive.base.errors import IntegrityError, NotFoundError, UsageError
 
 FILES = [Path(__file__).parent / "data" / "alf" / f"rank_{rank}.pt" for rank in range(4)]
 PREFIX = "_replay_buffer."

@@ -22,7 +22,7 @@ from test_alf_adapter import assert_same, returns_of, steps_in_shards
 import archive
 import resharding
 from archive.adapters import alf
-from archive.errors import UsageError
+from archive.base.errors import UsageError
 
 TESTS = Path(__file__).resolve().parent
 

@@ -13,10 +13,10 @@ from tampering import body, commit_files, same, steps, write_some
 
 import archive
 import resharding
-from archive.bases import Roots, as_allowed, join_key, split_key
-from archive.errors import MissingObjectError, UnsafePathError, UsageError
-from archive.ranges import ByteRange
-from archive.storage import Storage
+from archive.arrays.ranges import ByteRange
+from archive.base.errors import MissingObjectError, UnsafePathError, UsageError
+from archive.store.bases import Roots, as_allowed, join_key, split_key
+from archive.store.storage import Storage
 
 ID = "0123456789abcdef" * 2
 OTHER = "f" * 32

@@ -14,9 +14,18 @@ from conftest import Proxied
 from tampering import body, change_commit, change_table, commit_files, replace_text, seal, write_some
 
 import archive
-from archive import commits, maintenance, plainjson, staging
-from archive.errors import ArchiveError, CorruptChunkError, CorruptCommitError, CorruptManifestError, CorruptStateError
-from archive.shards import ShardView
+from archive.base import plainjson
+from archive.base.errors import (
+    ArchiveError,
+    CorruptChunkError,
+    CorruptCommitError,
+    CorruptManifestError,
+    CorruptStateError,
+)
+from archive.checkpoint import staging
+from archive.maintain import maintenance
+from archive.manifest import commits
+from archive.shard.groups import ShardView
 
 DEEP = 200_000
 

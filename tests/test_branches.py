@@ -16,9 +16,9 @@ from tampering import change_commit, change_table, set_column
 
 import archive
 import resharding
-from archive import chains
-from archive.branches import Branches, Rows
-from archive.maintenance import verify
+from archive.maintain.maintenance import verify
+from archive.manifest import chains
+from archive.manifest.branches import Branches, Rows
 
 ENDS = (
     "complete",

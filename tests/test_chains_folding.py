@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive import chains, folding
+from archive.manifest import chains, folding
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:

@@ -16,9 +16,9 @@ from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 from conftest import Backend
 
 import archive
-from archive.errors import DeadlineError, RanksMissingError, StorageError, StorageFullError
-from archive.progressbar import PHASES, Bar, on_terminal
-from archive.storage import Storage
+from archive.base.errors import DeadlineError, RanksMissingError, StorageError, StorageFullError
+from archive.checkpoint.progressbar import PHASES, Bar, on_terminal
+from archive.store.storage import Storage
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -312,7 +312,7 @@ def test_a_process_that_ends_right_after_the_call_leaves_a_checkpoint(backend: B
 def test_a_failure_while_the_process_ends_is_printed(tmp_path: Path) -> None:
     archive.create(str(tmp_path / "root"))
     code = _AT_EXIT.format(url=str(tmp_path / "root"), options={}) + (
-        "import shutil; pending.result(); from archive.storage import Storage\n"
+        "import shutil; pending.result(); from archive.store.storage import Storage\n"
         "def broken(self, key, data): raise archive.StorageFullError('no space left; free some')\n"
         "Storage.create = broken; w.checkpoint(6)\n"
     )

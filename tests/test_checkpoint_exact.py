@@ -11,7 +11,7 @@ from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 from conftest import Backend
 
 import archive
-from archive.errors import CheckpointError, ColumnError, NotFoundError, StateError, UsageError
+from archive.base.errors import CheckpointError, ColumnError, NotFoundError, StateError, UsageError
 
 KB = 1024
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 import resharding
-from archive import maintenance
+from archive.maintain import maintenance
 
 ENVS = 3
 NO_ENV = -1

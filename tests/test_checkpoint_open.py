@@ -41,7 +41,7 @@ def test_what_ends_after_the_call_is_open_in_the_checkpoint(monkeypatch: pytest.
     """The background writes segments while the caller goes on and closes the episode."""
     import threading
 
-    from archive import blocks, pipeline
+    from archive.write import blocks, pipeline
 
     gate, assemble = threading.Event(), blocks.assemble
 

@@ -14,9 +14,7 @@ from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 from conftest import Backend
 
 import archive
-from archive import joining, saver
-from archive.commits import CommitLog
-from archive.errors import (
+from archive.base.errors import (
     CheckpointError,
     DuplicateEpisodeError,
     NotFoundError,
@@ -25,8 +23,10 @@ from archive.errors import (
     SupersededError,
     UsageError,
 )
-from archive.layout import state_key
-from archive.staged import StagedFile
+from archive.base.layout import state_key
+from archive.checkpoint import joining, saver
+from archive.checkpoint.staged import StagedFile
+from archive.manifest.commits import CommitLog
 
 
 def _segments_once(arc: archive.Archive) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 
-from archive.checkpoints import Checkpoint
-from archive.progress import rollback
-from archive.resumed import Resume
+from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.progress import rollback
+from archive.manifest.resumed import Resume
 
 PROGRESS = {
     "next_consumer_step": 4, "producer_future_step": 9, "consumed_samples": {"math": 8}, "target_samples": {"math": 20},

@@ -21,10 +21,11 @@ from conftest import Backend
 from servers import free_ports
 
 import archive
-from archive import checkpointing, shutdown
-from archive.errors import StorageFullError, UsageError
-from archive.layout import agreement_key
-from archive.storage import Storage
+from archive.base import shutdown
+from archive.base.errors import StorageFullError, UsageError
+from archive.base.layout import agreement_key
+from archive.checkpoint import requests
+from archive.store.storage import Storage
 
 TESTS = Path(__file__).resolve().parent
 
@@ -32,11 +33,11 @@ TESTS = Path(__file__).resolve().parent
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test has handlers and requests of its own."""
-    handlers = {number: signal.getsignal(number) for number in checkpointing.SIGNALS}
-    monkeypatch.setattr(checkpointing, "_asked", checkpointing._Asked())
+    handlers = {number: signal.getsignal(number) for number in requests.SIGNALS}
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
     monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
-    monkeypatch.setattr(checkpointing, "POLL_S", 0.05)
-    monkeypatch.setattr(checkpointing, "AGREE_POLL_S", 0.01)
+    monkeypatch.setattr(requests, "POLL_S", 0.05)
+    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -53,32 +54,30 @@ def _until(ready: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", checkpointing.SIGNALS)
+@pytest.mark.parametrize("number", requests.SIGNALS)
 def test_a_signal_is_a_request_once(number: signal.Signals) -> None:
-    assert not checkpointing.requested()
+    assert not requests.requested()
     os.kill(os.getpid(), number)
-    assert checkpointing.requested()
-    assert not checkpointing.requested()
+    assert requests.requested()
+    assert not requests.requested()
 
 
 def test_the_handler_that_was_there_is_called_too() -> None:
     got: list[int] = []
     signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
-    checkpointing.listen([signal.SIGUSR2])
+    requests.listen([signal.SIGUSR2])
     os.kill(os.getpid(), signal.SIGUSR2)
-    assert (got, checkpointing.requested()) == ([signal.SIGUSR2], True)
+    assert (got, requests.requested()) == ([signal.SIGUSR2], True)
 
 
 def test_a_second_sigterm_does_what_it_did_before() -> None:
     got: list[int] = []
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    checkpointing.listen()
+    requests.listen()
     os.kill(os.getpid(), signal.SIGUSR2)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == checkpointing._on_signal, (
-        "asked by SIGUSR2 before: still the first SIGTERM"
-    )
-    assert checkpointing.requested()
+    assert signal.getsignal(signal.SIGTERM) == requests._on_signal, "asked by SIGUSR2 before: still the first SIGTERM"
+    assert requests.requested()
     os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert not got
@@ -105,7 +104,7 @@ def test_a_second_sigterm_ends_the_process() -> None:
 
 def test_not_in_the_main_thread_signals_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    thread = threading.Thread(target=checkpointing.requested)
+    thread = threading.Thread(target=requests.requested)
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGUSR2) == before
@@ -113,18 +112,18 @@ def test_not_in_the_main_thread_signals_are_left_alone() -> None:
 
 def test_a_request_in_the_bucket_is_seen_once_by_whoever_writes_then() -> None:
     arc = fresh()
-    checkpointing.post(arc._storage)
+    requests.post(arc._storage)
     with arc.writer() as w:
         time.sleep(0.2)
-        assert not checkpointing.requested(), "one from before the writer was opened is not for it"
-        checkpointing.post(arc._storage)
-        _until(checkpointing.requested)
+        assert not requests.requested(), "one from before the writer was opened is not for it"
+        requests.post(arc._storage)
+        _until(requests.requested)
         w.checkpoint(1).result()
         time.sleep(0.2)
-        assert not checkpointing.requested()
-    checkpointing.post(arc._storage)
+        assert not requests.requested()
+    requests.post(arc._storage)
     time.sleep(0.2)
-    assert not checkpointing.requested(), "nobody writes any more"
+    assert not requests.requested(), "nobody writes any more"
 
 
 def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,23 +135,23 @@ def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> 
         with monkeypatch.context() as patch:
             patch.setattr(Storage, "list", broken)
             time.sleep(0.2)
-            assert not checkpointing.requested()
+            assert not requests.requested()
 
 
 def test_an_http_endpoint_takes_requests() -> None:
-    endpoint = checkpointing.serve()
+    endpoint = requests.serve()
     try:
         assert endpoint.url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(
             urllib.request.Request(endpoint.url, method="POST", data=b"{}"), timeout=10
         ) as answer:
             assert (answer.status, json.load(answer)) == (202, {"requested": True})
-        assert checkpointing.requested()
+        assert requests.requested()
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(urllib.request.Request(endpoint.url + "s", method="POST"), timeout=10)
         with refused.value as error:
             assert (error.code, json.load(error)) == (404, {"error": "POST /checkpoint"})
-        assert not checkpointing.requested()
+        assert not requests.requested()
     finally:
         endpoint.close()
 
@@ -160,9 +159,9 @@ def test_an_http_endpoint_takes_requests() -> None:
 def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = fresh()._storage
     key = agreement_key("s", 0, 1)
-    checkpointing._put_once(storage, key, {"ready": 3})
+    requests._put_once(storage, key, {"ready": 3})
     with pytest.raises(UsageError, match="two processes have this rank of the session"):
-        checkpointing._put_once(storage, key, {"ready": 3})
+        requests._put_once(storage, key, {"ready": 3})
     real = Storage.create
 
     def unclear(self: Storage, name: str, data: Any) -> None:
@@ -170,7 +169,7 @@ def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypa
         raise archive.AmbiguousWriteError("no answer")
 
     monkeypatch.setattr(Storage, "create", unclear)
-    checkpointing._put_once(storage, agreement_key("s", 0, 2), {"ready": 5})
+    requests._put_once(storage, agreement_key("s", 0, 2), {"ready": 5})
     assert json.loads(storage.get(agreement_key("s", 0, 2)))["ready"] == 5
 
 
@@ -248,7 +247,7 @@ def test_ranks_without_a_process_group_act_at_the_same_step(backend: Backend, tm
         job.said(1)
         with urllib.request.urlopen(urllib.request.Request(about[2]["url"], method="POST"), timeout=10):
             job.said(2)
-        checkpointing.post(backend.connect())
+        requests.post(backend.connect())
         job.said(3)
         for (
             one
@@ -271,7 +270,7 @@ def test_ranks_of_a_process_group_under_torchrun(tmp_path: Path) -> None:
         assert len({one["session"] for one in about}) == 1
         os.kill(about[2]["pid"], signal.SIGUSR2)
         job.said(1)
-        checkpointing.post(Storage.connect(url))
+        requests.post(Storage.connect(url))
         job.said(2)
         time.sleep(0.5)  # in which no rank takes the same request for another
         os.kill(about[1]["pid"], signal.SIGTERM)
@@ -290,7 +289,7 @@ def test_a_crash_saves_and_the_error_goes_on() -> None:
     w.append(steps([7]), env_ids=0)
     with (
         pytest.raises(ZeroDivisionError),
-        checkpointing.save_on_crash(lambda name: w.checkpoint(3, name, partial=True)),
+        requests.save_on_crash(lambda name: w.checkpoint(3, name, partial=True)),
     ):
         raise ZeroDivisionError("boom")
     w._end()
@@ -302,14 +301,14 @@ def test_a_crash_saves_and_the_error_goes_on() -> None:
 
 def test_nothing_is_saved_if_nothing_crashes_and_a_failed_save_hides_nothing() -> None:
     called: list[str] = []
-    with checkpointing.save_on_crash(lambda name: called.append(name)):
+    with requests.save_on_crash(lambda name: called.append(name)):
         pass
     assert not called
 
     def failing(name: str) -> None:
         raise StorageFullError("no space left")
 
-    with pytest.raises(ZeroDivisionError) as caught, checkpointing.save_on_crash(failing):
+    with pytest.raises(ZeroDivisionError) as caught, requests.save_on_crash(failing):
         raise ZeroDivisionError("boom")
     assert caught.value.__notes__ == ["the checkpoint on crash failed too: no space left"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 
-from archive.errors import UsageError
-from archive.retention import Candidate, Keep
+from archive.base.errors import UsageError
+from archive.checkpoint.retention import Candidate, Keep
 
 NAN = float("nan")
 

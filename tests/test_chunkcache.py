@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from gathering_helpers import check, made
 
-from archive.chunkcache import DiskCache
-from archive.errors import StorageError, UsageError
-from archive.gathering import Gather
-from archive.packing import checksum
+from archive.base.errors import StorageError, UsageError
+from archive.read.chunkcache import DiskCache
+from archive.read.gathering import Gather
+from archive.shard.packing import checksum
 
 LENGTHS = np.array([50, 40, 60])
 ENDS = np.cumsum(LENGTHS) - 1
@@ -133,8 +133,8 @@ def test_threads_stay_below_the_bound(tmp_path: Path) -> None:
 
 READ = """
 import sys, numpy as np, archive
-from archive.chunkcache import DiskCache
-from archive.gathering import Gather
+from archive.read.chunkcache import DiskCache
+from archive.read.gathering import Gather
 sys.path.insert(0, sys.argv[3])
 from gathering_helpers import check
 lengths = np.array([50, 40, 60])

@@ -265,7 +265,7 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
 
 def test_choices_are_those_of_the_library() -> None:
     from archive.cli import ranks
-    from resharding import assignment
+    from resharding.placing import assignment
 
     assert assignment.POLICIES == ranks.POLICIES
 

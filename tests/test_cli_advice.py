@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from tampering import write_some
 
 import archive
-from archive.bases import Roots
+from archive.base.errors import NotExclusiveError
 from archive.cli import COMMANDS, main
 from archive.cli.advice import in_options
-from archive.errors import NotExclusiveError
+from archive.store.bases import Roots
 
 PYTHON = re.compile(r"\b\w+=(?!\d)|\barchive\.\w+\(|\barc\.|storage_options|\w\(\)")
 
@@ -160,7 +160,7 @@ def test_a_store_that_is_used_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def refuse(temporary: str, path: str) -> None:
         raise NotExclusiveError("this file system has no hard links; use another, or open with single_writer=True")
 
-    monkeypatch.setattr("archive._localfs._claim", refuse)
+    monkeypatch.setattr("archive.store.drivers.local._claim", refuse)
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     for words in (
         ("merge", source, "--to", target),

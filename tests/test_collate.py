@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import archive
-from archive import Schema, derived
-from archive.errors import FieldError, UsageError
-from archive.tree import Ragged
+from archive import Schema
+from archive.base.errors import FieldError, UsageError
+from archive.fields import derived
+from archive.fields.nesting import Ragged
 
 torch = pytest.importorskip("torch", reason="the datasets need torch")
 from torch.utils.data import DataLoader, default_collate  # noqa: E402

@@ -14,9 +14,8 @@ from conftest import Proxied
 from tampering import body, commit_files, same, seal, steps, write_some
 
 import archive
-from archive import bufferwriter, commits, layout
-from archive.commits import Commit, CommitLog
-from archive.errors import (
+from archive.base import layout
+from archive.base.errors import (
     AccessDeniedError,
     CommitUnknownError,
     CorruptCommitError,
@@ -25,6 +24,9 @@ from archive.errors import (
     StorageFullError,
     UsageError,
 )
+from archive.manifest import commits
+from archive.manifest.commits import Commit, CommitLog
+from archive.write import bufferwriter
 
 servers = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
 clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)

@@ -12,7 +12,7 @@ from transfers import before_commit, equal, failing_put
 
 import archive
 import resharding
-from archive.errors import ConflictError, UsageError
+from archive.base.errors import ConflictError, UsageError
 
 SCHEMA = archive.Schema(
     axes={"state": "offset", "tokens": "ragged", "goal": "free", "one": "free"}, next_of={"next/obs": "obs"}, json=["info"],
@@ -263,9 +263,9 @@ def test_a_writers_commit_between_keeps_both(packed: Job, monkeypatch: pytest.Mo
 
 def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields with other rows than one a step, in episodes cut into many shards; few live steps, read in small batches."""
-    monkeypatch.setattr("archive.bufferwriter.SHARD_BYTES", 6000)
-    monkeypatch.setattr("resharding.rewriting.SHARD_BYTES", 20_000)
-    monkeypatch.setattr("resharding.rewriting.READ_BYTES", 5000)
+    monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 6000)
+    monkeypatch.setattr("resharding.transfer.rewriting.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("resharding.transfer.rewriting.READ_BYTES", 5000)
     arc = archive.create(tmp_path / "a")
     with arc.writer(schema=SCHEMA) as w:
         for i in range(8):

@@ -12,7 +12,7 @@ from transfers import equal
 
 import archive
 import resharding
-from archive import commits
+from archive.manifest import commits
 
 
 def test_several_runs(tmp_path: Path) -> None:

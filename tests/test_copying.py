@@ -13,10 +13,10 @@ from transfers import Place, holds
 
 import archive
 import resharding
-from archive.errors import CorruptChunkError, IntegrityError, MissingObjectError
-from archive.maintenance import verify
-from archive.storage import Storage
-from archive.tables import loads
+from archive.base.errors import CorruptChunkError, IntegrityError, MissingObjectError
+from archive.maintain.maintenance import verify
+from archive.manifest.tables import loads
+from archive.store.storage import Storage
 
 BOTH = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
 
@@ -99,7 +99,7 @@ def test_a_source_that_is_cut_short_is_not_copied(place: Place, proxied: Proxied
 
 
 def test_a_copy_that_differs_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive._remote import ConditionalDriver
+    from archive.store.drivers.remote import ConditionalDriver
 
     place.source("a", 0, 2)
     copy = ConditionalDriver.copy
@@ -121,7 +121,7 @@ def test_a_copy_that_differs_is_removed(place: Place, monkeypatch: pytest.Monkey
 def test_a_failed_run_leaves_the_target_and_is_resumed(
     place: Place, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resharding.copying.AT_ONCE", 1)
+    monkeypatch.setattr("resharding.transfer.copying.AT_ONCE", 1)
     place.source("a", 0, 8)
     place.source("to", 8, 2)
     number = place.open("to").head.number

@@ -17,7 +17,7 @@ from conftest import make_backend
 
 import archive
 from archive.adapters import lerobot, minari, npz
-from archive.errors import FieldError, IntegrityError, NotFoundError, UpgradeError, UsageError
+from archive.base.errors import FieldError, IntegrityError, NotFoundError, UpgradeError, UsageError
 
 LENGTHS = (3, 1, 5)
 
@@ -307,7 +307,7 @@ def test_a_lerobot_dataset_there_and_back(store: str, tmp_path: Path, request: p
 
 def test_exported_files_read_as_lerobot_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    monkeypatch.setattr(lerobot, "FILE_BYTES", 200)
+    monkeypatch.setattr("archive.adapters.lerobot.adapter.FILE_BYTES", 200)
     arc = fresh()
     with arc.writer(0, 1) as w:
         for i, n in enumerate(LENGTHS):

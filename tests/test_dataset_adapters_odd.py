@@ -11,7 +11,7 @@ import pytest
 
 import archive
 from archive.adapters import lerobot, minari, npz
-from archive.errors import FieldError, NotFoundError, UsageError
+from archive.base.errors import FieldError, NotFoundError, UsageError
 
 Episode = tuple[dict[str, Any], dict[str, Any]]
 

@@ -11,7 +11,7 @@ import pytest
 
 import archive
 import resharding
-from archive.derived import n_step_return
+from archive.fields.derived import n_step_return
 
 torch = pytest.importorskip("torch", reason="the datasets need torch")
 from torch.utils.data import DataLoader  # noqa: E402

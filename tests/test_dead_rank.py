@@ -19,7 +19,8 @@ import pytest
 
 import archive
 import resharding
-from archive import checkpointing, joining, progressbar, shutdown, waiting
+from archive.base import shutdown, waiting
+from archive.checkpoint import joining, progressbar, requests
 
 TESTS = Path(__file__).resolve().parent
 
@@ -152,19 +153,19 @@ def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING, "archive")
-    monkeypatch.setattr(checkpointing, "_asked", checkpointing._Asked())
-    monkeypatch.setattr(checkpointing, "AGREE_POLL_S", 0.01)
-    before = {n: signal.getsignal(n) for n in checkpointing.SIGNALS}
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
+    before = {n: signal.getsignal(n) for n in requests.SIGNALS}
     w = one_of_two("agree")
     try:
-        checkpointing.listen(shutdown_s=20.0)
+        requests.listen(shutdown_s=20.0)
         threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-        checkpointing.request()
+        requests.request()
         began = time.monotonic()
-        while not checkpointing.requested():
+        while not requests.requested():
             assert time.monotonic() - began < 60
         assert time.monotonic() - began > 4.0  # a fifth of the twenty seconds
-        assert checkpointing.terminating()
+        assert requests.terminating()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

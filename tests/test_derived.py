@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import archive
-from archive import Schema, derived, deriving
-from archive.errors import FieldError, UsageError
-from archive.fields import Selection
+from archive import Schema
+from archive.base.errors import FieldError, UsageError
+from archive.fields import derived
+from archive.read import deriving
+from archive.read.fieldparts import Selection
 
 GAMMA = 0.9
 

@@ -15,7 +15,8 @@ from test_alf_adapter import check_row
 
 import archive
 from archive.adapters import alf, exchange
-from archive.errors import CapacityError, FieldError, NotFoundError, UsageError
+from archive.adapters.exchange import adapter as exchange_adapter
+from archive.base.errors import CapacityError, FieldError, NotFoundError, UsageError
 
 Seen = dict[int, tuple[float, bool, bool, int, list[float]]]
 
@@ -181,7 +182,7 @@ def test_trajectories_stay_together_and_unfinished_ones_are_closed() -> None:
 def test_leaves_of_priority_trees_are_the_same_under_another_exponent() -> None:
     leaves = np.array([0.25, 1.0, 3.5])
     for alpha, eps in ((0.7, 1e-8), (1.0, 0.0)):
-        raw = exchange._before_alpha(SimpleNamespace(_alpha=alpha, _eps=eps), leaves)
+        raw = exchange_adapter._before_alpha(SimpleNamespace(_alpha=alpha, _eps=eps), leaves)
         np.testing.assert_allclose((raw.numpy() + eps) ** alpha, leaves, rtol=1e-6)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import archive
 import resharding
-from archive.errors import FieldError, UsageError
+from archive.base.errors import FieldError, UsageError
 
 LENGTHS = (4, 0, 7, 1, 5)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import archive
 from archive import cli
 from archive.adapters import lerobot, npz
-from archive.errors import FieldError
+from archive.base.errors import FieldError
 
 
 @pytest.fixture

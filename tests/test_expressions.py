@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archive
-from archive import expressions
-from archive.errors import UsageError
-from archive.index import COLUMNS, matching
+from archive.base.errors import UsageError
+from archive.manifest import expressions
+from archive.manifest.index import COLUMNS, matching
 
 ROWS: list[dict[str, Any]] = [
     {"length": n, "return": r, "reason": why, "complete": done, "terminated": end, "metadata": meta}

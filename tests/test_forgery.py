@@ -14,8 +14,7 @@ from conftest import Proxied
 from tampering import change_commit, change_table, commit_files, replace_text, same, seal, set_column, steps, write_some
 
 import archive
-from archive import reader
-from archive.errors import (
+from archive.base.errors import (
     AccessDeniedError,
     CorruptChunkError,
     CorruptCommitError,
@@ -27,6 +26,7 @@ from archive.errors import (
     UnsafePathError,
     UpgradeError,
 )
+from archive.read import reader
 
 OUTSIDE = (
     "../secret.zip",

@@ -21,9 +21,10 @@ from conftest import make_backend
 
 import archive
 import resharding
-from archive import checkpointing, forking
-from archive.cached import cached_property
-from archive.chunkcache import DiskCache
+from archive.base import forking
+from archive.base.cached import cached_property
+from archive.checkpoint import requests
+from archive.read.chunkcache import DiskCache
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -234,7 +235,7 @@ def test_what_a_child_cannot_use_says_so() -> None:
 
 def test_signals_in_a_child_do_what_they_did_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    checkpointing.listen()
+    requests.listen()
     try:
         pid = os.fork()
         if pid == 0:
@@ -243,9 +244,9 @@ def test_signals_in_a_child_do_what_they_did_before() -> None:
         time.sleep(0.2)
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
-        assert not checkpointing._asked.flag.is_set()
+        assert not requests._asked.flag.is_set()
     finally:
-        for number, previous in checkpointing._asked.previous.items():
+        for number, previous in requests._asked.previous.items():
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
-        checkpointing._asked.previous.clear()
+        requests._asked.previous.clear()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -17,7 +17,8 @@ import pytest
 import test_golden as golden
 
 import archive
-from archive import layout, tables
+from archive.base import layout
+from archive.manifest import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")

@@ -14,8 +14,8 @@ from gathering_helpers import SCHEMA, check, made, steps_of
 import archive
 import resharding
 from archive import Schema
-from archive.errors import CorruptChunkError, FieldError, MissingObjectError, UsageError
-from archive.gathering import Gather
+from archive.base.errors import CorruptChunkError, FieldError, MissingObjectError, UsageError
+from archive.read.gathering import Gather
 
 LENGTHS = np.array([7, 1, 30, 12, 2, 25, 40, 3, 19, 60, 5, 8])
 ENDS = np.cumsum(LENGTHS) - 1

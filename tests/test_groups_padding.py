@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive.errors import FieldError, UsageError
-from archive.tree import Ragged
+from archive.base.errors import FieldError, UsageError
+from archive.fields.nesting import Ragged
 
 torch = pytest.importorskip("torch", reason="samplers need torch")
 from archive.torch import EpisodeDataset, Padded, Sampler, WindowDataset, collate, loader  # noqa: E402
@@ -21,8 +20,8 @@ SIZES = Counter(PROMPTS)
 
 
 @pytest.fixture(scope="module")
-def arc() -> archive.Archive:
-    out = archive.create(f"memory://groups-{uuid.uuid4().hex}")
+def arc(tmp_path_factory: pytest.TempPathFactory) -> archive.Archive:
+    out = archive.create(tmp_path_factory.mktemp("groups") / "a")  # on disk: workers read it too
     with out.writer() as w:
         for i, prompt in enumerate(PROMPTS):
             n = 1 + i % 3

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from archive import errors
+from archive.base import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("archive", "resharding")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-EXCEPTIONS = {"archive/adapters/_rlinf_files.py": ["imports pickle"]}  # to refuse what is not plain, and if asked to
+EXCEPTIONS = {"archive/adapters/rlinf/files.py": ["imports pickle"]}  # to refuse what is not plain, and if asked to
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├──|└──) (?P<name>\w+)(?: \((?P<builtin>\w+)\))?")
 TRUNK = re.compile(r"^(?P<name>\w+Error)$")
 

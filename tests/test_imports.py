@@ -15,7 +15,7 @@ START = """
 import os, sys
 import numpy as np
 import archive
-from archive import imports
+from archive.write import imports
 
 w = archive.create(sys.argv[1]).writer()
 """

@@ -18,7 +18,7 @@ from tampering import (
 )
 
 import archive
-from archive.errors import (
+from archive.base.errors import (
     ArchiveError,
     CorruptChunkError,
     CorruptCommitError,

@@ -11,7 +11,7 @@ import pytest
 from conftest import make_backend
 
 import archive
-from archive.errors import MissingPackageError
+from archive.base.errors import MissingPackageError
 
 
 def written(url: str, storage_options: dict[str, object] | None = None, **options: str) -> archive.Archive:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive import changes, pipeline
+from archive.write import changes, pipeline
 
 LIBRARY = str(Path(archive.__file__).parent)
 STUCK_S = 120
@@ -162,7 +162,7 @@ def test_a_call_that_is_interrupted_at_any_line_is_in_or_out(name: str, monkeypa
 def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pipeline, changes):
         monkeypatch.setattr(module, "SHARD_BYTES", 1 << 11)
-    from archive import bufferwriter
+    from archive.write import bufferwriter
 
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1 << 11)
     monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 12)

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.errors import IntegrityError, StateError
-from archive.jsontree import MAX_ARRAY_BYTES, dumps, loads
-from archive.treecodec import MAX_DEPTH
+from archive.base.errors import IntegrityError, StateError
+from archive.base.jsontree import MAX_ARRAY_BYTES, dumps, loads
+from archive.base.treecodec import MAX_DEPTH
 
 any_text = st.text(st.characters(exclude_categories=())) | st.text("$ab\ud83d\ude00\udc80", max_size=4)
 any_float = st.floats() | st.binary(min_size=8, max_size=8).map(lambda bits: struct.unpack("<d", bits)[0])
@@ -295,5 +295,5 @@ def test_errors_of_loads_name_the_place() -> None:
 
 
 def test_importing_it_imports_no_numpy() -> None:
-    code = "import sys, archive.jsontree; sys.exit('numpy' in sys.modules)"
+    code = "import sys, archive.base.jsontree; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,13 +19,27 @@ from conftest import Backend, make_backend
 from tampering import same, steps
 
 import archive
-from archive.errors import NotFoundError
+from archive.base.errors import NotFoundError
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
 CHANGES = ("open", "write", "link", "replace", "unlink", "mkdir")
 LOADED = (  # once, by the parent
-    *("pandas", "pyarrow.parquet", "s3fs", "zarr", "zarr.codecs", "archive.chains", "archive.checkpoints"),
-    *("archive.facade", "archive.saver", "archive.shards", "archive.statetorch", "archive.statetree"),
+    *(
+        "pandas",
+        "pyarrow.parquet",
+        "s3fs",
+        "zarr",
+        "zarr.codecs",
+        "archive.manifest.chains",
+        "archive.checkpoint.checkpoints",
+    ),
+    *(
+        "archive.facade",
+        "archive.checkpoint.saver",
+        "archive.shard.groups",
+        "archive.fields.state.torch",
+        "archive.fields.state.trees",
+    ),
 )
 WAIT_S = 120
 
@@ -100,7 +114,7 @@ def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
 
 def arm_remote(fatal: Fatal) -> None:
     """Every request that changes something."""
-    from archive._remote import ConditionalDriver, FsspecDriver
+    from archive.store.drivers.remote import ConditionalDriver, FsspecDriver
 
     FsspecDriver.write = fatal.wrap(FsspecDriver.write)  # type: ignore[method-assign]
     ConditionalDriver.create = fatal.wrap(ConditionalDriver.create)  # type: ignore[method-assign]

@@ -15,9 +15,10 @@ import pytest
 from test_dataset_adapters import same
 
 import archive
-from archive.adapters import _lerobot_videos as videos
 from archive.adapters import lerobot
-from archive.errors import FieldError, IntegrityError, MissingPackageError, UsageError
+from archive.adapters.lerobot import videos as videos
+from archive.adapters.lerobot.adapter import EPISODES
+from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 LENGTHS = (5, 1, 7)
@@ -147,7 +148,7 @@ def test_each_step_has_the_frame_of_its_time(tmp_path: Path) -> None:
         assert np.abs(seen - np.array(numbers)).max() < 0.4
     store = archive.storage.Storage.connect(str(root), {})
     info = json.loads((root / "meta/info.json").read_text())
-    about = pq.read_table(root / lerobot.EPISODES.format(chunk_index=0, file_index=0)).to_pylist()
+    about = pq.read_table(root / EPISODES.format(chunk_index=0, file_index=0)).to_pylist()
     backwards = videos.Videos(store, info, ["observation.images.top"])
     for i in (1, 0, 1):
         same(backwards.frames("observation.images.top", about[i]), pictures([first, second][i])["top"])

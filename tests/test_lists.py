@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.errors import FieldError
+from archive.base.errors import FieldError
 
 
 @pytest.fixture

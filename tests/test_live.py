@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from archive.live import OWN, LiveSet, Runs
+from archive.manifest.live import OWN, LiveSet, Runs
 
 ENVS = st.integers(-1, 2)
 

@@ -11,7 +11,7 @@ import torch
 
 import archive
 import resharding
-from archive.losses import Losses
+from archive.base.losses import Losses
 from archive.torch import ring
 
 

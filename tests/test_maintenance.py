@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import archive
-from archive import cli, maintenance
-from archive.errors import CorruptCommitError, NotFoundError, UsageError
-from archive.storage import Storage
+from archive import cli
+from archive.base.errors import CorruptCommitError, NotFoundError, UsageError
+from archive.maintain import maintenance
+from archive.store.storage import Storage
 
 
 @pytest.fixture

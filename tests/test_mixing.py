@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive.errors import DeadlineError, FieldError, UsageError
-from archive.tree import Ragged
+from archive.base.errors import DeadlineError, FieldError, UsageError
+from archive.fields.nesting import Ragged
 
 torch = pytest.importorskip("torch", reason="mixes are of tensors")
 

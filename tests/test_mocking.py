@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from archive._failures import GaveUpError, Kind, explain
+from archive.store.drivers.failures import GaveUpError, Kind, explain
 
 CODE = """
 import botocore.session
@@ -23,7 +23,7 @@ with mock_aws():
     for call in (archive.create, archive.open):
         try:
             call("s3://mocked/x")
-        except archive.errors.StorageError as error:
+        except archive.base.errors.StorageError as error:
             print(error)
 """
 

@@ -10,7 +10,7 @@ from model_helpers import fresh, reopened, segment_rows
 
 import archive
 from archive import Schema
-from archive.errors import ClosedError, DuplicateEpisodeError, FieldError, NotFoundError, UsageError
+from archive.base.errors import ClosedError, DuplicateEpisodeError, FieldError, NotFoundError, UsageError
 
 
 def facts(arc: archive.Archive, *columns: str) -> list[tuple[Any, ...]]:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from model_helpers import fresh, identical, reopened, round_trip
 
 import archive
-from archive import Ragged, Schema, bufferwriter, segments
-from archive.errors import FieldError
-from archive.segments import Part
+from archive import Ragged, Schema
+from archive.base.errors import FieldError
+from archive.read import segments
+from archive.read.segments import Part
+from archive.write import bufferwriter
 
 SCHEMA = Schema(
     axes={"obs": "offset", "two": "offset:2", "text": "ragged", "goal": "free", "k": "free"},

@@ -10,7 +10,7 @@ import pytest
 from model_helpers import fresh, reopened
 
 from archive import Archive, Schema
-from archive.errors import NotFoundError, UsageError
+from archive.base.errors import NotFoundError, UsageError
 
 
 def values(arc: Archive) -> list[list[int]]:
@@ -20,7 +20,7 @@ def values(arc: Archive) -> list[list[int]]:
 
 
 def test_many_small_appends_are_merged_with_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archive.collecting._MERGE_BLOCKS", 8)
+    monkeypatch.setattr("archive.write.collecting._MERGE_BLOCKS", 8)
     arc = fresh()
     with arc.writer(schema=Schema(axes={"text": "ragged"})) as w:
         for t in range(50):

@@ -13,8 +13,9 @@ from hypothesis.extra import numpy as hnp
 from model_helpers import fresh, identical, reopened, round_trip
 
 import archive
-from archive import Ragged, Schema, dtypes
-from archive.errors import CorruptManifestError, FieldError
+from archive import Ragged, Schema
+from archive.base.errors import CorruptManifestError, FieldError
+from archive.fields import dtypes
 
 NUMPY = [
     *("?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i8", ">i8", "<u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_helpers import fresh, reopened
 
 import archive
-from archive.errors import NotFoundError, UsageError
+from archive.base.errors import NotFoundError, UsageError
 
 UUIDS = [str(uuid.UUID(int=i)) for i in range(4)]
 

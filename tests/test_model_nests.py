@@ -17,7 +17,7 @@ from model_helpers import fresh, identical, reopened, round_trip
 from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from archive import Ragged, Schema
-from archive.errors import FieldError, UsageError
+from archive.base.errors import FieldError, UsageError
 
 T = 3
 LEAVES = st.sampled_from([np.arange(T), np.ones((T, 2), np.float32), np.zeros((T, 0)), None])

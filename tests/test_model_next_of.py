@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from model_helpers import fresh, identical, reopened, segment_rows
 
 import archive
-from archive import Schema, bufferwriter
-from archive.errors import FieldError
+from archive import Schema
+from archive.base.errors import FieldError
+from archive.write import bufferwriter
 
 SCHEMA = Schema(next_of={"next/obs": "obs", "next/word": "word"})
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from model_helpers import contents, fresh, reopened, segment_rows
 
 import resharding
-from archive import bufferwriter
-from archive.errors import DuplicateEpisodeError, UsageError
+from archive.base.errors import DuplicateEpisodeError, UsageError
+from archive.write import bufferwriter
 
 
 def steps(n: int, start: int = 0) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from model_helpers import fresh, identical, reopened
 
 import archive
 from archive import Ragged, Schema
-from archive.errors import FieldError, NotFoundError, UsageError
-from archive.index import COLUMNS
+from archive.base.errors import FieldError, NotFoundError, UsageError
+from archive.manifest.index import COLUMNS
 
 
 def nested(n: int = 3) -> dict[str, Any]:

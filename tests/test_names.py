@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from model_helpers import fresh, identical, reopened, stored_objects
 
 import archive
-from archive import names
-from archive.errors import ArchiveError, FieldError, UnsafePathError, UsageError
+from archive.base import names
+from archive.base.errors import ArchiveError, FieldError, UnsafePathError, UsageError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=12)  # lone surrogates too
 AWKWARD = [

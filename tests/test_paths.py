@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 import archive
 from archive import cli
-from archive._root import local_path, parse_root, split_file
-from archive.chunkcache import DiskCache
-from archive.errors import UsageError
-from archive.files import file_exists, read_file, write_file
+from archive.base.errors import UsageError
+from archive.read.chunkcache import DiskCache
+from archive.store.files import file_exists, read_file, write_file
+from archive.store.root import local_path, parse_root, split_file
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from archive import tables
-from archive.chunkindex import METADATA, ArrayChunks, ShardIndex
-from archive.errors import UsageError
-from archive.liveview import locate
-from archive.ranges import coalesce, covered, merge_runs
-from resharding.assignment import NO_ENV, POLICIES, Placement, Rules, Units, identity, place, split_evenly
+from archive.arrays.ranges import coalesce, covered, merge_runs
+from archive.base.errors import UsageError
+from archive.manifest import tables
+from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex
+from archive.manifest.liveview import locate
+from resharding.placing.assignment import NO_ENV, POLICIES, Placement, Rules, Units, identity, place, split_evenly
 
 plans = settings(max_examples=150, deadline=None)
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import archive
-from archive import arena, bufferwriter, memory, rawchunks, shards
-from archive.blocks import Block, ShardSchema
-from archive.ranges import merge_runs
+from archive.arrays import memory
+from archive.arrays.ranges import merge_runs
+from archive.shard import groups, rawchunks
+from archive.write import arena, bufferwriter
+from archive.write.blocks import Block, ShardSchema
 
 KINDS = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -20,7 +22,7 @@ def numbers(kind: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).integers(0, 100, shape).astype(kind)
 
 
-def stored(members: list[shards.Member]) -> list[tuple[Any, ...]]:
+def stored(members: list[groups.Member]) -> list[tuple[Any, ...]]:
     return [(m.name, bytes(m.data) + m.tail, m.array, m.chunk, m.rows, m.crc32c) for m in members]
 
 
@@ -33,19 +35,19 @@ def test_a_shard_that_shares_memory_has_the_bytes_that_zarr_makes(
     arrays["turned"] = np.asfortranarray(numbers("f4", shape))
     arrays["text"] = np.array(["a", "longer text", ""] * 5, object)
     given: dict[str, Any] = {"attributes": {"a": 1}, "compression": compression, "chunk_bytes": 500}
-    assert stored(shards.encode(arrays, **given, copy=False)) == stored(shards.encode(arrays, **given))
+    assert stored(groups.encode(arrays, **given, copy=False)) == stored(groups.encode(arrays, **given))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:1"])
 def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     array = numbers("f4", (997, 3))
-    members = shards.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
+    members = groups.encode({"x": array}, attributes={}, compression=compression, chunk_bytes=500, copy=False)
     chunks = {m.name: bytes(m.data) + m.tail for m in members}
     ranges = {"x": [(0, 5), (5, 5), (5, 400), (390, 997)]}
-    quick = shards.decode(chunks["zarr.json"], chunks, ranges)["x"]
+    quick = groups.decode(chunks["zarr.json"], chunks, ranges)["x"]
     monkeypatch.setattr(rawchunks, "described", lambda path, node: None)
     for ours, theirs, (start, stop) in zip(
-        quick, shards.decode(chunks["zarr.json"], chunks, ranges)["x"], ranges["x"], strict=True
+        quick, groups.decode(chunks["zarr.json"], chunks, ranges)["x"], ranges["x"], strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_array_equal(ours, array[start:stop])
@@ -54,7 +56,7 @@ def test_what_is_read_without_zarr_is_what_zarr_reads(compression: str | None, m
 
 def test_what_a_shard_shares_is_not_copied() -> None:
     array = numbers("u1", (4096, 16))
-    (chunk,) = [m for m in shards.encode({"x": array}, attributes={}, compression=None, chunk_bytes=1 << 20, copy=False)
+    (chunk,) = [m for m in groups.encode({"x": array}, attributes={}, compression=None, chunk_bytes=1 << 20, copy=False)
                 if m.chunk == 0]  # fmt: skip
     assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), array)
 
@@ -129,8 +131,8 @@ def test_a_shelf_holds_what_fits_and_leaves_the_rest_where_it_is() -> None:
 def test_compressed_chunks_on_a_shelf_are_the_same_bytes() -> None:
     arrays, piece = {"x": numbers("i4", (997, 3)), "y": numbers("u2", (997, 50))}, np.zeros(1 << 17, np.uint8)
     given: dict[str, Any] = {"attributes": {}, "compression": "zstd:1", "chunk_bytes": 500, "copy": False}
-    members = shards.encode(arrays, **given, hold=memory.Shelf(piece).hold)
-    assert stored(members) == stored(shards.encode(arrays, **given))
+    members = groups.encode(arrays, **given, hold=memory.Shelf(piece).hold)
+    assert stored(members) == stored(groups.encode(arrays, **given))
     chunks = [m for m in members if m.array]
     assert all(np.shares_memory(np.frombuffer(m.data, np.uint8), piece) for m in chunks)
 

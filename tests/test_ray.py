@@ -18,7 +18,7 @@ from transfers import Place, equal, holds
 
 import archive
 import resharding
-from archive.errors import CorruptChunkError, UsageError
+from archive.base.errors import CorruptChunkError, UsageError
 
 ray = pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ def test_merge(
     request: pytest.FixtureRequest, tmp_path: Path, cluster: None, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(make_backend(request, store, tmp_path))
-    monkeypatch.setattr("resharding.copying.SHARDS_PER_TASK", 1)  # as many tasks as shards
+    monkeypatch.setattr("resharding.transfer.copying.SHARDS_PER_TASK", 1)  # as many tasks as shards
     place.source("a", 0, 6)
     place.source("b", 6, 3, "directory")
     target = place.open("to", create=True)
@@ -89,7 +89,7 @@ def test_compact(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     job.w.close()
     arc = job.opened()
     before, latest = everything(arc), of_checkpoint(arc.checkpoints.latest)
-    monkeypatch.setattr("resharding.rewriting.TASK_BYTES", 2000)
+    monkeypatch.setattr("resharding.transfer.rewriting.TASK_BYTES", 2000)
     shards = len(arc.shards)
     done = resharding.compact(arc, engine="ray")
     assert done.commit is not None

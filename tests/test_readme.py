@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 from archive import cli
+from archive.base.errors import NotFoundError
 from archive.cli import reference
-from archive.errors import NotFoundError
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

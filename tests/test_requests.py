@@ -17,8 +17,8 @@ from fault_proxy import Seen
 from tampering import body, commit_files, same
 
 import archive
-from archive import bufferwriter
-from archive.folding import MAX_FOLDED_BYTES, files_to_keep
+from archive.manifest.folding import MAX_FOLDED_BYTES, files_to_keep
+from archive.write import bufferwriter
 
 MB = 1024 * 1024
 

@@ -10,7 +10,7 @@ from reshard_helpers import assert_sound, checkpoint, close, job, numbers, prior
 
 import archive
 import resharding
-from archive.errors import AlreadyExistsError, UsageError
+from archive.base.errors import AlreadyExistsError, UsageError
 
 _names = itertools.count()
 

@@ -17,8 +17,8 @@ from reshard_helpers import SCHEMA, checkpoint, close, fields_of, job, numbers
 import archive
 import resharding
 from archive import Schema
-from archive.checkpoints import Checkpoint
-from archive.errors import FieldError, NotFoundError, PartialCheckpointError, UsageError
+from archive.base.errors import FieldError, NotFoundError, PartialCheckpointError, UsageError
+from archive.checkpoint.checkpoints import Checkpoint
 
 
 def fresh() -> archive.Archive:

@@ -18,7 +18,7 @@ from reshard_helpers import SCHEMA, Rank, assert_sound, checkpoint, close, field
 
 import archive
 import resharding
-from archive.checkpoints import Checkpoint
+from archive.checkpoint.checkpoints import Checkpoint
 
 SOURCES, TARGETS = (1, 2, 3, 8), (1, 2, 3, 5, 8)
 

@@ -15,8 +15,8 @@ from conftest import Proxied
 import archive
 import resharding
 from archive import Schema
-from archive.checkpoints import Checkpoint
-from archive.ranges import merge_runs
+from archive.arrays.ranges import merge_runs
+from archive.checkpoint.checkpoints import Checkpoint
 
 FIELDS = 4
 ROW_BYTES = 1000 + 8 * 8 + 2 * 4 + 4
@@ -141,7 +141,7 @@ def test_any_ranks_read_each_byte_once(proxied: Proxied, m: int) -> None:
 @pytest.mark.parametrize("evicted", [0.2, 0.5, 0.8])
 def test_rings_read_what_is_left_of_them(proxied: Proxied, evicted: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step of the env rows appended as it comes; the writer cuts slabs of time."""
-    monkeypatch.setattr("archive.slabs.LEAST_SLAB_BYTES", 2**18)  # 32 of them, as larger rings have
+    monkeypatch.setattr("archive.write.slabs.LEAST_SLAB_BYTES", 2**18)  # 32 of them, as larger rings have
     ck = save(proxied, 2, envs=16, length=500, slabs=1, evicted=evicted)
     assert len(archive.open(proxied.url, storage_options=proxied.storage_options).shards) > 40
     check(proxied, ck, (1, 2, 3))

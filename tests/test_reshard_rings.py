@@ -13,9 +13,9 @@ from test_reshard_requests import bound
 
 import archive
 import resharding
-from archive.checkpoints import Checkpoint
-from archive.packing import rows_per_chunk
-from archive.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, widest_gap
+from archive.arrays.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, widest_gap
+from archive.checkpoint.checkpoints import Checkpoint
+from archive.shard.packing import rows_per_chunk
 from archive.torch import ring
 
 

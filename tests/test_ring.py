@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from rings import RankShare, Ring
 
 import archive
-from archive import bufferwriter, pipeline
-from archive.errors import FieldError, UsageError
+from archive.base.errors import FieldError, UsageError
+from archive.fields.nesting import flatten
+from archive.ring import appending
+from archive.ring.appending import Slab
 from archive.torch import ring
-from archive.torch.ring import Slab
-from archive.tree import flatten
+from archive.write import bufferwriter, pipeline
 
 ALF = Path(__file__).parent / "data" / "alf"
 FIRST, LAST = 0, 2
@@ -365,7 +366,7 @@ def test_appended_arrays_are_copied_once() -> None:
 def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_UNDER_WAY_BYTES", 1)
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1024)
-    monkeypatch.setattr(ring, "MAX_CALL_BYTES", 1000)
+    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 1000)
     arc, source, uploading = new_archive(), Ring(4, 32), threading.Event()
     w = arc.writer()
     source.left[:] = 100  # episodes that lie in many shards
@@ -403,8 +404,8 @@ def test_slabs_are_slabs_of_time(ends: list[tuple[int, int]], most: int) -> None
     stop = np.array([p for p, _ in ends])
     start = np.array([p - min(n, p) for p, n in ends])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring, "MAX_CALL_BYTES", most)
-        slabs = list(ring._slabs(ring.Ring(stop, stop - start, np.arange(len(ends)), 40), start, 1))
+        patch.setattr(appending, "MAX_CALL_BYTES", most)
+        slabs = list(appending._slabs(appending.Ring(stop, stop - start, np.arange(len(ends)), 40), start, 1))
     steps = [[(int(r), int(p)) for r, p in zip(np.repeat(s.rows, s.counts), s.positions, strict=True)] for s in slabs]
     together = [step for slab in steps for step in slab]
     assert sorted(together) == [(e, p) for e in range(len(ends)) for p in range(start[e], stop[e])]
@@ -419,7 +420,7 @@ def test_slabs_are_slabs_of_time(ends: list[tuple[int, int]], most: int) -> None
 
 def test_eviction_leaves_whole_shards_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Ring(4, 64).run(64)
-    monkeypatch.setattr(ring, "MAX_CALL_BYTES", 4 * 16 * 80)
+    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 4 * 16 * 80)
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 4 * 16 * 80)
     arc = new_archive()
     w = arc.writer()

@@ -18,7 +18,7 @@ from rlinf_objects import assert_same
 import archive
 import resharding
 from archive.adapters import rlinf
-from archive.errors import IntegrityError, NotFoundError, StorageError, UsageError
+from archive.base.errors import IntegrityError, NotFoundError, StorageError, UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from rlinf_objects import FIXTURE, assert_same
 import archive
 import resharding
 from archive.adapters import rlinf
-from archive.adapters._rlinf_files import load
-from archive.errors import IntegrityError, MissingObjectError, NotFoundError, UsageError
+from archive.adapters.rlinf.files import load
+from archive.base.errors import IntegrityError, MissingObjectError, NotFoundError, UsageError
 
 SIZES = [5, 3, 0, 4]  # trajectories of each rank of the fixture
 

@@ -18,8 +18,8 @@ from rlinf_objects import DOCUMENTED, FIXTURE, assert_same
 import archive
 import resharding
 from archive.adapters import rlinf
-from archive.errors import AlreadyExistsError, UsageError
-from archive.storage import Storage
+from archive.base.errors import AlreadyExistsError, UsageError
+from archive.store.storage import Storage
 
 SIZES = [5, 3, 0, 4]  # trajectories of each rank of the fixture
 

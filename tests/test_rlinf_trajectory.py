@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import archive
-from archive import statetree
-from archive.adapters import _rlinf_files as files
-from archive.adapters import _rlinf_trajectory as trajectories
-from archive.errors import IntegrityError
-from archive.schema import Schema
+from archive.adapters.rlinf import files as files
+from archive.adapters.rlinf import trajectory as trajectories
+from archive.base.errors import IntegrityError
+from archive.fields.schema import Schema
+from archive.fields.state import trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning")
 objects = pytest.importorskip("rlinf_objects")
@@ -152,7 +152,7 @@ KEYS = st.sampled_from([*trajectories.FIELDS, *trajectories.SCALARS, "more"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(KEYS, NESTS, max_size=6))
 def test_any_tree_comes_back(tree: dict[str, Any]) -> None:
-    tree = {key: statetree.copy_tree(value) for key, value in tree.items()}
+    tree = {key: trees.copy_tree(value) for key, value in tree.items()}
     objects.assert_same(tree, back(tree)[0])
 
 

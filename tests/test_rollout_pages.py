@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import archive
-from archive.errors import MissingPackageError, UsageError
-from archive.tokenizing import decoder
+from archive.base.errors import MissingPackageError, UsageError
 from archive.views import rollouts, tokens
+from archive.views.tokenizing import decoder
 
 WORDS = ["one", "two", "<script>window.hacked=1</script>", "four\n", "five"]
 SYSTEM = {"role": "system", "content": "Be </script><script>window.hacked=2</script> kind."}

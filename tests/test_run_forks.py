@@ -10,7 +10,7 @@ from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 
 import archive
 import resharding
-from archive.errors import NotFoundError, SessionInUseError, SupersededError, UsageError
+from archive.base.errors import NotFoundError, SessionInUseError, SupersededError, UsageError
 
 
 def job(arc: archive.Archive, run: str = "job1", world_size: int = 1) -> archive.Checkpoint:

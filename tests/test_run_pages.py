@@ -18,7 +18,7 @@ import pytest
 from test_pages import HOSTILE, visited
 
 import archive
-from archive.index import COLUMNS
+from archive.manifest.index import COLUMNS
 from archive.views import overviews, rows
 
 MANY = 100_000

@@ -16,9 +16,9 @@ from test_cli import call, document
 
 import archive
 import resharding
-from archive import commits
-from archive.errors import CorruptStateError, NotFoundError
-from archive.maintenance import verify
+from archive.base.errors import CorruptStateError, NotFoundError
+from archive.maintain.maintenance import verify
+from archive.manifest import commits
 
 
 def written(arc: archive.Archive, run: str, names: str, **how: Any) -> archive.Checkpoint:

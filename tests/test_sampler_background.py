@@ -15,11 +15,11 @@ from conftest import Proxied
 from gathering_helpers import made
 
 import archive
-from archive.errors import ArchiveError, ClosedError, MissingObjectError, UsageError
+from archive.base.errors import ArchiveError, ClosedError, MissingObjectError, UsageError
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
+from archive.sampling.strategies import WithoutReplacement  # noqa: E402
 from archive.torch import Sampler  # noqa: E402
-from archive.torch.strategies import WithoutReplacement  # noqa: E402
 
 LENGTHS = [30, 30, 30]
 

@@ -15,7 +15,7 @@ from reshard_helpers import assert_sound, checkpoint, close, job, priority
 
 import archive
 import resharding
-from archive.checkpoints import Checkpoint
+from archive.checkpoint.checkpoints import Checkpoint
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch")
 from archive.torch import Sampler  # noqa: E402

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archive.errors import UsageError
+from archive.base.errors import UsageError
 
 torch = pytest.importorskip("torch", reason="strategies draw with torch")
-from archive.torch.strategies import Prioritized, Uniform, WithoutReplacement, distinct  # noqa: E402
-from archive.torch.units import Units  # noqa: E402
+from archive.sampling.strategies import Prioritized, Uniform, WithoutReplacement, distinct  # noqa: E402
+from archive.sampling.units import Units  # noqa: E402
 
 
 def seeded(seed: int = 0) -> Any:

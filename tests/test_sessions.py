@@ -14,13 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tampering import body, commit_files, same, steps
 
 import archive
-from archive.errors import (
-    ConflictError,
-    NotExclusiveError,
-    SessionInUseError,
-    SupersededError,
-    UsageError,
-)
+from archive.base.errors import ConflictError, NotExclusiveError, SessionInUseError, SupersededError, UsageError
 
 VARIABLES = (
     *("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
@@ -217,7 +211,7 @@ def test_a_store_that_cannot_create_exclusively_is_refused(plain_url: str) -> No
 
 def test_a_store_that_overwrites_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says it creates, and lets an existing object be created again."""
-    from archive._localfs import LocalDriver
+    from archive.store.drivers.local import LocalDriver
 
     archive.create(str(tmp_path / "root"))
     monkeypatch.setattr(LocalDriver, "create", LocalDriver.write)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import zarr
 
-from archive.packing import loose, pack
-from archive.shards import encode
+from archive.shard.groups import encode
+from archive.shard.packing import loose, pack
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

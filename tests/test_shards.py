@@ -25,10 +25,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive import packing
-from archive.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, UsageError
-from archive.packing import Member, Placed, hulls, inflate, loose, pack, rows_per_chunk
-from archive.shards import ShardView, decode, encode, member_name
+from archive.base.errors import CorruptChunkError, FieldError, MissingObjectError, NotFoundError, UsageError
+from archive.shard import packing
+from archive.shard.groups import ShardView, decode, encode, member_name
+from archive.shard.packing import Member, Placed, hulls, inflate, loose, pack, rows_per_chunk
 
 NUMBERS = ["?", *"bBhHiIqQ", "f2", "f4", "f8", "c8", "c16"]
 TEXT = np.array(["", "plain", "Grüße", "\U0001f916\U0001f9be", "nul\0inside", "\0", "trailing\0"] * 5, object)
@@ -375,7 +375,7 @@ FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")  # Python >= 3.12 warns of any fork with threads
 import numpy as np
-from archive.shards import decode, encode
+from archive.shard.groups import decode, encode
 def once():
     members = encode({"x": np.arange(9000)}, attributes={})
     chunks = {m.name: m.data for m in members if m.chunk >= 0}
@@ -394,7 +394,7 @@ def test_both_sides_of_a_fork_go_on() -> None:
 
 
 def test_import_is_lazy() -> None:
-    code = "import archive.shards, archive.packing, sys; sys.exit('zarr' in sys.modules or 'numpy' in sys.modules)"
+    code = "import archive.shard.groups, archive.shard.packing, sys; sys.exit('zarr' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

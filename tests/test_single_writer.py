@@ -11,9 +11,9 @@ from conftest import Backend, Proxied
 
 import archive
 import resharding
-from archive import maintenance
-from archive.errors import AlreadyExistsError, NotExclusiveError, SessionInUseError
-from archive.storage import Storage
+from archive.base.errors import AlreadyExistsError, NotExclusiveError, SessionInUseError
+from archive.maintain import maintenance
+from archive.store.storage import Storage
 
 everywhere = pytest.mark.parametrize("proxied", ["moto", "obstore"], indirect=True)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from model_helpers import fresh, reopened
 
-from archive import Schema, bufferwriter
+from archive import Schema
+from archive.write import bufferwriter
 
 SCHEMA = Schema(axes={"text": "ragged"}, next_of={"next": "t"})
 ENVS = st.integers(0, 2)

@@ -22,9 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from archive.errors import ArchiveError, CorruptStateError, StateError, UpgradeError, UsageError
-from archive.statetree import copy_tree, flatten, unflatten
-from archive.treecodec import MAX_DEPTH
+from archive.base.errors import ArchiveError, CorruptStateError, StateError, UpgradeError, UsageError
+from archive.base.treecodec import MAX_DEPTH
+from archive.fields.state.trees import copy_tree, flatten, unflatten
 
 BIT_GENERATORS = ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"]
 ZARR_KINDS = "biufc"
@@ -536,7 +536,7 @@ def test_a_generator_of_a_device_that_is_not_here_says_so() -> None:
 
 def test_numpy_trees_need_no_torch() -> None:
     code = (
-        "import sys, numpy as np; from archive.statetree import copy_tree; "
+        "import sys, numpy as np; from archive.fields.state.trees import copy_tree; "
         "copy_tree({'a': np.zeros(3), 'rng': np.random.default_rng(1)}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -546,7 +546,7 @@ def test_reading_tensors_without_torch_says_what_to_install() -> None:
     skeleton, arrays = flatten(torch.zeros(2))
     code = (
         "import sys, json, numpy as np; sys.modules['torch'] = None\n"
-        "from archive.errors import UsageError; from archive.statetree import unflatten\n"
+        "from archive.base.errors import UsageError; from archive.fields.state.trees import unflatten\n"
         f"try: unflatten(json.loads({json.dumps(skeleton)!r}), {{'a0': np.zeros(2, 'f4')}})\n"
         "except UsageError as error: sys.exit(0 if 'install torch' in str(error) else 2)\n"
         "sys.exit(3)"

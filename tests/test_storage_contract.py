@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import Backend, Proxied
 
-from archive.errors import (
+from archive.base.errors import (
     AlreadyExistsError,
     MissingObjectError,
     NotExclusiveError,
@@ -15,7 +15,7 @@ from archive.errors import (
     UnsafePathError,
     UsageError,
 )
-from archive.storage import ByteRange, Storage, check_key
+from archive.store.storage import ByteRange, Storage, check_key
 
 TEXT = bytes(range(256)) * 8
 UNSAFE = ("", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\\b", "a\0b", "a\nb", "a\x7f", "a\ud800")

@@ -12,7 +12,7 @@ import pytest
 import servers
 from conftest import Proxied
 
-from archive.errors import (
+from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -23,7 +23,7 @@ from archive.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.storage import ByteRange, Storage
+from archive.store.storage import ByteRange, Storage
 
 DATA = bytes(range(250)) * 4
 everywhere = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)
@@ -304,6 +304,6 @@ def test_credentials_are_never_shown(proxied: Proxied, caplog: pytest.LogCapture
     proxied.proxy.add("status", status=500, code=servers.SECRET, times=-1)
     said += _everything_said(lambda: storage.create("x", b""), caplog)
     said += f"{storage!r} {storage} {storage.url} {storage.full_url('x')} {storage.stats} {vars(storage)}"
-    assert "archive.errors" in said
+    assert "archive.base.errors" in said
     assert servers.SECRET not in said
     assert servers.KEY not in said

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archive.errors import (
+from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     NotExclusiveError,
@@ -19,7 +19,7 @@ from archive.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.storage import LOCAL_PIECES, LOCAL_READS_AHEAD, ByteRange, Storage
+from archive.store.storage import LOCAL_PIECES, LOCAL_READS_AHEAD, ByteRange, Storage
 
 DATA = bytes(range(250)) * 4
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from archive._failures import Kind, judge
-from archive._parallel import Job, in_order
-from archive._retry import CAP_S, longest_delay
-from archive._root import parse_root
-from archive.errors import AlreadyExistsError, StorageError, UsageError
-from archive.storage import IOStats, Storage
+from archive.base.errors import AlreadyExistsError, StorageError, UsageError
+from archive.base.parallel import Job, in_order
+from archive.store.drivers.failures import Kind, judge
+from archive.store.retry import CAP_S, longest_delay
+from archive.store.root import parse_root
+from archive.store.storage import IOStats, Storage
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_secrets_deep_in_options_are_scrubbed() -> None:
 
 def test_connecting_imports_no_client() -> None:
     code = (
-        "import sys; from archive.storage import Storage; s = Storage.connect('s3://b/x', {'key': 'k'}); repr(s);"
+        "import sys; from archive.store.storage import Storage; s = Storage.connect('s3://b/x', {'key': 'k'}); repr(s);"
         "Storage.connect('/tmp/none').list('');"
         "print(sorted({'fsspec', 's3fs', 'aiobotocore', 'obstore', 'numpy'} & set(sys.modules)))"
     )

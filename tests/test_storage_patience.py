@@ -15,10 +15,12 @@ import pytest
 import servers
 
 import archive
-from archive import _patience, facade, storage
-from archive._patience import Patience
-from archive.errors import DeadlineError, StorageError
-from archive.storage import Storage
+from archive import facade
+from archive.base.errors import DeadlineError, StorageError
+from archive.store import patience as _patience
+from archive.store import storage
+from archive.store.patience import Patience
+from archive.store.storage import Storage
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def closed_port() -> str:
 def test_nobody_listens(
     call: Callable[..., Any], closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(facade, "FIRST_ANSWER_S", 1.0)
+    monkeypatch.setattr(facade, "FIRST_ANSWER_S", 3.0)  # making a client takes a while, too
     monkeypatch.setattr(_patience, "TELL_S", 0.2)
     options = servers.s3fs_options(closed_port)
     started = time.monotonic()

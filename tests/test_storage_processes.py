@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from conftest import Backend, register_obstore
 
-from archive.errors import AlreadyExistsError, ArchiveError, StorageError
-from archive.storage import ByteRange, Storage
+from archive.base.errors import AlreadyExistsError, ArchiveError, StorageError
+from archive.store.storage import ByteRange, Storage
 
 
 @pytest.mark.parametrize("backend", ["memory", "local", "seaweedfs"], indirect=True)

@@ -18,7 +18,7 @@ from conftest import make_backend  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import archive.torch as at  # noqa: E402
-from archive.errors import FieldError, UsageError  # noqa: E402
+from archive.base.errors import FieldError, UsageError  # noqa: E402
 
 LENGTHS = (5, 1, 8, 3, 12, 30, 7, 20)
 STEPS = sum(LENGTHS)

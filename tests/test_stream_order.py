@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the streams need torch")
-from archive.errors import UsageError
-from archive.torch.epoch import Epoch
-from archive.torch.order import SHUFFLES, Order, Runs, Split
+from archive.base.errors import UsageError
+from archive.datasets.epoch import Epoch
+from archive.datasets.order import SHUFFLES, Order, Runs, Split
 
 sets = st.sets(st.integers(0, 60))
 worlds = st.tuples(st.integers(1, 4), st.integers(1, 3))

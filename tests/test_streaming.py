@@ -12,8 +12,8 @@ import pytest
 
 import archive
 import resharding
-from archive import ahead, sizes
-from archive.errors import ArchiveError, UsageError
+from archive.base.errors import ArchiveError, UsageError
+from archive.read import ahead, sizes
 
 COUNT = 60
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.errors import UsageError
-from archive.streams import EpisodeRecord, Rows, Streams
+from archive.base.errors import UsageError
+from archive.write.streams import EpisodeRecord, Rows, Streams
 
 
 @dataclass

@@ -15,8 +15,8 @@ import pytest
 
 import archive
 import resharding
-from archive import maintenance
-from archive.errors import ArchiveError, CorruptCommitError, CorruptStateError
+from archive.base.errors import ArchiveError, CorruptCommitError, CorruptStateError
+from archive.maintain import maintenance
 
 RANKS, CHECKPOINTS = 2, 2
 

@@ -18,7 +18,7 @@ from torchrl_buffers import assert_same_samples, buffer, contents, steps
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.errors import IntegrityError, NotFoundError, SupersededError, UsageError
+from archive.base.errors import IntegrityError, NotFoundError, SupersededError, UsageError
 
 import torch  # isort: skip
 from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer  # isort: skip

@@ -13,7 +13,7 @@ from torchrl_buffers import assert_same_samples, buffer, contents, rectangle, sa
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.errors import StateError
+from archive.base.errors import StateError
 
 import torch  # isort: skip
 from tensordict import NonTensorStack, TensorDict  # isort: skip

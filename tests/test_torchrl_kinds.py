@@ -13,8 +13,9 @@ from torchrl_buffers import assert_same_samples, buffer, contents, steps
 
 import archive
 import resharding
-from archive.adapters import _torchrl_tensors, torchrl
-from archive.errors import FieldError, UsageError
+from archive.adapters import torchrl
+from archive.adapters.torchrl import tensors as _torchrl_tensors
+from archive.base.errors import FieldError, UsageError
 
 import torch  # isort: skip
 from tensordict import TensorDict, tensorclass  # isort: skip

@@ -15,7 +15,7 @@ from torchrl_buffers import assert_same_samples, buffer, contents, rectangle, sa
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.errors import CapacityError, FieldError, NotFoundError, UsageError
+from archive.base.errors import CapacityError, FieldError, NotFoundError, UsageError
 
 import torch  # isort: skip
 from torchrl.data import (  # isort: skip

@@ -18,10 +18,10 @@ from conftest import make_backend
 from trajectories import check_batch, everything, make, rlinf, saved_trees
 
 import archive
+from archive.adapters.rlinf.buffer.flatten import Rows
+from archive.adapters.rlinf.buffer.slab import Slab
+from archive.base.errors import NotFoundError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.buffers.flatten import Rows
-from archive.buffers.slab import Slab
-from archive.errors import NotFoundError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 

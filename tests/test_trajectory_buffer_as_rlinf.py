@@ -14,8 +14,8 @@ from trajectories import check_batch, everything, make, rlinf, saving
 
 import archive
 from archive.adapters import rlinf as adapter
+from archive.base.errors import ArchiveError, CapacityError, NotFoundError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.errors import ArchiveError, CapacityError, NotFoundError, UsageError
 
 
 def both(count: int, **options: Any) -> tuple[Any, Any]:

@@ -10,11 +10,8 @@ import torch
 from trajectories import check_batch, everything, loaded, make, number, same, saved_trees, saving, trajectories_of
 
 import archive
+from archive.base.errors import CapacityError, FieldError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.errors import (
-    CapacityError,
-    FieldError,
-)
 
 # -- 1, 2: a checkpoint before the first sample, or after sampling a small window
 

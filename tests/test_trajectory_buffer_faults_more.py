@@ -25,8 +25,8 @@ from trajectories import (
 )
 
 import archive
+from archive.base.errors import ClosedError, FieldError, NotFoundError, StorageError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.errors import ClosedError, FieldError, NotFoundError, StorageError, UsageError
 
 # -- 8: the random generator
 

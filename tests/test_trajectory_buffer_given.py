@@ -16,8 +16,8 @@ from trajectories import check_batch, everything, make, rlinf, same
 
 import archive
 from archive.adapters import rlinf as adapter
+from archive.base.errors import ArchiveError, FieldError, StateError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.errors import ArchiveError, FieldError, StateError, UsageError
 
 
 def saving(root: Any, **options: Any) -> TrajectoryReplayBuffer:

@@ -16,8 +16,8 @@ from conftest import make_backend
 from trajectories import check_batch, everything, make, rlinf, sample_for_a_while
 
 import archive
+from archive.base.errors import NotFoundError, RanksMissingError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
-from archive.errors import NotFoundError, RanksMissingError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 

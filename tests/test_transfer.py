@@ -15,7 +15,7 @@ from transfers import Place, before_commit, failing_put, holds
 
 import archive
 import resharding
-from archive.errors import CorruptChunkError, DuplicateEpisodeError, SessionInUseError, UnsafePathError, UsageError
+from archive.base.errors import CorruptChunkError, DuplicateEpisodeError, SessionInUseError, UnsafePathError, UsageError
 
 
 @pytest.fixture(params=("memory", "local", "moto"))
@@ -272,9 +272,9 @@ def test_damaged_chunks_are_not_copied(local: Place, layout: str) -> None:
 )
 def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) -> None:
     """Names of shards come from the source's tables: only a shard's name is one."""
-    from archive.bases import Roots
-    from archive.tables import from_columns
-    from resharding.copying import copy_shards
+    from archive.manifest.tables import from_columns
+    from archive.store.bases import Roots
+    from resharding.transfer.copying import copy_shards
 
     target = local.source("to", 0, 1)
     row: dict[str, Any] = {
@@ -305,7 +305,7 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
 def test_a_failed_copy_can_be_resumed(local: Place, layout: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     local.source("a", 0, 8, layout)  # four shards
     local.source("to", 8, 2, layout)
-    monkeypatch.setattr("resharding.copying.AT_ONCE", 1)
+    monkeypatch.setattr("resharding.transfer.copying.AT_ONCE", 1)
     with failing_put(monkeypatch, at), pytest.raises(OSError, match="gone"):
         resharding.merge([local.url("a")], to=local.url("to"), copy=True)
     assert holds(archive.open(local.url("to")), range(8, 10))

@@ -19,9 +19,12 @@ from tampering import change_commit
 
 import archive
 import resharding
-from archive import errors, maintenance, progressbar, visible
 from archive.adapters.common import Report
-from archive.cli import COMMANDS, Failed, main, output, progress
+from archive.base import errors, plaintext
+from archive.checkpoint import progressbar
+from archive.cli import COMMANDS, main, output, progress
+from archive.cli.commands import Failed
+from archive.maintain import maintenance
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"  # OSC 52 writes the clipboard
 TITLE = "\x1b]0;evil\x07"
@@ -250,11 +253,11 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_acts_is_written_out(text: str, shown: str) -> None:
-    assert visible.visible(text) == shown
-    assert visible.one_line(text) == shown.replace("\n", "\\n").replace("\t", "\\t")
-    assert json.loads(visible.as_json({text: [text]})) == {text: [text]}
-    assert acting(visible.as_json({text: [text]})) == []
-    assert output.cell(text, limit=None) == visible.one_line(text)
+    assert plaintext.visible(text) == shown
+    assert plaintext.one_line(text) == shown.replace("\n", "\\n").replace("\t", "\\t")
+    assert json.loads(plaintext.as_json({text: [text]})) == {text: [text]}
+    assert acting(plaintext.as_json({text: [text]})) == []
+    assert output.cell(text, limit=None) == plaintext.one_line(text)
 
 
 def test_verify_names_what_is_damaged_visibly(root: Path) -> None:

@@ -31,8 +31,8 @@ from xtuner_models import (
 import archive
 import resharding
 from archive.adapters import xtuner
-from archive.adapters._xtuner_storage import counters
-from archive.errors import ArchiveError, StateError, UsageError
+from archive.adapters.xtuner.storage import counters
+from archive.base.errors import ArchiveError, StateError, UsageError
 
 KINDS = [(s, p) for s in (NaiveStorage, PandasStorage) for p in (FIFOReplayPolicy, StalenessReplayPolicy)]
 _names = itertools.count()

@@ -11,7 +11,7 @@ from test_xtuner_adapter import buffer, contents, fresh, group_of, rollout, save
 
 import resharding
 from archive.adapters import xtuner
-from archive.errors import CorruptStateError, FieldError
+from archive.base.errors import CorruptStateError, FieldError
 
 
 @pytest.mark.parametrize("is_restored", [False, True])

@@ -25,8 +25,8 @@ from xtuner_models import PandasStorage, ReplayBuffer, RolloutState, StalenessRe
 import archive
 import resharding
 from archive.adapters import xtuner
-from archive.errors import UsageError
-from archive.progress import rollback
+from archive.base.errors import UsageError
+from archive.checkpoint.progress import rollback
 
 PROMPTS = 8
 

@@ -18,7 +18,7 @@ from xtuner_models import PandasStorage, RolloutState, Status
 
 import archive
 from archive.adapters import xtuner
-from archive.errors import UsageError
+from archive.base.errors import UsageError
 
 
 @pytest.fixture(scope="module")

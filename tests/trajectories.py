@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import archive
-from archive.adapters._rlinf_trajectory import from_steps
+from archive.adapters.rlinf.trajectory import from_steps
 from archive.buffers import TrajectoryReplayBuffer
 
 RLINF = "rlinf is not installed: pip install --no-deps rlinf==0.3.0"

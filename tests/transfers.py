@@ -13,7 +13,7 @@ from conftest import Backend
 from tampering import same, steps
 
 import archive
-from archive.storage import Storage
+from archive.store.storage import Storage
 
 
 class Place:

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from archive.checkpoints import MAIN_BUFFER, Checkpoint
-from archive.errors import MissingPackageError, NotFoundError, UsageError
-from archive.schema import Path, Schema
-from archive.visible import visible
+from archive.base import MissingPackageError, NotFoundError, UsageError, visible
+from archive.checkpoint import MAIN_BUFFER, Checkpoint
+from archive.fields import Path, Schema
 
 if TYPE_CHECKING:
-    from archive.buffer import Buffer
-    from archive.pending import Pending
-    from archive.writer import Writer
+    from archive import Writer
+    from archive.checkpoint import Pending
+    from archive.write import Buffer
 
 EXISTING = ("error", "replace")
 UNFINISHED = ("close", "continue", "drop")

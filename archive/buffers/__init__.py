@@ -18,6 +18,6 @@
 
 from __future__ import annotations
 
-from archive.buffers.trajectory import TrajectoryReplayBuffer
+from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer
 
 __all__ = ["TrajectoryReplayBuffer"]

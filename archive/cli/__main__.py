@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from archive.cli import main
+from archive.cli.commands import main
 
 main(prog_name="archive")

@@ -19,7 +19,7 @@ def verify(target: Target, deep: bool) -> None:
 
     Exit code 1 if something is wrong; 2 if nothing is, but shards of other archives were left out for want of --allow-base.
     """
-    from archive import maintenance
+    from archive.maintain import maintenance
 
     arc = target.open()
     with bar("verify", [arc]) as advance:
@@ -55,8 +55,8 @@ def _left_out(shards: dict[str, int]) -> str:
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 def repair(target: Target, yes: bool) -> None:
     """Go on from the commit before a damaged newest one. Stop all writers first."""
-    from archive import maintenance
-    from archive.storage import Storage
+    from archive.maintain import maintenance
+    from archive.store import Storage
 
     storage = Storage.connect(
         target.url, target.storage_options, deadline_s=target.deadline_s, single_writer=target.single_writer

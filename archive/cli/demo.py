@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archive.base import IntegrityError
 from archive.cli import output
 from archive.cli.demo_ranks import RESUMED_BY, SAVED_BY, Ranks, account, resume, save
 from archive.cli.options import Target, on_archive
-from archive.errors import IntegrityError
 
 if TYPE_CHECKING:
     from archive import Archive, Episodes

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from archive.errors import IntegrityError
+from archive.base import IntegrityError
 
 if TYPE_CHECKING:
-    from archive.checkpoints import Checkpoint
+    from archive.checkpoint import Checkpoint
 
 SAVED_BY, RESUMED_BY = 4, 3
 ENVS, STEPS, KEPT, NEW = 4, 120, 100, 6  # env rows a rank, steps each has made and still holds, steps after the resume

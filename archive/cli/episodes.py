@@ -83,7 +83,7 @@ def _count(found: Episodes, shown: int) -> str:
 
 
 def _summary(row: dict[str, Any]) -> dict[str, Any]:
-    from archive import jsontree
+    from archive.base import jsontree
 
     return row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}}
 

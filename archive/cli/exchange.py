@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from archive.base import ARCHIVE_KEY, NotFoundError, UsageError
 from archive.cli import output
 from archive.cli.options import Target, on_archive, option_values
 from archive.cli.pages import write_page
 from archive.cli.progress import bar
 from archive.cli.ranks import named_checkpoint
-from archive.errors import NotFoundError, UsageError
-from archive.layout import ARCHIVE_KEY
 
 if TYPE_CHECKING:
     from archive import Archive, Episodes
@@ -167,7 +166,7 @@ def _bulk(
 
 def _present(to: str, name: str, options: Mapping[str, Any]) -> int:
     """How many files there are that an export may replace."""
-    from archive.storage import Storage
+    from archive.store import Storage
 
     return sum(n.startswith("part-") and n.endswith(f".{name}") for n in Storage.connect(to, dict(options)).list(""))
 

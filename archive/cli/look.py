@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archive.base import ARCHIVE_KEY, NotFoundError
 from archive.cli import output
 from archive.cli.options import Target, meeting, on_archive
-from archive.errors import NotFoundError
-from archive.layout import ARCHIVE_KEY
 
 if TYPE_CHECKING:
     from archive import Archive, Commit
@@ -95,7 +94,7 @@ def _show(target: Target, rows: list[dict[str, Any]], columns: tuple[str, ...]) 
 
 def _archives_below(target: Target) -> list[dict[str, Any]]:
     """The archives directly in the folder."""
-    from archive.storage import Storage
+    from archive.store import Storage
 
     storage = Storage.connect(target.url, target.storage_options, deadline_s=target.deadline_s)
     out = []

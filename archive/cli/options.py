@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.cli import DEBUG
-from archive.errors import UsageError
+from archive.base import UsageError
+from archive.cli.commands import DEBUG
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ def meeting(condition: str | None, table: pa.Table) -> pa.Table:
         return table
     import pyarrow as pa
 
-    from archive import expressions
+    from archive.manifest import expressions
 
     plain = pa.table({n: table[n].cast("string") if _is_coded(table[n].type) else table[n] for n in table.column_names})
     expression, _ = expressions.parse(condition, table.column_names)

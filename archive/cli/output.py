@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from archive import visible
+from archive.base import plaintext
 
 MAX_CELL = 160
 UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
@@ -21,12 +21,12 @@ PROSE_WIDTH = 30
 
 def say(text: str) -> None:
     """Print text, whatever names it holds: the one way in which commands do."""
-    click.echo(visible.visible(text))
+    click.echo(plaintext.visible(text))
 
 
 def as_json(value: Any) -> None:
     """One JSON document; what JSON has no word for (nan, infinities) is null."""
-    say(visible.as_json(plain(value), indent=1))
+    say(plaintext.as_json(plain(value), indent=1))
 
 
 def plain(value: Any) -> Any:
@@ -127,7 +127,7 @@ def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
         value = ", ".join(map(str, value)) or "-"
     elif isinstance(value, Mapping):
         value = json.dumps(plain(value), ensure_ascii=False)
-    text = visible.one_line(str(value))
+    text = plaintext.one_line(str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archive._root import local_path
+from archive.base import NotFoundError, UsageError
 from archive.cli.ranks import checkpoints_of, named_checkpoint
-from archive.errors import NotFoundError, UsageError
-from archive.files import file_exists, write_file
+from archive.store import file_exists, local_path, write_file
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episode, Episodes

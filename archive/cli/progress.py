@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from archive.base import one_line
 from archive.cli.output import size
-from archive.visible import one_line
 
 if TYPE_CHECKING:
     from archive import Archive

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archive.base import NotFoundError
 from archive.cli import output
 from archive.cli.options import Target, meeting, of_run, on_archive
-from archive.errors import NotFoundError
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint
-    from archive.checkpointlist import Checkpoints
+    from archive.checkpoint import Checkpoints
     from resharding import Plan
 
 LATEST = "latest"  # stands for the newest whole one
@@ -77,7 +77,7 @@ def planned(checkpoint: Checkpoint, world_size: int, where: str | None, **how: A
 @on_archive()
 def checkpoints(target: Target, where: str | None, run: str | None) -> None:
     """The checkpoints, oldest first."""
-    from archive import jsontree
+    from archive.base import jsontree
 
     rows = meeting(where, checkpoints_of(target.open(), run).table).to_pylist()
     rows = [row | {"metrics": jsontree.loads(row["metrics"] or "{}")} for row in rows]
@@ -109,12 +109,12 @@ def plan(target: Target, world_size: int, name: str | None, run: str | None, **h
 @on_archive(time_travel=False, writes=True)
 def request_checkpoint(target: Target) -> None:
     """Ask the job that writes to this archive for a checkpoint, at its next step or a few later."""
-    from archive import checkpointing
+    from archive.checkpoint import requests
 
-    key = checkpointing.post(target.open().storage)
+    key = requests.post(target.open().storage)
     if target.as_json:
         output.as_json({"request": key})
     else:
         output.say(
-            f"requested: {key}. The job looks every {checkpointing.POLL_S:.0f} s; `archive checkpoints` shows when it is done"
+            f"requested: {key}. The job looks every {requests.POLL_S:.0f} s; `archive checkpoints` shows when it is done"
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from archive.cli import COMMANDS, main
-from archive.errors import NotFoundError
+from archive.base import NotFoundError
+from archive.cli.commands import COMMANDS, main
 
 BEGIN, END = "<!-- commands: made by `make docs` -->", "<!-- end of commands -->"
 COMMON = frozenset(

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archive.base import MissingPackageError
 from archive.cli import output
 from archive.cli.options import Target, of_run, on_archive
 from archive.cli.ranks import checkpoints_of
-from archive.errors import MissingPackageError
 
 if TYPE_CHECKING:
-    from archive import Archive, Episodes, IOStats
-    from archive.buffers.ranks import Where
+    from archive import Archive, Episodes
+    from archive.adapters.rlinf.buffer import Where
+    from archive.store import IOStats
 
 
 @click.command()
@@ -68,8 +69,7 @@ def _filling(text: str) -> Any:
 
 def _buffers() -> tuple[Any, Any]:
     try:
-        from archive.buffers import TrajectoryReplayBuffer
-        from archive.buffers.ranks import where
+        from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer, where
     except ImportError as e:
         raise MissingPackageError(f"sampling needs torch ({e}): pip install 'trajectory-archive[torch]'") from e
     return where, TrajectoryReplayBuffer
@@ -77,7 +77,7 @@ def _buffers() -> tuple[Any, Any]:
 
 def _episodes(arc: Archive, place: Where, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
     """What to draw from, in words, and the episodes."""
-    from archive.buffers.loading import held_by
+    from archive.adapters.rlinf.buffer import held_by
 
     checkpoints = checkpoints_of(arc, run)
     found = checkpoints[name] if name else checkpoints.newest(replay=True)

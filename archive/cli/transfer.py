@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from archive.base import UsageError
 from archive.cli import output
 from archive.cli.options import Target, on_archive
 from archive.cli.progress import bar
 from archive.cli.ranks import named_checkpoint, planned, planning
-from archive.errors import UsageError
 
 if TYPE_CHECKING:
     from archive import Archive
@@ -145,7 +145,7 @@ def reshard(
 def compact(target: Target, min_alive: float, yes: bool) -> None:
     """Write live steps anew, close together, that lie thinly in their shards. Deletes nothing."""
     import resharding
-    from resharding.compaction import compactable
+    from resharding.transfer import compactable
 
     arc = target.open()
     if not yes:

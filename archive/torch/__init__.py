@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from archive.datasets import (
+    EpisodeDataset,
+    EpisodeStream,
+    JoinedDataset,
+    Loader,
+    Mix,
+    Padded,
+    StepDataset,
+    StepStream,
+    StreamDataset,
+    WindowDataset,
+    WindowStream,
+    collate,
+    join,
+    loader,
+    mix,
+)
+from archive.sampling import Sampler
 from archive.torch import ring
-from archive.torch.collate import collate
-from archive.torch.datasets import EpisodeDataset, StepDataset, WindowDataset
-from archive.torch.iterable import EpisodeStream, StepStream, StreamDataset, WindowStream
-from archive.torch.joined import JoinedDataset, join
-from archive.torch.loading import Loader, loader
-from archive.torch.mixing import Mix, mix
-from archive.torch.padding import Padded
-from archive.torch.sampler import Sampler
 
 IterableDataset = StreamDataset
 

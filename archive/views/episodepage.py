@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.errors import UsageError
+from archive.base import UsageError
 from archive.views import charts, films, frames, page, rollouts, room, summaries, texts, turns
 from archive.views.markup import Markup, facts, join, section, shown, size, table, tag
 from archive.views.tokens import Decode

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from archive.visible import visible
+from archive.base import visible
 
 VOID = frozenset({"br", "hr", "img", "input", "line", "rect", "circle", "path", "polyline", "meta"})
 MAX_TEXT = 300

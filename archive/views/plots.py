@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.errors import FieldError, MissingPackageError
+from archive.base import FieldError, MissingPackageError
 from archive.views import bands, frames
 from archive.views.charts import COLORS
 

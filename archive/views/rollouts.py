@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.tree import Ragged
+from archive.fields import Ragged
 from archive.views.texts import is_message
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from archive.visible import MAX_PAGE_BYTES as MAX_PAGE_BYTES
+from archive.base import MAX_PAGE_BYTES as MAX_PAGE_BYTES
 
 
 def dealt(needs: Mapping[str, int], room: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.tree import Ragged
+from archive.fields import Ragged
 from archive.views.markup import shown
 
 MAX_CHARS = 8_000_000  # of one field's steps together

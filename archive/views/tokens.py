@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from archive.errors import UsageError
+from archive.base import UsageError
 
 Decode = Callable[[list[int]], str]
 UNFINISHED = "\ufffd"  # what a tokenizer says for bytes that are no whole character yet

@@ -36,7 +36,7 @@ def segment_rows(first: int, count: int, total: int) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    from archive import tables
+    from archive.manifest import tables
 
     number = np.arange(first, first + count)
     rank, update = number % RANKS, number * UPDATES // total
@@ -63,8 +63,8 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
-    from archive import manifest
-    from archive.commits import CommitLog, carried, newest
+    from archive.manifest import tablefiles
+    from archive.manifest.commits import CommitLog, carried, newest
 
     arc = archive.create(url)
     storage, log = arc.storage, CommitLog(arc.storage, arc.id, newest(arc.storage))
@@ -73,7 +73,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
         rows = segment_rows(i * per, per, episodes)
 
         def build(parent: Any, attempt: int, rows: Any = rows) -> dict[str, Any]:
-            files, _ = manifest.add_rows(storage, SESSION, "segments", parent, rows, fold=attempt == 0)
+            files, _ = tablefiles.add_rows(storage, SESSION, "segments", parent, rows, fold=attempt == 0)
             return carried(parent) | {"kind": "write", "run": "main", "session": SESSION} | files
 
         log.append(f"{SESSION}/{i}", build)
@@ -85,8 +85,8 @@ def child_query(url: str, repeats: int = 5) -> dict[str, float]:
     import pyarrow.parquet  # noqa: F401
 
     import archive
-    import archive.episodes
     import archive.facade
+    import archive.read
 
     wanted = {"model_weights_uuid": weights_of(500), "update_count": (400, 600)}
     found: list[int] = []

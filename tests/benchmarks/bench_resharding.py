@@ -94,9 +94,9 @@ def child_archive(folder: str, rank: str) -> dict[str, Any]:
     import zarr  # noqa: F401
 
     import archive
-    import archive.checkpoints
+    import archive.checkpoint
     import resharding
-    import resharding.share
+    import resharding.sharing
     from archive.torch import ring as rings
 
     start = time.perf_counter()

@@ -1,0 +1,59 @@
+"""ALF: its replay buffer into an archive and back, on any number of ranks, env rows and slots, and its checkpoint files.
+
+```python
+arc = archive.open(url, create=True)
+ck, share = arc.checkpoints.of("main").latest, None  # this run's own: an archive may hold several
+algorithm.train_iter()  # ALF makes its buffer lazily
+rb = algorithm._replay_buffer
+if ck:
+    share = resharding.plan(ck, num_envs=rb.num_environments, max_length=rb._max_length).share()
+    print(alf.restore(rb, share, existing="replace"))  # how much was kept, closed, reheaded, dropped
+w = arc.writer(resume=share)
+for it in range(ck.step + 1 if ck else 0, iterations):
+    algorithm.train_iter()
+    if it % 1000 == 0 or archive.checkpoint.requests.requested():
+        alf.save(rb, w, step=it, progress={"iter": it})  # on every rank; in the background
+w.close()
+```
+
+| of ALF's buffer | in the archive |
+|---|---|
+| fields, `time_step\\|reward` and the like | fields of the same nesting, one row a step, once |
+| `_current_pos`, `_current_size` | positions and live steps; a cleared row goes on at a multiple of its length |
+| FIRST, LAST, discount | episodes; LAST with discount 0 is terminated, else truncated |
+| `env_id` | declared as the env row's id: it is the row's number after any redistribution |
+| sum and max tree | column `priority`: the leaves; trees and `_nnz` are made of them |
+| `_mini_batch_length` | state; of several ranks the greatest |
+| `_episodic_discounted_return` | column `episodic_return` |
+| `_indexed_pos`, `_headless_indexed_pos`, `_prev_disc_0_pos` | made of the steps; three numbers a row of what lost its start |
+| random numbers | not saved: ALF draws from torch's global generator |
+
+Same ranks and same size: the buffer's state is the same, bit for bit. Otherwise the plan says who gets what, and
+unfinished="close" (default): the last step of an open episode becomes LAST, its discount kept, for ALF's targets run
+across a MID before a FIRST. In the archive the episode stays as it was. "continue": the one at the end of a row goes on.
+A headless episode that is not the first of its row gets its first live step made FIRST; `plan(incomplete="drop")` drops it.
+"""
+
+from __future__ import annotations
+
+from archive.adapters.alf.adapter import restore, save, target_of, write
+from archive.adapters.alf.files import export_checkpoint, import_checkpoint
+from archive.adapters.alf.restoring import Rebuilt, Target, rebuild
+from archive.adapters.alf.saving import PRIORITY
+from archive.adapters.alf.tensors import FIRST, LAST, path_by_key
+
+__all__ = [
+    "FIRST",
+    "LAST",
+    "PRIORITY",
+    "Rebuilt",
+    "Target",
+    "export_checkpoint",
+    "import_checkpoint",
+    "path_by_key",
+    "rebuild",
+    "restore",
+    "save",
+    "target_of",
+    "write",
+]

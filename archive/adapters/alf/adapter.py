@@ -1,0 +1,107 @@
+"""The adapter's verbs; what they promise is written in the door of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from archive.adapters import Report, Saved, check_room, checkpoint, part_of, several, share_of
+from archive.adapters.alf import saving
+from archive.adapters.alf.files import export_checkpoint, import_checkpoint
+from archive.adapters.alf.restoring import DEFAULT_RETURN, Rebuilt, Target, rebuild
+from archive.adapters.alf.tensors import INDEX, MAXIMA, RETURNS, SUMS, Tensors
+from archive.base import UsageError
+
+if TYPE_CHECKING:
+    from archive import Writer
+    from archive.checkpoint import Pending
+
+__all__ = ["export_checkpoint", "import_checkpoint", "restore", "save"]
+
+_SETTINGS = ("num_earliest_frames_ignored", "recent_data_steps", "recent_data_ratio", "gamma")
+
+
+def save(buffers: Any, writer: Writer, *, step: int, **options: Any) -> Pending:
+    """Checkpoint a replay buffer, or several as {name: buffer}: what the writer has not seen, and what changes.
+
+    options: those of `Writer.checkpoint`, such as progress, metrics, name, save_replay and wait.
+    Everything is copied before this returns; the rest happens in the background, and its errors come with the next call.
+    """
+    skipped = options.get("save_replay", True) is False
+    saved = {} if skipped else {name: _saved(rb, writer, name) for name, rb in several(buffers).items()}
+    return checkpoint(writer, step, saved, **options)
+
+
+def restore(
+    buffers: Any, source: Any, *, rank: int | None = None, existing: str = "error", unfinished: str = "close"
+) -> Any:
+    """Put a share of a checkpoint into a replay buffer, or into several; the report, or {name: report}.
+
+    source: a share, or a checkpoint of the same world, with rank=.
+    existing: "replace" for what ALF's first `train_iter()` has left there.  unfinished: see above.
+    Nothing is changed if anything does not fit.
+    """
+    share = share_of(source, rank)
+    objects = several(buffers)
+    for name, rb in objects.items():
+        check_room(existing, int(_tensors(rb).size.sum()), f"the ALF buffer {name!r}")
+    made = {name: rebuild(share, name, target_of(rb), unfinished) for name, rb in objects.items()}
+    for name, rb in objects.items():
+        write(rb, made[name])
+    reports: dict[str, Report] = {name: one.report for name, one in made.items()}
+    return reports if isinstance(buffers, Mapping) else next(iter(reports.values()))
+
+
+def _saved(rb: Any, writer: Writer, name: str) -> Saved:
+    with _locked(rb):
+        about = {key: getattr(rb, f"_{key}", None) for key in _SETTINGS}
+        if getattr(rb, "_prioritized_sampling", False):
+            about["mini_batch_length"] = int(rb._mini_batch_length)
+        about["default_return"] = float(getattr(rb, "_default_return", DEFAULT_RETURN))
+        return saving.append(part_of(writer, name), _tensors(rb), rb, about)
+
+
+def _tensors(rb: Any) -> Tensors:
+    if not isinstance(rb, torch.nn.Module):
+        raise UsageError(
+            f"{type(rb).__name__} is no replay buffer of ALF; give algorithm._replay_buffer once it is there"
+        )
+    return Tensors(dict(rb.named_buffers()))
+
+
+def target_of(rb: Any) -> Target:
+    """What a buffer takes."""
+    tensors = _tensors(rb)
+    return Target(
+        tensors.num_envs,
+        tensors.max_length,
+        episodic=INDEX in tensors.named,
+        returns=RETURNS in tensors.named,
+        prioritized=SUMS in tensors.named,
+        default_return=float(getattr(rb, "_default_return", DEFAULT_RETURN)),
+        initial_priority=float(getattr(rb, "_initial_priority", 1.0)),
+        ignored_frames=int(getattr(rb, "_num_earliest_frames_ignored", 0)),
+        device=tensors.pos.device,
+        kinds={path: (leaf.dtype, tuple(leaf.shape[2:])) for path, leaf in tensors.fields.items()},
+    )
+
+
+@torch.no_grad()
+def write(rb: Any, made: Rebuilt) -> None:
+    """Put what was made for a buffer into it."""
+    with _locked(rb):
+        for name, tensor in _tensors(rb).named.items():
+            found = made.named.get(name)
+            tensor.zero_() if found is None else tensor.copy_(found)
+        if SUMS in made.named and MAXIMA in made.named:
+            rb._sum_tree._nnz = made.nnz
+            rb._mini_batch_length = made.mini_batch_length
+        saving.remember(rb, made.track)
+
+
+def _locked(rb: Any) -> AbstractContextManager[Any]:
+    lock = getattr(rb, "_lock", None)
+    return nullcontext() if lock is None else lock

@@ -1,0 +1,296 @@
+"""Adapters: a share of a checkpoint as the tensors of an ALF replay buffer, of any size."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from archive.adapters import UNFINISHED, Report, check_option, share_buffer
+from archive.adapters.alf.saving import MARKED, PRIORITY, RETURN, Table, Track, marks, no_rewrites
+from archive.adapters.alf.tensors import (
+    DISC_0,
+    FIRST,
+    HEADLESS,
+    INDEX,
+    LAST,
+    MAXIMA,
+    POS,
+    RETURNS,
+    SIZE,
+    SUMS,
+    Heads,
+    Tensors,
+    grown,
+    indices,
+    name_of,
+    path_by_key,
+)
+from archive.arrays import Ints
+from archive.base import FieldError, UsageError, cached_property
+from archive.fields import Path, flatten
+from archive.torch import ring
+
+DEFAULT_RETURN = -1000.0  # ALF's own default of what steps have whose episode has not ended
+
+
+@dataclass(frozen=True)
+class Target:
+    """The buffer that is to hold the share."""
+
+    num_envs: int
+    max_length: int
+    episodic: bool = False  # it keeps ALF's episode indices
+    returns: bool = False
+    prioritized: bool = False
+    default_return: float = DEFAULT_RETURN
+    initial_priority: float = 1.0
+    ignored_frames: int = 0  # earliest steps of each row that are never sampled
+    device: Any = None
+    kinds: Mapping[Path, tuple[torch.dtype, tuple[int, ...]]] | None = None  # dtype and shape of each field
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The tensors, and what ALF keeps outside of them."""
+
+    named: dict[str, torch.Tensor]
+    mini_batch_length: int
+    nnz: int
+    track: Track
+    report: Report
+
+
+def rebuild(share: Any, name: str, target: Target, unfinished: str) -> Rebuilt:
+    """Buffer `name` of a share for that target. Nothing is touched; a share that does not fit is refused."""
+    check_option("unfinished", unfinished, UNFINISHED)
+    part = share_buffer(share, name)
+    _check_plan(share.plan.rules[name].unfinished, unfinished)
+    filled = ring.fill(
+        part, num_envs=target.num_envs, max_length=target.max_length, unfinished=unfinished, device=target.device
+    )
+    return _Restoring(part, share.plan, target, filled, unfinished).rebuilt()
+
+
+def _check_plan(planned: str, unfinished: str) -> None:
+    if unfinished == "continue" and planned != "continue":
+        raise UsageError(
+            f"unfinished='continue', but the plan ends open episodes (unfinished={planned!r}): "
+            "resharding.plan(..., unfinished='continue')"
+        )
+
+
+class _Restoring:
+    """One restore: what was filled, and where it is other than what the archive has."""
+
+    def __init__(self, share: Any, plan: Any, target: Target, filled: ring.Filled, unfinished: str) -> None:
+        self.share, self.plan, self.target, self.filled, self.unfinished = share, plan, target, filled, unfinished
+        self.fields: dict[Path, torch.Tensor] = dict(flatten(filled.buffers)) if filled.buffers else {}
+        self.notes: list[str] = []
+        self.counts: dict[str, int] = {}
+        state = share.state
+        same = state is not None and state.get("system") == "alf"
+        size = (target.num_envs, target.max_length)
+        self.exact: Any = state if same and (state["num_envs"], state["max_length"]) == size else None
+
+    @cached_property
+    def step_type(self) -> torch.Tensor:
+        path = path_by_key(self.fields, "step_type")
+        if path is None:
+            raise FieldError(f"the share has no field 'step_type'; it has: {', '.join(map('/'.join, self.fields))}")
+        return self.fields[path]
+
+    @cached_property
+    def sources(self) -> list[dict[str, Any]]:
+        states = [self.share.state] if self.exact else self.share.source_states.values()
+        return [s for s in states if isinstance(s, dict) and s.get("system") == "alf"]
+
+    def rebuilt(self) -> Rebuilt:
+        filled, target = self.filled, self.target
+        steps = int(filled.size.sum())
+        if steps:
+            _check_kinds(self.fields, target)
+            starts, rewritten = self._mark()
+        else:
+            starts, rewritten = torch.zeros_like(filled.cut), no_rewrites()
+        pos = filled.pos
+        if self.exact:
+            pos = torch.from_numpy(self.exact["current_pos"].copy()).to(pos)
+        named = {POS: pos, SIZE: filled.size, **{name_of(path): tensor for path, tensor in self.fields.items()}}
+        if target.episodic:
+            named |= self._indices(starts, pos)
+        if target.returns:
+            named[RETURNS] = self._returns()
+        length = max([int(s.get("mini_batch_length") or 1) for s in self.sources], default=1)
+        nnz = self._grow(named, length) if target.prioritized else 0
+        return Rebuilt(named, length, nnz, self._track(named, rewritten), self._report(steps))
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _mark(self) -> tuple[torch.Tensor, Table]:
+        """Step types as the buffer must have them: (steps that begin an episode, all that differ from the archive)."""
+        before = self.step_type.clone()
+        if self.exact:
+            self._put(self.exact["rewritten"])
+        else:
+            self._renumber()
+            self._rehead()
+        starts = (self.step_type == FIRST) & self.filled.live
+        ends = self.filled.cut if self.exact else self._ends()
+        self.counts["closed"] = int((ends & (self.step_type != LAST)).sum())
+        self.step_type[ends] = LAST
+        env, slot = torch.nonzero(self.step_type != before, as_tuple=True)
+        position = self._position(env, slot)
+        return starts, torch.stack([env, position, self.step_type[env, slot].long()], 1).cpu().numpy()
+
+    def _position(self, env: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        last, length = self.filled.pos[env] - 1, self.target.max_length
+        return last - (last - slot) % length
+
+    def _put(self, rewritten: Table) -> None:
+        env, position, kind = (torch.from_numpy(c.copy()).to(self.step_type.device) for c in rewritten.T)
+        self.step_type[env, position % self.target.max_length] = kind.to(self.step_type.dtype)
+
+    def _renumber(self) -> None:
+        """Env ids in the data are those of the row, also where the archive was written without saying which they are."""
+        live = self.filled.live
+        rows = torch.arange(len(live), device=live.device)[:, None].expand(live.shape)
+        for path, leaf in self.fields.items():
+            if path[-1] == "env_id" and leaf.shape == live.shape:
+                leaf[live] = rows[live].to(leaf.dtype)
+
+    def _rehead(self) -> None:
+        layout = self.share.layout
+        full = np.flatnonzero(layout.length > 0)
+        env, position = layout.env_id[full], layout.position[full]
+        inside = layout.headless[full] & np.r_[False, env[1:] == env[:-1]]
+        self.counts["reheaded"] = int(inside.sum())
+        self.counts["headless"] = int((layout.headless[full] & ~inside).sum())
+        self._put(np.stack([env[inside], position[inside], np.full(int(inside.sum()), FIRST)], 1))
+
+    def _ends(self) -> torch.Tensor:
+        """Last steps of all episodes but those that go on."""
+        layout = self.share.layout
+        full = np.flatnonzero(layout.length > 0)
+        env, last = layout.env_id[full], (layout.position + layout.length - 1)[full]
+        ended = ~layout.open[full] if self.unfinished == "continue" else np.ones(len(full), bool)
+        ends = self.filled.cut.clone()
+        ends[torch.from_numpy(env[ended]), torch.from_numpy(last[ended] % self.target.max_length)] = True
+        return ends
+
+    # -- what ALF keeps about them -------------------------------------------------------------------------------------
+
+    def _indices(self, starts: torch.Tensor, pos: torch.Tensor) -> dict[str, torch.Tensor]:
+        discount = self.fields.get(path_by_key(self.fields, "discount") or ())
+        zeros = torch.zeros_like(starts) if discount is None or discount.shape != starts.shape else discount == 0
+        found = indices(starts, zeros, pos, self.filled.size, self._heads(pos))
+        headless = found.headless
+        if self.exact and self.exact["headless_indexed_pos"] is not None:
+            headless = torch.from_numpy(self.exact["headless_indexed_pos"].copy()).to(pos.device)
+        named = {INDEX: found.index, HEADLESS: headless}
+        return named | {DISC_0: found.disc_0} if self.target.returns else named
+
+    def _heads(self, pos: torch.Tensor) -> Heads:
+        """Of an episode whose first step is gone ALF wants to know that it began too long ago to be in the ring."""
+        begin, oldest = pos - self.target.max_length - 1, pos - self.filled.size
+        heads = {"head_begin": begin, "head_value": begin, "head_disc_0": oldest}
+        for name in heads:
+            if self.exact and self.exact[name] is not None:
+                heads[name] = torch.from_numpy(self.exact[name].copy()).to(pos.device)
+        return Heads(*heads.values())
+
+    def _returns(self) -> torch.Tensor:
+        returns = torch.full(self.filled.cut.shape, self.target.default_return, device=self.filled.cut.device)
+        column = self.filled.columns.get(RETURN)
+        if column is None:
+            self.notes.append("the checkpoint has no episodic returns: all steps have the default one")
+            return returns
+        return torch.where(self.filled.live, column.to(returns), returns)
+
+    def _grow(self, named: dict[str, torch.Tensor], mini_batch_length: int) -> int:
+        """Both trees; the number of priorities that are not 0."""
+        live, column = self.filled.live, self.filled.columns.get(PRIORITY)
+        fresh = column is None
+        if column is None:
+            self.notes.append("the checkpoint has no priorities: all steps have the initial one")
+            column = torch.full(live.shape, float(self.target.initial_priority), device=live.device)
+        leaves = torch.where(live, column, torch.zeros_like(column))
+        if fresh or not self.exact:
+            leaves[self._unsampled(mini_batch_length)] = 0
+        named[SUMS] = grown(leaves.flatten(), torch.add)
+        named[MAXIMA] = grown(leaves.flatten(), torch.maximum)
+        return int(torch.count_nonzero(leaves))
+
+    def _unsampled(self, mini_batch_length: int) -> torch.Tensor:
+        """Steps that no mini batch begins at: too near to the end of their row, or its earliest."""
+        slots = torch.arange(self.target.max_length, device=self.filled.pos.device)
+        age = (self.filled.pos[:, None] - 1 - slots) % self.target.max_length
+        earliest = (age >= self.filled.size[:, None] - self.target.ignored_frames) & (age < self.filled.size[:, None])
+        return (age < mini_batch_length - 1) | earliest
+
+    # -- what the next save and the user are told -----------------------------------------------------------------------
+
+    def _track(self, named: dict[str, torch.Tensor], rewritten: Table) -> Track:
+        at: Ints = self.filled.pos.cpu().numpy()
+        offset = self.exact["offset"].copy() if self.exact else np.zeros(len(at), np.int64)
+        if not int(self.filled.size.sum()):
+            return Track(offset, at, np.full((len(at), MARKED), -1, np.int64), rewritten)
+        return Track(offset, at, marks(Tensors(named)), rewritten, self._closed_rows())
+
+    def _closed_rows(self) -> list[int]:
+        """Rows whose newest episode was cut here, while the plan lets it go on in the archive."""
+        if self.plan.rules[self.share.name].unfinished != "continue":
+            return []
+        newest = ((self.filled.pos - 1) % self.target.max_length)[:, None]
+        closed: list[int] = torch.nonzero(self.filled.cut.gather(1, newest)[:, 0])[:, 0].tolist()
+        return closed
+
+    def _report(self, steps: int) -> Report:
+        filled = self.filled.report
+        self.counts.setdefault("headless", filled["headless"])
+        empty = torch.nonzero(self.filled.size == 0)[:, 0].tolist()
+        if empty:
+            note = f"env rows {_listed(empty)} are empty: ALF samples only once every row has steps"
+            logging.getLogger("archive").warning("restoring an ALF replay buffer: %s", note)
+            self.notes.append(note)
+        episodes, dropped = self._dropped()
+        counts = self.counts | {"dropped_episodes": episodes, "dropped_steps": dropped, "empty_rows": len(empty)}
+        return Report(filled["episodes"], steps, counts, tuple(self.notes))
+
+    def _dropped(self) -> tuple[int, int]:
+        """What the plan gives to no rank, by reason: noted, logged and counted."""
+        gone = self.plan.placements[self.share.name].dropped
+        steps = gone.hi - gone.lo
+        for reason in dict.fromkeys(gone.reason.tolist()):
+            mine = gone.reason == reason
+            count = len(np.unique(gone.unit[mine]))
+            note = f"on all ranks together, {count} episodes lost {int(steps[mine].sum())} steps ({reason})"
+            logging.getLogger("archive").info("restoring an ALF replay buffer: %s", note)
+            self.notes.append(note)
+        return len(np.unique(gone.unit)), int(steps.sum())
+
+
+def _listed(rows: list[int]) -> str:
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+
+
+def _check_kinds(fields: Mapping[Path, Any], target: Target) -> None:
+    if target.kinds is None:
+        return
+    if odd := sorted("/".join(path) for path in fields.keys() ^ target.kinds.keys()):
+        raise FieldError(f"field {odd[0]!r} is only in {'the share' if _has(fields, odd[0]) else 'the buffer'}")
+    for path, leaf in fields.items():
+        dtype, shape = target.kinds[path]
+        if not isinstance(leaf, torch.Tensor) or (leaf.dtype, tuple(leaf.shape[2:])) != (dtype, shape):
+            raise FieldError(
+                f"field {'/'.join(path)!r} is {leaf.dtype} {list(leaf.shape[2:])} in the share, {dtype} {list(shape)} in "
+                "the buffer; make the buffer with the data spec that was saved"
+            )
+
+
+def _has(fields: Mapping[Path, Any], name: str) -> bool:
+    return any("/".join(path) == name for path in fields)

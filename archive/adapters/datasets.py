@@ -1,0 +1,99 @@
+"""Adapters: what importers and exporters of datasets share: one checkpoint a dataset, episodes in batches, files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from archive import Archive
+from archive.base import FieldError, NotFoundError, UsageError
+from archive.checkpoint import Checkpoint
+from archive.fields import Path, Schema, flatten, to_path
+from archive.read import Episodes
+
+ROLES = {
+    "observations": ("observations", "observation", "obs", "time_step/observation"),
+    "actions": ("actions", "action"),
+    "rewards": ("rewards", "reward", "next/reward", "time_step/reward"),
+}
+LEAVE_OUT = "name the fields to export, with fields= (--field)"
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One episode of a dataset; one that has neither end is unfinished."""
+
+    steps: Mapping[str, Any]
+    terminated: bool = False
+    truncated: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def archive_dataset(
+    arc: Archive, name: str, episodes: Iterable[Imported], about: Mapping[str, Any], schema: Schema, run: str
+) -> Checkpoint:
+    """Add the episodes and commit them as one checkpoint: all of them or, if anything is wrong, none.
+
+    `about` becomes its progress.
+    """
+    session = f"import-{secrets.token_hex(4)}"
+    with arc.writer(0, 1, session=session, run=run, schema=schema) as w:
+        for one in episodes:
+            ended = one.terminated or one.truncated
+            w.add_episode(
+                one.steps, terminated=one.terminated if ended else None, truncated=one.truncated if ended else None,
+                metadata=one.metadata, last=ended,
+            )  # fmt: skip
+        return w.checkpoint(0, name, progress=dict(about)).result()
+
+
+def episodes_of(source: Any) -> Episodes:
+    """Those of an archive, a checkpoint or a share, or some that were chosen; none of no steps: no format has these."""
+    found = source if isinstance(source, Episodes) else getattr(source, "episodes", None)
+    if not isinstance(found, Episodes):
+        raise UsageError(f"give an archive, a checkpoint, a share or episodes, not {type(source).__name__}")
+    full = found[np.flatnonzero(found.table["length"].to_numpy())]
+    if not len(full):
+        raise NotFoundError("there are no episodes with steps to export")
+    return full
+
+
+def about_of(source: Any, system: str) -> Mapping[str, Any]:
+    """What an import of that system noted beside the episodes; empty where it was no import."""
+    progress = source.progress if isinstance(source, Checkpoint) else None
+    noted = progress.get(system) if isinstance(progress, Mapping) else None
+    return noted if isinstance(noted, Mapping) else {}
+
+
+def role_of(steps: Mapping[str, Any], role: str, given: str | None) -> Any:
+    """The field, or nest of fields, that has this role: the one given, or the first of its usual names."""
+    return lookup(steps, path_of_role(steps, role, given))
+
+
+def path_of_role(steps: Mapping[str, Any], role: str, given: str | None) -> Path:
+    """Where that field, or nest, is."""
+    names = ROLES[role] if given is None else (given,)
+    for name in names:
+        if lookup(steps, to_path(name)) is not None:
+            return to_path(name)
+    fields = ", ".join("/".join(path) for path, _ in flatten(steps))
+    raise FieldError(f"which field has the {role}? There is no {' or '.join(names)}; give {role}=. Fields: {fields}")
+
+
+def lookup(steps: Mapping[str, Any], path: Path) -> Any:
+    found: Any = steps
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def row(array: Any, length: int, name: str) -> Array:
+    """An array of one row a step; of one row more the last is left out."""
+    if not isinstance(array, np.ndarray) or len(array) not in (length, length + 1):
+        raise FieldError(f"field {name!r} is not one row a step, which this format needs; convert it, or {LEAVE_OUT}")
+    return array[:length]

@@ -1,0 +1,209 @@
+"""The adapter's verbs; what they promise is written in the door of this room."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from archive import Archive
+from archive.adapters import Array, Imported, archive_dataset, check_option, episodes_of, role_of, row, system
+from archive.base import FieldError, IntegrityError, UsageError
+from archive.checkpoint import Checkpoint
+from archive.fields import Schema, flatten, unflatten
+from archive.read import Episode
+from archive.store import read_file, write_file
+
+HDF5 = (".h5", ".hdf5")
+REQUIRED = ("observations", "actions", "rewards")
+ENDS = ("terminals", "timeouts", "episode_terminals")
+VERSION = "2.1"  # of d3rlpy's layout of episodes
+
+
+def import_dataset(
+    url: Any,
+    arc: Archive,
+    *,
+    name: str | None = None,
+    run: str = "main",
+    storage_options: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Add the episodes of a file, as one checkpoint named after it."""
+    path = PurePath(str(url))
+    arrays = _read(path.suffix, read_file(url, storage_options), str(url))
+    several = "num_episodes" in arrays
+    episodes, left_out = (_by_episode(arrays), []) if several else _flat(arrays, str(url))
+    return archive_dataset(arc, name or path.stem, episodes, {"npz": {"left_out": left_out}}, Schema(), run)
+
+
+def export_dataset(
+    source: Any,
+    url: Any,
+    *,
+    fields: Any = None,
+    observations: str | None = None,
+    actions: str | None = None,
+    rewards: str | None = None,
+    layout: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write episodes to one file, `.npz` or `.h5`.
+
+    fields: read only these.  observations, actions, rewards: names of the fields, where not the usual ones. Of
+    observations with one row
+    more than steps the last is left out, and so are episodes without steps.
+    layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
+    """
+    suffix = PurePath(str(url)).suffix
+    layout = layout or ("episodes" if suffix in HDF5 else "flat")
+    check_option("layout", layout, ("flat", "episodes"))
+    names = {"observations": observations, "actions": actions, "rewards": rewards}
+    parts = [(e, _roles(steps, e, names)) for e, steps in episodes_of(source).stream(fields)]
+    arrays = _episodic(parts) if layout == "episodes" else _joined(parts)
+    write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
+
+
+def _roles(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """Observations (an array, or one of each kind), actions and rewards of one episode."""
+    found = {role: role_of(steps, role, given) for role, given in names.items()}
+    seen = found["observations"]
+    kinds = [(path, leaf) for path, leaf in flatten({"observations": seen})]
+    parts = [_plain(row(leaf, episode.length, "/".join(path)), "/".join(path)) for path, leaf in kinds]
+    one = {role: _plain(row(found[role], episode.length, role), role) for role in ("actions", "rewards")}
+    return {"observations": parts if isinstance(seen, Mapping) else parts[0], **one}
+
+
+def _plain(array: Array, name: str) -> Array:
+    """An array that these files know: strings of fixed width, as those of any width would be pickled."""
+    if array.dtype.kind == "V":
+        raise FieldError(f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype")
+    return array.astype(str) if array.dtype.kind == "O" else array
+
+
+def _episodic(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
+    columns = ["observations", "actions", "rewards", "terminated"]
+    out: dict[str, Any] = {"columns": columns, "num_episodes": len(parts), "version": VERSION}
+    for i, (episode, roles) in enumerate(parts):
+        seen, done, gained = (roles[name] for name in columns[:3])
+        out |= (
+            {f"observations_{i}_{j}": one for j, one in enumerate(seen)}
+            if isinstance(seen, list)
+            else {f"observations_{i}": seen}
+        )
+        out[f"actions_{i}"] = done.reshape(len(done), -1) if done.ndim == 1 else done
+        out[f"rewards_{i}"] = gained.reshape(len(gained), -1)
+        out[f"terminated_{i}"] = bool(episode.terminated)
+    return out
+
+
+def _joined(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
+    if any(isinstance(roles["observations"], list) for _, roles in parts):
+        raise FieldError("the flat layout has one array of observations; name one field, or give layout='episodes'")
+    out = {}
+    for name in ("observations", "actions", "rewards"):
+        arrays = [roles[name] for _, roles in parts]
+        if len({array.shape[1:] for array in arrays}) > 1:
+            raise FieldError(
+                f"{name} differ in shape between episodes; the flat layout has one, so give layout='episodes'"
+            )
+        out[name] = np.concatenate(arrays)
+    ends = np.cumsum([episode.length for episode, _ in parts]) - 1
+    masks = {name: np.zeros(int(ends[-1]) + 1, bool) for name in ENDS}
+    masks["terminals"][ends] = [bool(episode.terminated) for episode, _ in parts]
+    masks["episode_terminals"][ends] = True
+    masks["timeouts"] = masks["episode_terminals"] & ~masks["terminals"]
+    return out | masks
+
+
+def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
+    columns = [_text(name) for name in arrays["columns"]]
+    for i in range(int(arrays["num_episodes"])):
+        found: dict[str, Any] = {}
+        for name in columns:
+            several = [arrays[f"{name}_{i}_{j}"] for j in range(len(arrays)) if f"{name}_{i}_{j}" in arrays]
+            if f"{name}_{i}" not in arrays and not several:
+                raise IntegrityError(f"episode {i} of the file has no {name}; it was cut off, or written by other code")
+            found[name] = arrays[f"{name}_{i}"] if not several else {str(j): one for j, one in enumerate(several)}
+        terminated = bool(found.pop("terminated", False))
+        yield Imported(found, terminated, not terminated)
+
+
+def _flat(arrays: Mapping[str, Any], where: str) -> tuple[Iterator[Imported], list[str]]:
+    missing = [name for name in (*REQUIRED, "terminals") if name not in arrays]
+    if missing:
+        raise FieldError(
+            f"{where} has no {missing[0]!r}, so it is no such dataset; it has: {', '.join(sorted(arrays))}"
+        )
+    length = int(np.size(arrays["terminals"]))
+    odd = [name for name in (*REQUIRED, *ENDS) if name in arrays and np.shape(arrays[name])[:1] != (length,)]
+    if odd or not length:
+        what = f"{odd[0]} of shape {list(np.shape(arrays[odd[0]]))}" if odd else "no steps"
+        raise FieldError(f"{where} has {length} terminals and {what}; it takes one or more rows, as many of each")
+    terminals = np.asarray(arrays["terminals"], bool).reshape(length)
+    over = np.asarray(arrays.get("timeouts", arrays.get("episode_terminals", terminals)), bool).reshape(length)
+    kept = {name: array for name, array in arrays.items() if name not in ENDS and np.shape(array)[:1] == (length,)}
+    stops = np.flatnonzero(terminals | over) + 1
+    stops = np.r_[stops, length] if not len(stops) or stops[-1] < length else stops
+    starts = np.r_[0, stops[:-1]]
+
+    def every() -> Iterator[Imported]:
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            steps = {name: array[start:stop] for name, array in kept.items()}
+            terminated = bool(terminals[stop - 1])
+            yield Imported(_nested(steps), terminated, bool(over[stop - 1]) and not terminated)
+
+    return every(), sorted(set(arrays) - set(kept) - set(ENDS))
+
+
+def _nested(steps: dict[str, Array]) -> dict[str, Any]:
+    folders = {name[:i] for name in steps for i, c in enumerate(name) if c == "/"}
+    if both := sorted(folders & set(steps)):
+        raise FieldError(f"the file has an array {both[0]!r} and others below it, such as '{both[0]}/...'; rename one")
+    return unflatten({tuple(name.split("/")): array for name, array in steps.items()})
+
+
+def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
+    try:
+        if suffix == ".npz":
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        if suffix in HDF5:
+            return _read_hdf5(data)
+    except (OSError, ValueError, KeyError) as e:
+        raise IntegrityError(f"{where} is no readable {suffix} file: {e}") from e
+    raise UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
+
+
+def _read_hdf5(data: bytes) -> dict[str, Any]:
+    h5py, out = system("h5py", "h5py"), {}
+    with h5py.File(io.BytesIO(data), "r") as file:
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        out = {name: _dataset(file[name]) for name in names}
+    return {name: value for name, value in out.items() if not isinstance(value, bytes) or name == "version"}
+
+
+def _dataset(item: Any) -> Any:
+    texts = item.dtype.kind == "O" and item.shape
+    return np.asarray(item.asstr()[()]).astype(str) if texts else item[()]
+
+
+def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
+    out = io.BytesIO()
+    if suffix == ".npz":
+        np.savez_compressed(out, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+    elif suffix in HDF5:
+        with system("h5py", "h5py").File(out, "w") as file:
+            for name, value in arrays.items():
+                texts = isinstance(value, np.ndarray) and value.dtype.kind == "U"
+                file.create_dataset(name, data=value.astype(object) if texts else value)
+    else:
+        raise UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
+    return out.getvalue()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,78 @@
+"""Engine, no I/O of its own: whose data a path means. A path that ends in `rank_3` is rank 3 of the archive above it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from archive.base import UsageError
+from archive.manifest import place
+from archive.store import Storage
+
+_RANK = re.compile(r"(?P<root>.*?)/*(?:^|/)rank_(?P<rank>\d+)/*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Where:
+    """An archive's URL, and the rank that a path names, if it names one."""
+
+    root: str
+    rank: int | None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of a path that brings its own
+
+    @property
+    def name(self) -> str:
+        """The same however the root is written: with or without a scheme, relative, with slashes at the end."""
+        return Storage.connect(self.root, self.storage_options).url
+
+    def options(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Storage options: those that are given, before the path's own."""
+        return {**self.storage_options, **(given or {})}
+
+
+def where(path: Any) -> Where:
+    """What a path means; any fsspec URL or UPath, with or without a last folder `rank_N`."""
+    if not path:
+        raise UsageError("the path is empty; give a folder or any fsspec URL, such as s3://bucket/replay/rank_0")
+    text, options = (path, {}) if isinstance(path, str) else Storage.connect(path).spec()
+    found = _RANK.fullmatch(text)
+    if found is None or found["root"].endswith(":"):
+        return Where(text if text.endswith("://") else text.rstrip("/") or "/", None, options)
+    root = found["root"] or ("/" if text.startswith("/") else ".")
+    return Where(root, int(found["rank"]), options)
+
+
+def has_process_group() -> bool:
+    """Whether torch.distributed has been started."""
+    group = sys.modules.get("torch.distributed")
+    return group is not None and bool(group.is_available()) and bool(group.is_initialized())
+
+
+def job_world_size() -> int | None:
+    """Ranks of this job, from torch.distributed or WORLD_SIZE; None if neither says."""
+    if has_process_group():
+        return int(sys.modules["torch.distributed"].get_world_size())
+    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+
+
+def job_rank() -> int:
+    """This process's rank, from torch.distributed or RANK, else 0."""
+    return place(None, None, "main", "-").rank
+
+
+def writer_world_size(rank: int, given: int | None) -> int:
+    """Ranks of the world that writes; a lone rank 0 needs none to be told."""
+    world_size = job_world_size() if given is None else given
+    if world_size is None and rank:
+        raise UsageError(
+            f"rank {rank} needs to know how many ranks there are: give world_size=, or set WORLD_SIZE, or start "
+            "torch.distributed first"
+        )
+    world_size = 1 if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
+    return world_size

@@ -1,0 +1,138 @@
+"""Engine: the archives that one buffer writes to: opened when there is something to write, going on from what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import archive
+from archive.adapters.rlinf.buffer import mapping, ranks
+from archive.adapters.rlinf.buffer.loading import Homes
+from archive.adapters.rlinf.buffer.ranks import Where
+from archive.adapters.rlinf.buffer.sink import Sink, Visible
+from archive.manifest import place
+
+CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
+
+
+@dataclass
+class Job:
+    """Who writes. What is None is asked for when it is needed."""
+
+    rank: int | None
+    world_size: int | None
+    run: str
+    session: str | None
+    buffer: str
+    storage_options: Mapping[str, Any] | None
+
+    def rank_of(self, where: Where) -> int:
+        if where.rank is not None:
+            return where.rank
+        return ranks.job_rank() if self.rank is None else self.rank
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a writer goes on from: a share or a checkpoint, and the trajectories that are live in it."""
+
+    source: Any
+    rank: int
+    world_size: int
+    owned: dict[int, str]
+
+
+class Sinks:
+    """Sinks by the name of their root. Besides the one that all is appended to, the last one written to stays open."""
+
+    def __init__(self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes) -> None:
+        self._homes = homes
+        self.job, self._interval_s, self._visible = job, interval_s, visible
+        self._auto_root = None if auto is None else auto.name
+        self._open: dict[str, Sink] = {}
+        self._earlier: dict[str, Earlier] = {}
+        self._opened: dict[str, int] = {}  # root -> how many writers it had
+        self._session: str | None = job.session
+
+    def agree(self, rank: int) -> None:
+        """Agree with the other ranks on a session, where a process group lets them; all of them must call this."""
+        if self._session is None and ranks.has_process_group() and (ranks.job_world_size() or 1) > 1:
+            self._session = place(rank, None, self.job.run, None).session
+
+    def at(self, where: Where) -> Sink:
+        """The sink of that path, opened if need be."""
+        root = where.name
+        if root not in self._open:
+            for other in [r for r in self._open if r != self._auto_root]:
+                self.close(other)
+            self._open[root] = self._opened_at(where, root)
+        return self._open[root]
+
+    def _opened_at(self, where: Where, root: str) -> Sink:
+        rank = self.job.rank_of(where)
+        world_size = ranks.writer_world_size(rank, self.job.world_size)
+        arc = archive.open(where.root, create=True, storage_options=where.options(self.job.storage_options))
+        earlier = self._earlier.get(root)
+        if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
+            earlier = None
+        writer = arc.writer(
+            rank, world_size, self.job.run, self._new_session(root, rank, world_size), mapping.SCHEMA,
+            resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES,
+        )  # fmt: skip
+        interval_s = self._interval_s if root == self._auto_root else None
+        sink = Sink(arc, writer, self.job.buffer, self._homes(lambda: arc.episodes), self._visible, interval_s)
+        sink.owned = {} if earlier is None else dict(earlier.owned)
+        return sink
+
+    def _new_session(self, root: str, rank: int, world_size: int) -> str:
+        """A session of its own for each writer, which the ranks agree on as long as they open writers in step."""
+        session = self._session
+        if session is None:
+            session = place(rank, world_size, self.job.run, None).session
+        count = self._opened[root] = self._opened.get(root, 0) + 1
+        return session if count == 1 else f"{session}-{count}"
+
+    def go_on_from(self, root: str, earlier: Earlier) -> None:
+        """The next writer at that root has these trajectories already."""
+        self._earlier[root] = earlier
+
+    def close(self, root: str, error: BaseException | None = None) -> None:
+        """Close one; a writer opened there later goes on from the last checkpoint."""
+        sink = self._open.pop(root)
+        sink.close(error)
+        self._earlier.pop(root, None)
+        if sink.saved is not None:
+            made, owned = sink.saved
+            self._earlier[root] = Earlier(made, sink.writer.rank, sink.writer.world_size, owned)
+
+    def close_all(self, error: BaseException | None = None) -> None:
+        """Close all; the first failure is raised when all are closed. error: the one that ends it all, if any."""
+        errors = []
+        for root in list(self._open):
+            try:
+                self.close(root, error)
+            except Exception as failed:
+                errors.append(failed)
+        if errors:
+            raise errors[0]
+
+    def forget(self) -> None:
+        """What was written so far is not what comes."""
+        self._earlier.clear()
+
+    def settle(self) -> None:
+        for sink in list(self._open.values()):
+            sink.settle()
+
+    def surface(self) -> None:
+        for sink in list(self._open.values()):
+            sink.surface()
+
+    def finish(self) -> None:
+        for sink in list(self._open.values()):
+            sink.finish()
+
+    def commit(self) -> None:
+        for sink in list(self._open.values()):
+            sink.commit()

@@ -1,0 +1,242 @@
+"""RLinf's live TrajectoryReplayBuffer: its trajectories into a writer, and a buffer filled again from a share.
+
+Works on `rlinf.data.replay_buffer` and `rlinf.data.storage.replay` alike: it is the same class, moved.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from archive.adapters import Saved
+from archive.adapters.rlinf.cache import cache_state, restore_cache
+from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, Numbered, listed_at
+from archive.adapters.rlinf.trajectory import to_steps, tree_of
+from archive.base import IntegrityError, UsageError
+
+if TYPE_CHECKING:
+    from archive.write import Buffer
+
+SAVING_S = 30.0  # how long files that RLinf writes in the background are waited for
+_PUBLIC = ("_trajectory_index", "_trajectory_id_list", "_trajectory_file_path", "_flat_trajectory_cache")
+
+
+class _Seen(NamedTuple):
+    """A trajectory that is in an archive."""
+
+    entry: Any  # of the buffer's index: another object where the number was given anew
+    archive_id: str
+    episode_id: str
+    original: int | None
+
+
+_seen: WeakKeyDictionary[Any, dict[int, _Seen]] = WeakKeyDictionary()
+
+
+def check_buffer(buffer: Any) -> None:
+    """Refuse what is not RLinf's buffer."""
+    if not all(hasattr(buffer, name) for name in _PUBLIC):
+        raise UsageError(f"a TrajectoryReplayBuffer of RLinf is expected, not {type(buffer).__name__}")
+
+
+def collect(buffer: Any, part: Buffer, archive_id: str, on_missing: str) -> Saved:
+    """Add to a writer's buffer the trajectories that it has not seen, and take out of it what left RLinf's."""
+    with buffer._index_lock:
+        numbers, index = list(buffer._trajectory_id_list), dict(buffer._trajectory_index)
+    seen, live = _seen.setdefault(buffer, {}), set(part.live["episode_id"].to_pylist())
+    deadline = time.monotonic() + SAVING_S
+    held: dict[int, _Seen] = {}
+    for number in numbers:
+        entry, known = index.get(number), seen.get(number)
+        if entry is None or not _is_held(buffer, number):
+            continue
+        if known and known.entry is entry and known.archive_id == archive_id and known.episode_id in live:
+            held[number] = known
+        elif (tree := _tree(buffer, number, entry, deadline, on_missing)) is not None:
+            known = _Seen(entry, archive_id, to_steps(tree, number).add(part), number)
+            held[number] = seen[number] = known
+    part.remove(live - {known.episode_id for known in held.values()})
+    _seen[buffer] = held
+    renumbered = {known.episode_id: number for number, known in held.items() if known.original != number}
+    return Saved(attributes={NUMBER: renumbered} if renumbered else {}, state=_state(buffer, numbers, index, held))
+
+
+def remember(buffer: Any, archive_id: str, restored: Iterable[Numbered]) -> None:
+    """What a buffer was restored from is in that archive."""
+    _seen[buffer] = {
+        one.number: _Seen(buffer._trajectory_index[one.number], archive_id, one.episode_id, one.original)
+        for one in restored
+    }
+
+
+def empty(buffer: Any) -> None:
+    """As it was made: what `clear()` leaves of the window and its version is taken back, too."""
+    buffer.clear()
+    buffer._index_version = 0
+    _set_window(buffer, None)
+    _seen.pop(buffer, None)
+
+
+def fill(
+    buffer: Any, found: Iterable[Numbered], numbers: Iterable[int], state: Mapping[str, Any] | None, seed: int
+) -> list[Numbered]:
+    """Fill an empty buffer; the trajectories that are in it (without their trees).
+
+    numbers: of all that are found, in any order.  state: it goes on as it was.
+    """
+    live = (state or {}).get("live")
+    cache = buffer._flat_trajectory_cache
+    exact = restore_cache(cache, live["cache"]) if live and cache is not None else None
+    room = 0 if cache is None or exact is not None else cache.max_size
+    order = sorted(numbers, key=listed_at(state))
+    newest: dict[int, Any] = dict.fromkeys(order[max(0, len(order) - room) :])
+    out = []
+    for one in found:
+        trajectory = _trajectory(buffer, one.tree)
+        if buffer.auto_save:
+            buffer._save_trajectory(trajectory, one.number, one.entry["model_weights_id"])
+            buffer._trajectory_file_path[one.number] = buffer.auto_save_path
+        if exact is not None:
+            exact.put(one.number, trajectory, buffer._flatten_trajectory)
+        elif one.number in newest:
+            newest[one.number] = buffer._flatten_trajectory(trajectory)
+        out.append(one._replace(tree={}))
+    for number, flat in newest.items():
+        cache.put(number, flat)
+    kept = [one for one in out if _is_held(buffer, one.number)]
+    _set_index(buffer, kept, state)
+    _set_rest(buffer, state, seed, whole=len(kept) == len(out))
+    if buffer.auto_save:
+        buffer._save_metadata()
+        buffer._save_trajectory_index()
+    return kept
+
+
+def _trajectory(buffer: Any, tree: Mapping[str, Any]) -> Any:
+    made = _trajectory_class(buffer)()
+    for name, value in tree.items():
+        setattr(made, name, value)
+    return made
+
+
+def _trajectory_class(buffer: Any) -> Any:
+    """That of the module that has the buffer's class, wherever this version of RLinf keeps it."""
+    modules = (sys.modules[kind.__module__] for kind in type(buffer).__mro__ if kind.__module__ in sys.modules)
+    return next(module.Trajectory for module in modules if hasattr(module, "Trajectory"))
+
+
+def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any] | None) -> None:
+    entries = {one.number: one.entry for one in kept} | dict((state or {}).get("lost", {}))
+    for number in entries.keys() & set(np.asarray((state or {}).get("listed", ())).tolist()):
+        entries[number]["shape"] = list(entries[number]["shape"])
+    numbers = sorted(entries, key=listed_at(state))
+    with buffer._index_lock:
+        buffer._trajectory_index = {n: entries[n] for n in numbers}
+        buffer._trajectory_id_list = numbers
+        buffer.size = len(numbers)
+        buffer._total_samples = sum(entries[n]["num_samples"] for n in numbers)
+        buffer._trajectory_counter = int((state or {}).get("counter", max(numbers, default=-1) + 1))
+        buffer._index_version = 1
+
+
+def _set_rest(buffer: Any, state: Mapping[str, Any] | None, seed: int, *, whole: bool) -> None:
+    """Seed, generators, and of a whole buffer version and window: as they were, else from the share's seed."""
+    live = (state or {}).get("live")
+    buffer.seed = seed if state is None or state.get("seed") is None else state["seed"]
+    if live is None:
+        buffer.random_generator = torch.Generator()
+        buffer.random_generator.manual_seed(buffer.seed)
+        return
+    buffer.random_generator = live["generator"]
+    np.random.set_state(live["numpy"])
+    if not whole:
+        return
+    buffer._index_version = live["index_version"]
+    buffer.size, buffer._total_samples = live["size"], live["total_samples"]
+    _set_window(buffer, live["window"])
+
+
+def _set_window(buffer: Any, window: Mapping[str, Any] | None) -> None:
+    ids, ends = (window["ids"].tolist(), window["ends"].tolist()) if window else ([], [])
+    buffer._window_cache_size = window["size"] if window else None
+    buffer._window_cache_version = window["version"] if window else None
+    buffer._window_cache_ids, buffer._window_cache_cumulative_ends = ids, ends
+    buffer._window_cache_cumulative_ends_tensor = torch.as_tensor(ends, dtype=torch.long) if ends else None
+    buffer._window_cache_total_samples = ends[-1] if ends else 0
+
+
+def _state(buffer: Any, numbers: list[int], index: Mapping[int, Any], held: Mapping[int, _Seen]) -> dict[str, Any]:
+    live = {
+        "size": buffer.size, "total_samples": buffer._total_samples, "index_version": buffer._index_version,
+        "generator": buffer.random_generator, "numpy": np.random.get_state(),
+        "window": {
+            "size": buffer._window_cache_size, "version": buffer._window_cache_version,
+            "ids": np.array(buffer._window_cache_ids, np.int64),
+            "ends": np.array(buffer._window_cache_cumulative_ends, np.int64),
+        },
+        "cache": cache_state(buffer._flat_trajectory_cache),
+    }  # fmt: skip
+    return {
+        "system": SYSTEM, "seed": buffer.seed, "trajectory_format": buffer.trajectory_format,
+        "counter": buffer._trajectory_counter, "ids": np.array(numbers, np.int64),
+        "lost": {n: dict(index[n]) for n in numbers if n in index and n not in held},
+        "listed": np.array([n for n in numbers if n in index and isinstance(index[n]["shape"], list)], np.int64),
+        "live": live,
+    }  # fmt: skip
+
+
+def _is_held(buffer: Any, number: int) -> bool:
+    """Whether its data is anywhere: without auto_save only what is in the cache is."""
+    cache = buffer._flat_trajectory_cache
+    return number in buffer._trajectory_file_path or (cache is not None and number in cache.cache)
+
+
+def _tree(
+    buffer: Any, number: int, entry: Mapping[str, Any], deadline: float, on_missing: str
+) -> dict[str, Any] | None:
+    """What RLinf would save of a trajectory: from its file, which is whole, else from the cache."""
+    try:
+        if number in buffer._trajectory_file_path:
+            tree = tree_of(_loaded(buffer, number, entry["model_weights_id"], deadline))
+            return {key: value for key, value in tree.items() if value is not None}
+    except Exception as e:  # what half a file leads to is torch's to say
+        if buffer._flat_trajectory_cache is None or number not in buffer._flat_trajectory_cache.cache:
+            if on_missing == "skip":
+                return None
+            raise IntegrityError(
+                f"trajectory {number} of the replay buffer cannot be read from {buffer._trajectory_file_path[number]} ({e}); "
+                "put its file back, or save with on_missing='skip'"
+            ) from e
+    return _from_cache(buffer, number, entry)
+
+
+def _loaded(buffer: Any, number: int, weights: str, deadline: float) -> Any:
+    """Its file, which RLinf may still be writing."""
+    pending = buffer.auto_save and buffer._trajectory_file_path[number] == buffer.auto_save_path
+    while True:
+        try:
+            return buffer._load_trajectory(number, weights)
+        except Exception:
+            if not pending or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _from_cache(buffer: Any, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+    flat = buffer._flat_trajectory_cache.get(number)
+    tree = {key: entry[key] for key in ("max_episode_length", "model_weights_id")}
+    return tree | _unflattened(flat, entry["shape"][1])
+
+
+def _unflattened(flat: Mapping[str, Any], envs: int) -> dict[str, Any]:
+    """[T * B, ...] as [T, B, ...]."""
+    return {
+        key: _unflattened(value, envs) if isinstance(value, dict) else value.reshape(-1, envs, *value.shape[1:])
+        for key, value in flat.items()
+    }

@@ -1,0 +1,224 @@
+"""RLinf's Trajectory as the steps of one episode, and back to the bit: shared by the adapter and the buffer.
+
+A trajectory is a nest of tensors [T, B, ...]: T steps of B envs at once. It becomes an episode of T steps, B an inner axis.
+
+| of the trajectory | where it is kept |
+|---|---|
+| tensors of T rows | fields, one row a step; `next_obs/x` only where it is not the next row of `curr_obs/x` |
+| tensors of another number of rows (the done fields with extra leading ones), numbers | fields on the axis "free" |
+| arrays that are no tensors, texts, lists, dicts with other keys than strings | a state tree below the field `REST` |
+| None, empty dicts | themselves |
+| max_episode_length, model_weights_id, number, T, B, shape | metadata |
+| `uuid_count` in model_weights_id | model_weights_uuid and update_count |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from archive.base import IntegrityError, StateError
+from archive.fields import Path, Schema, dtypes, unflatten
+from archive.fields.state import trees
+
+if TYPE_CHECKING:
+    from archive.write import Buffer
+
+FIELDS = (
+    "actions", "intervene_flags", "rewards", "terminations", "truncations", "dones", "prev_logprobs", "prev_values",
+    "versions", "forward_inputs", "curr_obs", "next_obs",
+)  # fmt: skip
+DONES = ("terminations", "truncations", "dones")
+SCALARS = {"max_episode_length": int, "model_weights_id": str}
+REST = "%rest"
+SCHEMA = Schema(axes=dict.fromkeys(DONES, "free"))
+_SKELETON = "skeleton"
+_WEIGHTS = re.compile(r"(?P<uuid>.+)_(?P<count>\d{1,18})")
+_DTYPES = {
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", *dtypes.ML_NAMES),
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A trajectory as `Buffer.add_episode` takes it."""
+
+    steps: dict[str, Any]
+    metadata: dict[str, Any]
+    schema: Schema
+    length: int
+    model_weights_uuid: str | None = None
+    update_count: int | None = None
+
+    def add(self, buffer: Buffer, episode_id: str | None = None) -> str:
+        """Add it to a buffer of a writer; its episode's id."""
+        return buffer.add_episode(
+            self.steps, schema=self.schema, metadata=self.metadata, episode_id=episode_id,
+            model_weights_uuid=self.model_weights_uuid, update_count=self.update_count,
+        )  # fmt: skip
+
+
+def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schema | None = None) -> Steps:
+    """The steps of a Trajectory, or of a dict or any object with its fields; what is None stays None.
+
+    trajectory_id: its number in the buffer.  schema: what else the writer was told of the fields.
+    """
+    tree = tree_of(trajectory)
+    scalars = {key: tree.pop(key) for key, kind in SCALARS.items() if type(tree.get(key)) is kind}
+    shape = shape_of(tree)
+    steps, axes, rest = _sorted_out(tree, shape[0])
+    metadata = _metadata(scalars, shape, trajectory_id, tree)
+    if rest:
+        steps[REST] = _rest(rest)
+        axes |= {(REST, key): "free" for key in steps[REST]}
+    uuid, count = weights_of(scalars.get("model_weights_id", ""))
+    return Steps(steps, metadata, _schema(steps, axes, shape[0], schema or Schema()), shape[0], uuid, count)
+
+
+def from_steps(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The trajectory's tree, to the bit, of an episode's data (as `Episode.read` gives it) and metadata."""
+    out: dict[str, Any] = {key: metadata[key] for key in SCALARS if key not in metadata.get("absent", SCALARS)}
+    found = {key: value for key, value in data.items() if key != REST}
+    for key in sorted(found, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS)):
+        out[key] = _tensors(found[key])
+    for path, value in _from_rest(data[REST]) if REST in data else ():
+        _put(out, path, value)
+    return out
+
+
+def tree_of(trajectory: Any) -> dict[str, Any]:
+    """The fields of a trajectory as a dict of its own."""
+    if isinstance(trajectory, Mapping):
+        return dict(trajectory)
+    if dataclasses.is_dataclass(trajectory):
+        return {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    return dict(vars(trajectory))
+
+
+def shape_of(tree: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape that RLinf's index gives: that of prev_logprobs, else of rewards (else of what there is)."""
+    for key in ("prev_logprobs", "rewards", "actions", *FIELDS):
+        value = tree.get(key)
+        if isinstance(value, torch.Tensor) and value.dim():
+            return tuple(value.shape)
+    return (0,)
+
+
+def weights_of(model_weights_id: str) -> tuple[str | None, int | None]:
+    """(uuid, update count) of a model_weights_id: `uuid_count` as documented, or a uuid alone."""
+    found = _WEIGHTS.fullmatch(model_weights_id)
+    return (found["uuid"], int(found["count"])) if found else (model_weights_id or None, None)
+
+
+def index_entry(metadata: Mapping[str, Any], trajectory_id: int) -> dict[str, Any]:
+    """The entry of RLinf's trajectory index, shape a tuple as it is in a live buffer."""
+    shape = tuple(metadata["shape"])
+    return {
+        "num_samples": int(np.prod(shape[:2])), "trajectory_id": trajectory_id,
+        "max_episode_length": metadata["max_episode_length"], "shape": shape,
+        "model_weights_id": metadata["model_weights_id"],
+    }  # fmt: skip
+
+
+def _metadata(
+    scalars: Mapping[str, Any], shape: tuple[int, ...], trajectory_id: int | None, tree: Mapping[str, Any]
+) -> dict[str, Any]:
+    out: dict[str, Any] = {} if trajectory_id is None else {"trajectory_id": int(trajectory_id)}
+    out |= {"T": shape[0], "B": shape[1] if len(shape) > 1 else 1, "shape": list(shape)}
+    out |= {"max_episode_length": 0, "model_weights_id": ""} | dict(scalars)
+    absent = [key for key in SCALARS if key not in scalars or key in tree]
+    return out | ({"absent": absent} if absent else {"absent": []})
+
+
+def _sorted_out(tree: Mapping[Any, Any], length: int) -> tuple[dict[str, Any], dict[Path, str], list[Any]]:
+    """(fields, axes of those not one row a step, what is no field: [(keys, value)])."""
+    fields: dict[Path, Any] = {}
+    axes: dict[Path, str] = {}
+    rest: list[Any] = []
+    for path, leaf in _leaves(tree):
+        if not _is_field(leaf) or path[0] == REST:
+            rest.append((path, leaf))
+            continue
+        fields[path] = leaf
+        if isinstance(leaf, torch.Tensor) and (leaf.dim() == 0 or leaf.shape[0] != length):
+            axes[path] = "free"
+    return unflatten(fields), axes, rest
+
+
+def _leaves(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value and all(isinstance(k, str) for k in value):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _is_field(leaf: Any) -> bool:
+    if leaf is None or (type(leaf) is dict and not leaf):
+        return True
+    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+        return False
+    return str(leaf.dtype).removeprefix("torch.") in _DTYPES
+
+
+def _rest(rest: list[Any]) -> dict[str, Any]:
+    try:
+        skeleton, arrays = trees.flatten(rest, where="trajectory", copy=False)
+    except StateError:
+        for path, leaf in rest:  # which says the field
+            trees.flatten(leaf, where="/".join(map(str, path)), copy=False)
+        raise
+    return {_SKELETON: np.array([json.dumps(skeleton)], object), **arrays}
+
+
+def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
+    try:
+        skeleton = json.loads(fields[_SKELETON][0])
+    except (ValueError, LookupError, TypeError, RecursionError) as e:
+        raise IntegrityError(
+            f"what is no tensor of a trajectory cannot be read ({e}): read the field {REST!r} with it, or verify the archive"
+        ) from e
+    arrays = {key: value for key, value in fields.items() if key != _SKELETON}
+    return list(trees.unflatten(skeleton, arrays, where="trajectory"))
+
+
+def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, base: Schema) -> Schema:
+    """What the writer was told, these axes, and that next_obs repeats the next rows of curr_obs."""
+    nests = (steps.get(key) for key in ("curr_obs", "next_obs"))
+    current, following = (dict(_leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
+    next_of = {
+        ("next_obs", *path): ("curr_obs", *path)
+        for path, value in following.items()
+        if length > 1 and _alike(value, current.get(path)) and ("next_obs", *path) not in axes
+    }
+    kept = {path: axis for path, axis in base.axes.items() if path[0] not in FIELDS}
+    return Schema(
+        env_id=base.env_id, episode_id=base.episode_id, next_of={**next_of, **base.next_of}, axes={**kept, **axes},
+        json=base.json, unit=base.unit, reward=base.reward,
+    )  # fmt: skip
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.dtype == other.dtype and one.shape == other.shape
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tensors(inner) for key, inner in value.items()}
+    return value if value is None else dtypes.to_torch(np.asarray(value))
+
+
+def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value

@@ -1,0 +1,93 @@
+"""Live replay buffers as their parts: storage, writer, samplers; held still while they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from archive.adapters import common
+from archive.base import StateError, UsageError
+
+INSTALL = "'torchrl>=0.14' tensordict"
+
+
+def module(name: str = "") -> Any:
+    """A module of torchrl.data.replay_buffers (or that package), or what to install."""
+    return common.system(f"torchrl.data.replay_buffers{'.' + name if name else ''}", INSTALL)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One replay buffer. `samplers`: the one it draws with, and where it has one, the one that owns the priorities."""
+
+    rb: Any
+    storage: Any
+    writer: Any
+    samplers: dict[str, Any]
+    name: str
+
+    @property
+    def round_robin(self) -> bool:
+        return isinstance(self.writer, module("writers").RoundRobinWriter)
+
+    @property
+    def max_value(self) -> bool:
+        return isinstance(self.writer, module("writers").TensorDictMaxValueWriter)
+
+
+def parts_of(rb: Any, name: str) -> Parts:
+    """The parts of a buffer; what can't be taken apart is refused."""
+    replay = module("replay_buffers")
+    if isinstance(rb, replay.ReplayBufferEnsemble):
+        raise UsageError(
+            f"buffer {name!r} is an ensemble: give its members by name, as in {{'{name}-0': rb[0], '{name}-1': rb[1]}}"
+        )
+    if not isinstance(rb, replay.ReplayBuffer):
+        raise UsageError(
+            f"buffer {name!r} is a {type(rb).__name__}; give a ReplayBuffer of this process (of a remote one, "
+            "the process that owns it saves)"
+        )
+    if not rb.initialized:
+        rb._init()
+    samplers = {"sampler": rb._sampler}
+    owner = getattr(rb, "_prioritized_sampler", None)
+    if owner is not None:
+        samplers["prioritized_sampler"] = owner
+    parts = Parts(rb, rb._storage, rb._writer, samplers, name)
+    _check_kinds(parts)
+    _join_shared(parts.storage)
+    return parts
+
+
+def _join_shared(storage: Any) -> None:
+    """Take up the memory that another process has made for a storage with shared_init=True."""
+    if getattr(storage, "shared_init", False) and not storage.initialized and storage._init_event.is_set():
+        storage._wait_for_init()
+
+
+def _check_kinds(parts: Parts) -> None:
+    storages = module("storages")
+    if not isinstance(parts.storage, storages.TensorStorage | storages.ListStorage):
+        raise UsageError(
+            f"buffer {parts.name!r} has a {type(parts.storage).__name__}; tensor storages (lazy or memory-mapped) and "
+            "lists are saved, others keep their data elsewhere"
+        )
+
+
+def load_state(owner: Any, state: Any) -> None:
+    """Give a part of a buffer the state that one like it had."""
+    try:
+        owner.load_state_dict(state)
+    except (RuntimeError, KeyError, TypeError, ValueError) as e:
+        raise StateError(
+            f"the saved state does not fit the buffer's {type(owner).__name__}: {e}; give a buffer that is made alike"
+        ) from e
+
+
+@contextmanager
+def held(rb: Any) -> Iterator[Sequence[Any]]:
+    """Nobody writes, samples or prefetches meanwhile; what the prefetch queue holds."""
+    with rb._capture_prefetch_state(clone_queue=False) as state, rb._write_lock:
+        yield state["queue"]

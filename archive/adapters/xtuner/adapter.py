@@ -1,0 +1,226 @@
+"""The adapter's verbs; what they promise is written in the door of this room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from archive.adapters import EXISTING, UNFINISHED, Report, Saved, check_option, checkpoint, part_of, several, share_of
+from archive.adapters.xtuner import manager as managers
+from archive.adapters.xtuner import storage as storages
+from archive.adapters.xtuner.restoring import Found, Source, Wanted, put_reference, read_items
+from archive.base import UsageError
+
+if TYPE_CHECKING:
+    from archive import Writer
+    from archive.checkpoint import Pending
+
+__all__ = ["RestoredStep", "restore", "save"]
+
+FORMAT = 1
+REFERENCES = ("put", "values")
+T = TypeVar("T")
+
+
+class RestoredStep(int):
+    """The model step at which a manager was saved; `report` says what came back."""
+
+    report: Report
+
+
+# -- saving --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Taken:
+    """One object at the moment of the save."""
+
+    buffer: Any
+    items: list[Any]
+    state: dict[str, Any]
+
+
+async def save(
+    objects: Any,
+    writer: Writer,
+    *,
+    step: int,
+    no_save_replay_buffer: bool = False,
+    model_step: int | None = None,
+    **options: Any,
+) -> Pending:
+    """Checkpoint an agent loop manager or a replay buffer, or several by name, under their locks.
+
+    Returns when everything is copied. model_step: what `restore` returns for a manager (default: step).
+    options: those of `Writer.checkpoint`.
+    """
+    given = several(objects)
+    _check_options(given, options)
+    async with AsyncExitStack() as stack:
+        for target in given.values():
+            await stack.enter_async_context(managers.buffer_of(target)._lock)
+        taken = {
+            name: await _take(target, step if model_step is None else model_step) for name, target in given.items()
+        }
+        progress = _progress(given, options.pop("progress", None))
+
+        def work() -> Pending:
+            if no_save_replay_buffer:
+                return _write_prompts(taken, writer, step, progress, options)
+            return _write_groups(taken, writer, step, progress, options)
+
+        return await _undisturbed(work)
+
+
+def _check_options(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    if "save_replay" in options:
+        raise UsageError("save_replay=... is called no_save_replay_buffer= here, as in XTuner")
+    if sum(map(managers.is_manager, given.values())) > 1:
+        raise UsageError("a checkpoint has one progress: save one manager, and others' replay buffers")
+    for target in given.values():
+        storages.storage_of(managers.buffer_of(target))
+
+
+async def _take(target: Any, model_step: int) -> _Taken:
+    buffer = managers.buffer_of(target)
+    items = await storages.items_of(buffer)
+    managers.check_idle(target)
+    following = storages.counters(buffer)
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "next_uid": following["uid"],
+        "next_timestamp_id": following["timestamp_id"],
+        "policy": type(getattr(buffer, "_policy", None)).__name__,
+        "storage": type(storages.storage_of(buffer)).__name__,
+    }
+    if managers.is_manager(target):
+        state["manager"] = {"model_step": int(model_step), "tasks": managers.samplers_state(target)}
+    return _Taken(buffer, items, state)
+
+
+def _progress(given: Mapping[str, Any], own: Any) -> Any:
+    """The manager's counters, with the caller's."""
+    ours: dict[str, Any] = {}
+    for target in filter(managers.is_manager, given.values()):
+        ours = managers.progress_of(target)
+    if own is None or not ours:
+        return own if own is not None else ours or None
+    clash = set(own) & set(ours)
+    if clash:
+        raise UsageError(f"progress[{min(clash)!r}] is what the manager's own progress has; give it another name")
+    return {**own, **ours}
+
+
+def _write_groups(
+    taken: Mapping[str, _Taken], writer: Writer, step: int, progress: Any, options: dict[str, Any]
+) -> Pending:
+    saved = {}
+    for name, part in taken.items():
+        known = storages.seen(part.buffer, writer, name)
+        saved[name] = Saved(attributes=storages.write(part.items, part_of(writer, name), known), state=part.state)
+    return checkpoint(writer, step, saved, progress=progress, **options)
+
+
+def _write_prompts(
+    taken: Mapping[str, _Taken], writer: Writer, step: int, progress: Any, options: dict[str, Any]
+) -> Pending:
+    saved, listed = {}, list(options.pop("unconsumed", None) or [])
+    for name, part in taken.items():
+        part_of(writer, name)
+        prompts = managers.strip(part.items, storages.resolve)
+        listed += prompts.listed
+        saved[name] = Saved(state={**part.state, "unconsumed": prompts.state})
+    return checkpoint(writer, step, saved, progress=progress, save_replay=False, unconsumed=listed, **options)
+
+
+async def _undisturbed(work: Callable[[], T]) -> T:
+    """In a thread, to its end even when the caller is cancelled: the locks are held that long."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+# -- restoring -----------------------------------------------------------------------------------------------------
+
+
+async def restore(
+    objects: Any,
+    source: Any,
+    *,
+    rank: int | None = None,
+    existing: str = "error",
+    unfinished: str = "close",
+    tasks: Mapping[str, str] | None = None,
+    refs: str = "put",
+) -> Any:
+    """Fill a manager or a replay buffer, or several by name, from a share or a checkpoint, under their locks.
+
+    Returns for a manager the model step it was saved at (a `RestoredStep`), for a buffer a Report; for a dict a dict.
+    existing: "replace" groups that are there.  tasks: {old name: new name} of tasks that were renamed.  refs: "values"
+    leaves what object refs referred to in their place, where there is no Ray.  unfinished: groups are whole; no effect.
+    """
+    check_option("existing", existing, EXISTING)
+    check_option("unfinished", unfinished, UNFINISHED)
+    check_option("refs", refs, REFERENCES)
+    share, given = share_of(source, rank), several(objects)
+    wanted = Wanted(put_reference if refs == "put" else lambda value: value, dict(tasks or {}))
+    out: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        for name, target in given.items():
+            buffer = managers.buffer_of(target)
+            await stack.enter_async_context(buffer._lock)
+            _check_room(buffer, existing, name)
+            managers.check_idle(target)
+        sources = {name: Source(share, name, managers.is_manager(target)) for name, target in given.items()}
+        found = {}
+        for name, target in given.items():
+            found[name] = await _undisturbed(partial(read_items, managers.buffer_of(target), sources[name], wanted))
+        for name, target in given.items():
+            out[name] = await _restore_one(target, sources[name], found[name], wanted)
+    return out if isinstance(objects, Mapping) else next(iter(out.values()))
+
+
+def _check_room(buffer: Any, existing: str, name: str) -> None:
+    held = len(storages.storage_of(buffer))
+    if held and existing == "error":
+        raise UsageError(
+            f"replay buffer {name!r} already holds {held} groups; restore into an empty one, or with existing='replace'"
+        )
+
+
+async def _restore_one(target: Any, source: Source, found: Found, wanted: Wanted) -> Any:
+    buffer = managers.buffer_of(target)
+    notes = list(found.notes)
+    if managers.is_manager(target):
+        saved = managers.renamed(source.manager["tasks"], wanted.tasks)
+        fresh = managers.restore_samplers(target, saved)
+        notes += [f"task {name!r} was not saved: its prompts begin anew" for name in fresh]
+        notes += _strange_tasks(target, found.items)
+    await storages.fill(buffer, found.items, found.following)
+    storages.restored(buffer, source.archive_id, source.run, source.name, found.seen)
+    report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
+    if not managers.is_manager(target):
+        return report
+    managers.restore_progress(
+        target, managers.renamed_progress(source.progress, wanted.tasks), source.manager["model_step"]
+    )
+    step = RestoredStep(source.manager["model_step"])
+    step.report = report
+    return step
+
+
+def _strange_tasks(manager: Any, items: list[Any]) -> list[str]:
+    names = {task.task_name for task in manager.task_runners}
+    strange = sorted({item.task_name for item in items} - names)
+    return [
+        f"groups of task {name!r} are kept, but the manager has no such task; if it was renamed: restore(tasks={{{name!r}: "
+        "NEW}})"
+        for name in strange
+    ]

@@ -1,0 +1,190 @@
+"""XTuner's replay buffers as this package sees them: their items, their two counters, and how to fill them.
+
+Storages are used through their own verbs `get`, `put` and `delete`, so Naive, Pandas and others alike. Only the counters
+that give out uids and timestamps have no verb: they are read and set in place, so that ids of consumed items are not
+given out again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.adapters import system
+from archive.adapters.xtuner import groups as groups
+from archive.adapters.xtuner.rollouts import Classes, classes_of
+from archive.base import UsageError
+
+if TYPE_CHECKING:
+    from archive import Writer
+    from archive.write import Buffer
+
+EVERYTHING: dict[str, Any] = {}  # the query that all items meet
+_COUNTERS = {"uid": "_uid_gen", "timestamp_id": "_timestamp_id_gen"}
+INSTALL = "xtuner"
+
+
+def storage_of(buffer: Any) -> Any:
+    """What holds the items of a replay buffer."""
+    storage = getattr(buffer, "_storage", None)
+    if storage is None or not hasattr(storage, "get"):
+        raise UsageError(
+            f"{type(buffer).__name__} is no XTuner replay buffer (or agent loop manager): it has no storage of items"
+        )
+    return storage
+
+
+def buffer_classes(buffer: Any) -> tuple[type, Classes]:
+    """(class of items, classes of rollouts): those that the modules of the buffer and its storage work with."""
+    item, rollout = (_named(buffer, name) for name in ("StorageItem", "RolloutState"))
+    if item is None:
+        item = system("xtuner.v1.rl.replay_buffer", INSTALL).StorageItem
+    if rollout is None:
+        rollout = system("xtuner.v1.data_proto.rl_data", INSTALL).RolloutState
+    return item, classes_of(rollout)
+
+
+def _named(buffer: Any, name: str) -> Any:
+    for kind in (*type(storage_of(buffer)).__mro__, *type(buffer).__mro__):
+        found = getattr(sys.modules.get(kind.__module__), name, None)
+        if isinstance(found, type):
+            return found
+    return None
+
+
+async def items_of(buffer: Any) -> list[Any]:
+    """All items, in the order in which they came."""
+    return sorted(await storage_of(buffer).get(EVERYTHING), key=lambda item: int(item.uid))
+
+
+def counters(buffer: Any) -> dict[str, int]:
+    """What each counter gives out next."""
+    storage, out = storage_of(buffer), {}
+    for name, attribute in _COUNTERS.items():
+        if not hasattr(storage, attribute):
+            raise UsageError(f"{type(storage).__name__} has no {attribute}, which gives out the next {name}")
+        out[name] = int(next(getattr(storage, attribute)))
+        setattr(storage, attribute, itertools.count(out[name]))
+    return out
+
+
+async def fill(buffer: Any, items: Sequence[Any], following: dict[str, int]) -> None:
+    """Replace all items; on an error the buffer is left empty rather than half filled."""
+    storage = storage_of(buffer)
+    before = counters(buffer)
+    await empty(buffer)
+    try:
+        for name, attribute in _COUNTERS.items():
+            setattr(storage, attribute, iter([getattr(item, name) for item in items]))
+        for item in items:
+            await storage.put(item)
+    except BaseException:
+        _set_counters(storage, before)
+        await empty(buffer)
+        raise
+    _set_counters(storage, following)
+
+
+async def empty(buffer: Any) -> None:
+    storage = storage_of(buffer)
+    await storage.delete([item.uid for item in await storage.get(EVERYTHING)])
+
+
+def _set_counters(storage: Any, following: dict[str, int]) -> None:
+    for name, attribute in _COUNTERS.items():
+        setattr(storage, attribute, itertools.count(following[name]))
+
+
+# -- what a writer has seen ----------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """A group as it was last written."""
+
+    episode_id: str
+    digest: str
+    identity: tuple[Any, ...]  # tells another group apart that was given the same uid
+
+
+def identity_of(item: Any) -> tuple[Any, ...]:
+    """Which prompt the group answers."""
+    first = item.item[0] if item.item else None
+    return (item.task_name, getattr(first, "group_id", None), getattr(first, "rollout_id", None))
+
+
+@dataclass
+class Tracker:
+    """What was written of one replay buffer, to each place; what a restore found there is under no session."""
+
+    places: dict[tuple[str, str, str, str | None], dict[int, Seen]] = field(default_factory=dict)
+
+
+_trackers: weakref.WeakKeyDictionary[Any, Tracker] = weakref.WeakKeyDictionary()
+
+
+def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
+    """Uid -> the group as that writer's session wrote it, or as a restore found it.
+
+    What another session wrote doesn't count: it may never have been committed.
+    """
+    places = _trackers.setdefault(buffer, Tracker()).places
+    place = (writer.archive_id, writer.run, name)
+    return places.setdefault((*place, writer.session), dict(places.get((*place, None), {})))
+
+
+def restored(buffer: Any, archive_id: str, run: str, name: str, found: dict[int, Seen]) -> None:
+    """Its items were replaced: forget what was there, and remember what came from that place."""
+    _trackers[buffer] = Tracker({(archive_id, run, name, None): found})
+
+
+def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[str, dict[str, Any]]:
+    """Append what is new or changed, take out what has left; the attributes of what is there."""
+    live = set(target.live["episode_id"].to_pylist())
+    attributes: dict[str, dict[str, Any]] = {}
+    current: dict[int, Seen] = {}
+    for item in items:
+        uid = int(item.uid)
+        current[uid] = known[uid] = _write_one(item, target, known.get(uid), live)  # known even if a later one fails
+        for name, value in _attributes(item).items():
+            attributes.setdefault(name, {})[current[uid].episode_id] = value
+    target.remove(sorted(live - {s.episode_id for s in current.values()}))
+    known.clear()
+    known.update(current)
+    return attributes
+
+
+def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> Seen:
+    digest = groups.fingerprint(item.item)
+    identity = identity_of(item)
+    known = before if before is not None and before.episode_id in live and before.identity == identity else None
+    if known is not None and known.digest == digest:
+        return known
+    encoded = groups.encode(item.item, item.task_name, resolve)
+    episode_id = target.add_episode(
+        encoded.fields, update_count=encoded.updates, metadata=encoded.metadata,
+        episode_id=known.episode_id if known else None, replace=known is not None,
+    )  # fmt: skip
+    return Seen(episode_id, digest, identity)
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    return {
+        "uid": int(item.uid), "timestamp_id": int(item.timestamp_id), "task_name": item.task_name,
+        "status": groups.plain(item.status), "staleness": int(item.staleness), "rollouts": groups.volatile(item.item),
+    }  # fmt: skip
+
+
+def resolve(reference: Any) -> Any:
+    """What a Ray object ref refers to."""
+    return system("ray", "ray").get(reference)
+
+
+def by_order(entries: Sequence[tuple[dict[str, Any], int]]) -> Iterator[int]:
+    """Places of items of several source ranks (attributes, source rank), in one order of time."""
+    yield from sorted(
+        range(len(entries)), key=lambda i: (entries[i][0]["timestamp_id"], entries[i][1], entries[i][0]["uid"])
+    )

@@ -1,0 +1,18 @@
+"""Arithmetic on numpy arrays: ranges, and memory that is used again. Arrays come in, arrays go out."""
+
+from __future__ import annotations
+
+from archive.arrays.memory import Memory, Shelf
+from archive.arrays.ranges import Ints, coalesce, covered, merge_runs, spans, sums, widest_gap
+
+__all__ = [
+    "Ints",
+    "Memory",
+    "Shelf",
+    "coalesce",
+    "covered",
+    "merge_runs",
+    "spans",
+    "sums",
+    "widest_gap",
+]

@@ -1,0 +1,84 @@
+"""Pure, no I/O: byte ranges as data, and joining them into few requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from archive.base import ByteRange as ByteRange
+
+MAX_GAP_BYTES = 64 * 1024
+MIN_GAP_BYTES = 1024  # headers between chunks
+MAX_BLOCK_BYTES = 8 * 1024 * 1024
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def coalesce(
+    starts: Ints, stops: Ints, *, max_gap: int = MAX_GAP_BYTES, max_block: int = MAX_BLOCK_BYTES
+) -> tuple[Ints, Ints, Ints]:
+    """Blocks covering sorted ranges of one object: (block starts, block stops, block of each range).
+
+    Neighbours closer than `max_gap` share a block of at most `max_block` bytes; a longer single range is its own block.
+    """
+    if len(starts) == 0:
+        return starts, stops, np.zeros(0, np.int64)
+    reach = np.maximum.accumulate(stops)
+    near = np.zeros(len(starts), bool)
+    near[1:] = starts[1:] - reach[:-1] <= max_gap
+    owner = np.zeros(len(starts), np.int64)
+    block, block_start = 0, int(starts[0])
+    for i in range(1, len(starts)):
+        if not near[i] or int(stops[i]) - block_start > max_block:
+            block, block_start = block + 1, int(starts[i])
+        owner[i] = block
+    heads = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    return starts[heads], np.maximum.reduceat(stops, heads), owner
+
+
+def widest_gap(starts: Ints, stops: Ints, spare_bytes: int) -> int:
+    """The widest gap between sorted ranges, 64 KB at most, such that all gaps up to it come to no more than `spare_bytes`.
+
+    Headers between neighbours are read over in any case.
+    """
+    gaps = np.sort(np.maximum(0, starts[1:] - np.maximum.accumulate(stops)[:-1]))
+    gaps = gaps[gaps <= MAX_GAP_BYTES]
+    fitting = int(np.searchsorted(np.cumsum(gaps), spare_bytes, side="right"))
+    widest = MAX_GAP_BYTES if fitting == len(gaps) else int(gaps[fitting]) - 1
+    return max(MIN_GAP_BYTES, widest)
+
+
+def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Ints, Ints]:
+    """Row runs joined where they overlap (or `touching`, too); the input need not be sorted, empty runs vanish."""
+    keep = stops > starts
+    order = np.argsort(starts[keep], kind="stable")
+    starts, stops = starts[keep][order], stops[keep][order]
+    if len(starts) == 0:
+        return starts, stops
+    reach = np.maximum.accumulate(stops)
+    apart = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
+    heads = np.flatnonzero(np.r_[True, apart])
+    return starts[heads], np.maximum.reduceat(stops, heads)
+
+
+def spans(starts: Ints, counts: Ints) -> Ints:
+    """The numbers of several runs end to end: starts[0], starts[0] + 1, ... of counts[0] numbers, then the next run's."""
+    ends = np.cumsum(counts)
+    out: Ints = np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts)
+    return out
+
+
+def sums(values: Ints, offsets: Ints) -> Ints:
+    """Sum of each group of values; group i is [offsets[i], offsets[i + 1])."""
+    total = np.concatenate([[0], np.cumsum(values)])
+    out: Ints = total[offsets[1:]] - total[offsets[:-1]]
+    return out
+
+
+def covered(starts: Ints, stops: Ints, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Mask over [0, length) of what any of the runs covers."""
+    edges = np.zeros(length + 1, np.int64)
+    np.add.at(edges, starts, 1)
+    np.add.at(edges, stops, -1)
+    return np.cumsum(edges[:-1]) > 0

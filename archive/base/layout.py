@@ -1,0 +1,69 @@
+"""Pure, no I/O: where things lie under an archive's root, and the version of the format."""
+
+from __future__ import annotations
+
+from archive.base.errors import UpgradeError
+from archive.base.names import escape
+
+MAGIC = "trajectory-archive"
+ARCHIVE_KEY = "archive.json"
+READ_VERSION = 1
+WRITE_VERSION = 1
+FEATURES: frozenset[str] = frozenset()
+COMMITS_PER_FOLDER = 1000
+LAYOUTS = ("packed", "directory")
+
+
+def commit_key(number: int) -> str:
+    return f"commits/{number // COMMITS_PER_FOLDER:06d}/{number:09d}.json"
+
+
+def commit_folder(folder: str) -> str:
+    return f"commits/{folder}"
+
+
+def rank_key(session: str, rank: int) -> str:
+    return f"sessions/{escape(session)}/rank-{rank:05d}.json"
+
+
+def shard_key(nonce: str, session: str, rank: int, layout: str) -> str:
+    """Random first, so that load spreads over the store's partitions."""
+    suffix = ".zip" if layout == "packed" else ".zarr"
+    return f"shards/{nonce}-{escape(session)}-{rank:05d}{suffix}"
+
+
+def state_key(session: str, checkpoint: str, rank: int) -> str:
+    return f"states/{escape(session)}/{escape(checkpoint)}/rank-{rank:05d}.zip"
+
+
+def request_key(name: str) -> str:
+    """A request for a checkpoint."""
+    return f"requests/{name}.json"
+
+
+def agreement_folder(session: str, number: int) -> str:
+    return f"sessions/{escape(session)}/requests/{number:06d}"
+
+
+def agreement_key(session: str, number: int, rank: int) -> str:
+    """At which step a rank is ready for the checkpoint of a round of requests."""
+    return f"{agreement_folder(session, number)}/rank-{rank:05d}.json"
+
+
+def manifest_key(nonce: str, session: str, kind: str) -> str:
+    return f"manifest/{nonce}-{escape(session)}.{kind}.parquet"
+
+
+def format_block() -> dict[str, object]:
+    return {"read": READ_VERSION, "write": WRITE_VERSION, "features": sorted(FEATURES)}
+
+
+def check_format(block: object, *, where: str) -> None:
+    """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known."""
+    if not isinstance(block, dict) or not isinstance(block.get("read"), int):
+        raise UpgradeError(f"{where} names no format version that this library knows; upgrade trajectory-archive")
+    features = block.get("features", [])
+    unknown = sorted(set(map(str, features if isinstance(features, list) else [features])) - FEATURES)
+    if block["read"] > READ_VERSION or unknown:
+        what = f"format {block['read']}" + (f" with features {', '.join(unknown)}" if unknown else "")
+        raise UpgradeError(f"{where} is written in {what}, this library reads format {READ_VERSION}; upgrade it")

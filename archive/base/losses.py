@@ -1,0 +1,43 @@
+"""Pure, no I/O: what never reached the archive, or was left behind, by reason, until a checkpoint has said so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from archive.base.undo import Undo
+
+Counts = Mapping[str, tuple[int, int]]  # reason -> episodes, steps
+
+
+class Losses:
+    """Counts of one buffer. One thread adds to them, another says which of them a committed checkpoint has."""
+
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
+        self._all: Counts = {}
+        self._told: Counts = {}
+
+    def add(self, reason: str, episodes: int, steps: int) -> None:
+        had = self._all.get(reason, (0, 0))
+        self._undo.attributes(self, "_all")
+        self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
+
+    def mark(self) -> Counts:
+        """All of them so far, for `told`."""
+        return self._all
+
+    def told(self, mark: Counts) -> None:
+        """A checkpoint that has these is committed."""
+        self._told = mark
+
+    def untold(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        """What no committed checkpoint has, and `more`: as a checkpoint says it."""
+        out = {reason: dict(counts) for reason, counts in more.items()}
+        for reason, counts in self._all.items():
+            before = self._told.get(reason, (0, 0))
+            episodes, steps = counts[0] - before[0], counts[1] - before[1]
+            if episodes or steps:
+                total = out.setdefault(reason, {"episodes": 0, "steps": 0})
+                total["episodes"] += episodes
+                total["steps"] += steps
+        return out

@@ -1,0 +1,60 @@
+"""Pure, no I/O: until when this process may wait for others, once it was told to end.
+
+A job that is preempted has seconds. A part of them is for agreeing on the last step, a part for the checkpoint that was
+under way, a part for the last one; the rest is for sending it. What is not there by then is done without.
+"""
+
+from __future__ import annotations
+
+import time
+
+from archive.base.errors import UsageError
+from archive.base.forking import in_child
+
+WITHIN_S = 30.0
+FORGOTTEN_AFTER = 4.0  # times that long
+AGREE_PART, EARLIER_PART, LAST_PART = 0.2, 0.4, 0.7  # of the time, from its beginning on
+
+
+class Shutdown:
+    """The end of one process: whether and when it was announced, and how long it may take."""
+
+    def __init__(self) -> None:
+        self.within_s = WITHIN_S
+        self.began: float | None = None
+
+    def begin(self) -> None:
+        """The process was told to end; the first time counts."""
+        if not self.announced:
+            self.began = time.monotonic()
+
+    @property
+    def announced(self) -> bool:
+        """Whether the process was told to end. One that is still there long after was not meant to."""
+        return self.began is not None and time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
+
+    def until(self, part: float) -> float | None:
+        """Up to when (by the monotonic clock) that part of the time lasts; None if nobody said that it ends."""
+        return self.began + part * self.within_s if self.began is not None and self.announced else None
+
+    def passed(self, part: float, grace_s: float = 0.0) -> bool:
+        """Whether that part of the time is over, and `grace_s` more."""
+        until = self.until(part)
+        return until is not None and time.monotonic() >= until + grace_s
+
+
+process = Shutdown()
+
+
+def set_within(seconds: float) -> None:
+    """How long a shutdown may take; 30 s unless this is called."""
+    if not seconds > 0:
+        raise UsageError(f"a shutdown within {seconds} s: give a number of seconds above 0")
+    process.within_s = float(seconds)
+
+
+def _forget() -> None:
+    process.began = None
+
+
+in_child(_forget)

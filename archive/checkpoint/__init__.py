@@ -1,0 +1,40 @@
+"""Checkpoints: what each rank cut comes in; one commit for all ranks goes out, and what a rank resumes from."""
+
+from __future__ import annotations
+
+from archive.checkpoint import requests, resuming, starting
+from archive.checkpoint.checkpointlist import Checkpoints
+from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
+from archive.checkpoint.joining import Joint, all_staged, fresh_rows, stamped
+from archive.checkpoint.pending import Pending
+from archive.checkpoint.progressbar import on_terminal
+from archive.checkpoint.requests import watch
+from archive.checkpoint.retention import Keep
+from archive.checkpoint.runs import Runs
+from archive.checkpoint.saver import Saver, finish_at_exit, git_revision
+from archive.checkpoint.saving import next_sequence, rows_of
+from archive.checkpoint.staged import StagedFile
+
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Joint",
+    "Keep",
+    "MAIN_BUFFER",
+    "Pending",
+    "Runs",
+    "Saver",
+    "StagedFile",
+    "all_staged",
+    "finish_at_exit",
+    "fresh_rows",
+    "git_revision",
+    "next_sequence",
+    "on_terminal",
+    "requests",
+    "resuming",
+    "rows_of",
+    "stamped",
+    "starting",
+    "watch",
+]

@@ -1,0 +1,111 @@
+"""Engine: the checkpoints of an archive or of one of its runs: by place, by name, the newest, those that a policy keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from archive.base import NotFoundError, UsageError, cached_property, jsontree, one_line
+from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
+from archive.checkpoint.retention import Candidate, Keep
+from archive.manifest import Commit, tablefiles, tables
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_NAMED = 10  # runs that a message names
+
+
+class Checkpoints:
+    """The checkpoints of an archive, oldest first."""
+
+    def __init__(self, storage: Storage, head: Commit, run: str | None = None) -> None:
+        self._storage, self._head, self._run = storage, head, run
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved, metrics, created_at."""
+        import pyarrow.compute as pc
+
+        files = self._head.files("checkpoints")
+        parts = [
+            tables.loads(data, "checkpoints", where=ref["path"])
+            for data, ref in zip(tablefiles.fetch(self._storage, files), files, strict=True)
+        ]
+        table = tables.concat("checkpoints", parts)
+        return table if self._run is None else table.filter(pc.equal(table["run"].cast("string"), self._run))
+
+    def of(self, run: str) -> Checkpoints:
+        """Those of one run."""
+        return Checkpoints(self._storage, self._head, run)
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """The newest whole one; None if there is none, UsageError if several runs have one: ask `.of(run)` then."""
+        return self.newest()
+
+    def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
+        """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""
+        run = self._run if run is None else run
+        runs = {name: e for name, e in self._head.runs.items() if "latest" in e and run in (None, name)}
+        if len(runs) > 1:
+            newest = {name: f"{e['latest']['name']!r} (commit {e['latest']['commit']})" for name, e in runs.items()}
+            raise self._ambiguous("there is no newest checkpoint of all", newest)
+        mark = "latest_replay" if replay else "latest"
+        entries = [e[mark] for e in runs.values() if mark in e]
+        return self._at(entries[0]["commit"]) if entries else None
+
+    def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
+        """Several runs share an archive, and none of them is meant more than the others."""
+        some = [f"run {name!r} has {newest}" for name, newest in list(runs.items())[-MAX_NAMED:]]
+        more = len(runs) - len(some)
+        return UsageError(
+            f"{self._storage.url} has checkpoints of {len(runs)} runs, and {what}: {'; '.join(some)}"
+            f"{f'; and {more} more' if more else ''}. Say which run: arc.checkpoints.of({next(iter(runs))!r}), or --run"
+        )
+
+    def kept(self) -> list[Checkpoint]:
+        """Those that each run's retention policy keeps (`arc.writer(keep=...)`), oldest first; all, if it has none.
+
+        Of a partial one nothing is kept once there is a newer whole one of its run.
+        """
+        rows = self.table.select(["commit", "run", "step", "whole", "metrics"]).to_pylist()
+        chosen: list[int] = []
+        for run, entry in self._head.runs.items():
+            mine = [r for r in rows if r["run"] == run]
+            whole = [Candidate(r["commit"], r["step"], jsontree.loads(r["metrics"])) for r in mine if r["whole"]]
+            newest = max((c.commit for c in whole), default=0)
+            chosen += Keep.from_json(entry.get("keep")).kept(whole)
+            chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
+        return [self._at(number) for number in sorted(chosen)]
+
+    def _at(self, number: int) -> Checkpoint:
+        return checkpoint_at(self._storage, self._head, number)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return (self._at(n) for n in self.table["commit"].to_pylist())
+
+    def __getitem__(self, key: str | int) -> Checkpoint:
+        """By name (the newest whole one of that name, else the newest partial one; of one run, see `latest`) or by place."""
+        rows = self.table.select(["commit", "name", "whole", "run"]).to_pylist()
+        if isinstance(key, int):
+            if not -len(rows) <= key < len(rows):
+                raise IndexError(f"checkpoint {key} of {len(rows)}")
+            return self._at(rows[key]["commit"])
+        named = [r for r in rows if r["name"] == key]
+        if not named:
+            names = ", ".join(str(r["name"]) for r in rows[-10:]) or "none"
+            raise NotFoundError(f"there is no checkpoint {key!r} at {self._storage.url}; the newest are: {names}")
+        runs = {r["run"]: f"{key!r} (commit {r['commit']})" for r in named}
+        if len(runs) > 1:
+            raise self._ambiguous(f"several of them have one of the name {key!r}", runs)
+        return self._at(max(named, key=lambda r: (r["whole"], r["commit"]))["commit"])
+
+    def __repr__(self) -> str:
+        runs = [name for name, e in self._head.runs.items() if "latest" in e and self._run in (None, name)]
+        newest = f"of {len(runs)} runs" if len(runs) > 1 else f"latest {self.latest!r}"
+        return one_line(f"<{len(self)} checkpoints at {self._storage.url}, {newest}>")

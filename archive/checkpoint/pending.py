@@ -1,0 +1,151 @@
+"""A checkpoint that is being saved: its result to be asked for, its errors never lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
+
+from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, ranks
+from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.progressbar import Progress
+from archive.checkpoint.saving import Request, SavedColumns
+from archive.write import Work
+
+
+class Attempt:
+    """One try at a checkpoint. It may be told to run any number of times, and runs once."""
+
+    def __init__(self, work: Callable[[], Checkpoint]) -> None:
+        self._work, self._claim = work, threading.Lock()
+        self.future: Future[Checkpoint] = Future()
+        self.hurry = threading.Event()  # no longer wait for other ranks
+
+    @property
+    def begun(self) -> bool:
+        return self._claim.locked()
+
+    def run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            self.future.set_result(self._work())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+class _Saver(Protocol):
+    durable: int | None
+
+    def begin(self, pending: Pending) -> None: ...
+    def again(self, pending: Pending, timeout_s: float) -> None: ...
+
+
+class Pending:
+    """A checkpoint that is being saved."""
+
+    def __init__(self, saver: _Saver, request: Request, timeout_s: float, on_progress: Progress | None) -> None:
+        self._saver, self.request, self._timeout_s, self._on_progress = saver, request, timeout_s, on_progress
+        self.attempt: Attempt
+        self.works: Sequence[Work] = ()  # the rows that it makes visible
+        self.in_shutdown = False  # asked for when the process was told to end
+        self._waiting_for: tuple[int, ...] = ()
+        self.columns = SavedColumns()  # what the next one may refer to, once this is committed
+        self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
+        self._seen = False
+        self._pid = os.getpid()
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def durable(self) -> int | None:
+        """Up to which step data is safe: the step of this writer's newest committed checkpoint."""
+        return self._saver.durable
+
+    @property
+    def future(self) -> Future[Checkpoint]:
+        return self.attempt.future
+
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """The ranks that have not staged their part: known some seconds after this rank has, and empty before."""
+        return self._waiting_for
+
+    def waits_for(self, missing: Sequence[int], waited_s: float) -> None:
+        """These ranks have not staged: show it, and log it."""
+        self._waiting_for = tuple(missing)
+        if missing:
+            logging.getLogger("archive").warning(
+                "checkpoint %r has waited %.0f s for %s of this job, which has not saved its part: see whether it runs",
+                self.name, waited_s, ranks(missing),
+            )  # fmt: skip
+            self.tell("joining", waiting_for=list(missing))
+
+    def waits_no_more(self) -> None:
+        self._waiting_for = ()
+
+    def done(self) -> bool:
+        self._check_process()
+        return self.future.done()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # the thread that saves it is the parent's
+            raise UsageError(
+                f"checkpoint {self.name!r} is being saved by the process that asked for it: wait for it there; a forked "
+                "child finds it in arc.checkpoints once it is committed"
+            )
+
+    def result(self, timeout_s: float | None = None) -> Checkpoint:
+        """The checkpoint, once it is committed; raises what went wrong.
+
+        DeadlineError if that takes longer than `timeout_s`: it goes on, and may be asked again. Once RanksMissingError
+        was raised, calling it again waits for the missing ranks again, for `timeout_s`.
+        """
+        self._check_process()
+        if self._seen and self.future.done() and isinstance(self.future.exception(), RanksMissingError):
+            self._saver.again(self, self._timeout_s if timeout_s is None else timeout_s)
+            timeout_s = None
+        self._saver.begin(self)
+        self._seen = True
+        try:
+            wait([self.future], timeout_s)
+        finally:
+            self._seen = self.future.done()
+        if not self.future.done():
+            whom = f", and waits for {ranks(self.waiting_for)}" if self.waiting_for else ""
+            raise DeadlineError(
+                f"checkpoint {self.name!r} is not committed after {timeout_s:.0f} s{whom}; it goes on in the background: call "
+                "result() again to wait for it"
+            )
+        return self.future.result()
+
+    def unseen_error(self) -> BaseException | None:
+        """The error, once, unless result() has raised it."""
+        if self._seen or not self.future.done() or self.future.exception() is None:
+            return None
+        self._seen = True
+        return self.future.exception()
+
+    def tell(self, phase: str, **more: Any) -> None:
+        """Tell on_progress; what it raises is logged, and the checkpoint goes on without it."""
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress({"phase": phase, "name": self.name, "step": self.request.step, **more})
+        except Exception:
+            self._on_progress = None
+            logging.getLogger("archive").exception(
+                "on_progress of checkpoint %r failed; it is not called again", self.name
+            )
+
+    def __repr__(self) -> str:
+        if os.getpid() != self._pid:
+            return f"<Pending {self.name!r} of another process>"
+        what = "under way" if not self.done() else "failed" if self.future.exception() else "committed"
+        whom = f", waits for {ranks(self.waiting_for)}" if what == "under way" and self.waiting_for else ""
+        return f"<Pending {self.name!r} {what}{whom}>"

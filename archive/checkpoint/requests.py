@@ -1,0 +1,387 @@
+"""When to checkpoint: requests by signal, by the bucket or over HTTP, the same on every rank; and saving on a crash.
+
+`requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
+process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
+bucket, in numbered rounds: a rank that was asked, or sees that another is in the round, writes how many steps it has
+seen; all act at the greatest of these numbers, and a rank that gets as far as its own number waits for the others'.
+So nobody passes the step before it is known, and ranks that are all asked at once act once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from archive.base import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    ClosedError,
+    CorruptStateError,
+    MissingObjectError,
+    Patience,
+    RanksMissingError,
+    StorageError,
+    UsageError,
+    agreement_folder,
+    agreement_key,
+    escape,
+    in_child,
+    plainjson,
+    ranks,
+    request_key,
+    shutdown,
+)
+from archive.manifest import Place
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    from archive.checkpoint.pending import Pending
+
+POLL_S = 10.0
+AGREE_TIMEOUT_S = 600.0
+AGREE_POLL_S = 0.2
+LEAD_STEPS = 2  # how many steps after it sees a request a rank is ready to act
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasattr(signal, name))
+
+
+class _Asked:
+    """Whether this process was asked since it last acted."""
+
+    def __init__(self) -> None:
+        self.flag = threading.Event()
+        self.terminating = False
+        self.previous: dict[int, Any] = {}
+        self.watch: _Watch | None = None
+
+
+_asked = _Asked()
+
+
+def _forget() -> None:
+    """A forked child (a worker of a DataLoader, say) is no rank of the job: signals do there what they did before."""
+    global _asked
+    inherited, _asked = _asked, _Asked()
+    for number, previous in inherited.previous.items():
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+
+in_child(_forget)
+
+
+def request() -> None:
+    """Ask this process for a checkpoint."""
+    _asked.flag.set()
+
+
+def listen(signals: Sequence[int] = SIGNALS, *, shutdown_s: float | None = None) -> None:
+    """Take these signals as requests (default SIGUSR2, and SIGTERM for preemption). In the main thread only.
+
+    From SIGTERM on, waiting for other ranks has an end that lies within `shutdown_s` (default 30): the checkpoint that was
+    under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM does what it did
+    before.
+    """
+    if shutdown_s is not None:
+        shutdown.set_within(shutdown_s)
+    for number in signals:
+        if number not in _asked.previous:
+            previous = signal.signal(number, _on_signal)
+            _asked.previous[number] = None if previous is _on_signal else previous
+
+
+def _on_signal(number: int, frame: Any) -> None:
+    previous = _asked.previous.get(number)
+    if number == signal.SIGTERM and _asked.terminating:
+        signal.signal(number, previous if previous is not None else signal.SIG_DFL)
+        _asked.previous.pop(number, None)
+        os.kill(os.getpid(), number)
+        return
+    if number == signal.SIGTERM:
+        _asked.terminating = True
+        shutdown.process.begin()
+    _asked.flag.set()
+    if callable(previous):
+        previous(number, frame)
+
+
+def terminating() -> bool:
+    """Whether this process was told to end (SIGTERM): after the checkpoint, leave the loop."""
+    return _asked.terminating
+
+
+def requested() -> bool:
+    """Whether to checkpoint at this step; every rank calls it once a step, and all get the same answer.
+
+    Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
+    that have a writer open.
+    """
+    if not _asked.previous and threading.current_thread() is threading.main_thread():
+        listen()
+    asked = _asked.flag.is_set()
+    group = _process_group()
+    if group is not None:
+        asked = _any_rank(group, asked)
+    elif _asked.watch is not None and _asked.watch.place.world_size > 1:
+        return _agreed(_asked.watch, asked)
+    if asked:
+        _asked.flag.clear()
+    return asked
+
+
+def _process_group() -> Any:
+    distributed: Any = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready and distributed.get_world_size() > 1 else None
+
+
+def _any_rank(group: Any, asked: bool) -> bool:
+    import importlib
+
+    torch = importlib.import_module("torch")
+    device = "cuda" if group.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor([int(asked)], device=device)
+    group.all_reduce(flag, op=group.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+# -- requests in the bucket ----------------------------------------------------------------------------------------
+
+
+def post(storage: Storage) -> str:
+    """Ask whoever writes to this archive for a checkpoint, by an object in the bucket; its key."""
+    key = request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
+    storage.create(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
+    return key
+
+
+class _Watch:
+    """Looks for requests in the bucket, in the background, as long as its writer lives."""
+
+    def __init__(self, storage: Storage, place: Place) -> None:
+        self._storage, self.place = weakref.ref(storage), place  # a writer that nobody closed may go, and its storage
+        self.known = set(storage.list("requests"))
+        self.calls = 0
+        self.round = 0
+        self.ready: int | None = None  # at which call this rank is ready to act, once it has joined the round
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="archive-requests", daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_S) and self._storage() is not None:
+            self.look()
+
+    @property
+    def storage(self) -> Storage:
+        storage = self._storage()
+        if storage is None:
+            raise ClosedError("the writer that looked for requests is gone; open another with arc.writer()")
+        return storage
+
+    def look(self) -> None:
+        """See whether there are new requests, or ranks in the round; the store being out of reach is no request.
+
+        Of a process group one rank looks: each request is to be seen once.
+        """
+        group = _process_group() is not None
+        if group and self.place.rank != 0:
+            return
+        try:
+            alone = group or self.place.world_size == 1
+            joined = not alone and self.storage.list(agreement_folder(self.place.session, self.round))
+            names = set(self.storage.list("requests"))  # after the round: what its ranks were asked by is then known
+        except (StorageError, ClosedError):
+            return
+        fresh = names - self.known
+        self.known |= names
+        if fresh or joined:
+            _asked.flag.set()
+
+    def acted(self) -> None:
+        """The round is over; the checkpoint that follows answers all requests until now."""
+        self.round, self.ready = self.round + 1, None
+        with suppress(StorageError):
+            self.known |= set(self.storage.list("requests"))
+        _asked.flag.clear()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+def watch(storage: Storage, place: Place) -> Callable[[], None]:
+    """Look for requests in the bucket until the function that this returns is called."""
+    seen = _Watch(storage, place)
+    _asked.watch = seen
+
+    def stop() -> None:
+        seen.stop()
+        if _asked.watch is seen:
+            _asked.watch = None
+
+    return stop
+
+
+def _agreed(seen: _Watch, asked: bool) -> bool:
+    """Without a process group: whether this is the step on which all ranks agreed."""
+    seen.calls += 1
+    if seen.ready is None:
+        if not asked:
+            return False
+        seen.ready = seen.calls + LEAD_STEPS
+        answer = _answer(seen, seen.place.rank) | {"ready": seen.ready}
+        _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), answer)
+    if seen.calls < seen.ready or seen.calls < max([seen.ready, *_all_ready(seen)]):
+        return False
+    seen.acted()
+    return True
+
+
+def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body | {"nonce": secrets.token_hex(8)}).encode()
+    try:
+        storage.create(key, data)
+    except (AlreadyExistsError, AmbiguousWriteError) as e:
+        if not storage.exists(key):
+            storage.create(key, data)
+        elif storage.get_head(key, len(data) + 1) != data:
+            raise UsageError(
+                f"{storage.full_url(key)} is there already: two processes have this rank of the session"
+            ) from e
+
+
+def _all_ready(seen: _Watch) -> list[int]:
+    """At which call each rank is ready; waits for those that have not said, but not long where the process ends."""
+    stop, patience = time.monotonic() + AGREE_TIMEOUT_S, Patience()
+    steps: dict[int, int] = {}
+    while True:
+        ends = shutdown.process.passed(shutdown.AGREE_PART)
+        look_at_all = ends or patience.due()
+        for rank in sorted(set(range(seen.place.world_size)) - set(steps)):
+            try:
+                steps[rank] = _ready(seen, rank)
+            except MissingObjectError:
+                if not look_at_all:
+                    break
+        if len(steps) == seen.place.world_size:
+            return list(steps.values())
+        absent = sorted(set(range(seen.place.world_size)) - set(steps))
+        if look_at_all:
+            logging.getLogger("archive").warning(
+                "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and calls "
+                "archive.checkpoint.requests.requested() at every step", ranks(absent), patience.waited_s,
+            )  # fmt: skip
+        if ends:
+            return list(steps.values())
+        if time.monotonic() > stop:
+            raise RanksMissingError(
+                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see whether "
+                "they run, and call archive.checkpoint.requests.requested() at every step"
+            )
+        time.sleep(AGREE_POLL_S)
+
+
+def _ready(seen: _Watch, rank: int) -> int:
+    """At which call a rank is ready, by its own answer; another's in its place is an error."""
+    key, most = agreement_key(seen.place.session, seen.round, rank), plainjson.MAX_SMALL_BYTES
+    what = seen.storage.full_url(key)
+    data = plainjson.check_size(seen.storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
+    answer = plainjson.parse(data, what=what, error=CorruptStateError, shape={"ready": int})
+    own = _answer(seen, rank)
+    if any(answer.get(name, value) != value for name, value in own.items()):
+        raise CorruptStateError(f"{what} is not the answer of rank {rank} to round {seen.round}: somebody put it there")
+    return int(answer["ready"])
+
+
+def _answer(seen: _Watch, rank: int) -> dict[str, Any]:
+    """What a rank's answer says of itself."""
+    return {"session": seen.place.session, "round": seen.round, "rank": rank}
+
+
+# -- requests over HTTP --------------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """A small HTTP server: POST /checkpoint asks this process for a checkpoint. On loopback unless told otherwise."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = ThreadingHTTPServer((host, port), _Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="archive-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}/checkpoint"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        wanted = self.path.rstrip("/") == "/checkpoint"
+        if wanted:
+            request()
+        body = b'{"requested": true}\n' if wanted else b'{"error": "POST /checkpoint"}\n'
+        self.send_response(202 if wanted else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: requests are the application's to log."""
+
+
+def serve(port: int = 0, host: str = "127.0.0.1") -> Endpoint:
+    """Listen for requests over HTTP on this rank."""
+    return Endpoint(host, port)
+
+
+# -- crashes -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def save_on_crash(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> Iterator[None]:
+    """Save what this rank has if the body raises, then let the error go on.
+
+    `save(name)` calls `writer.checkpoint(step, name, partial=True, ...)`. A failure of the save itself is added to the
+    error as a note, and hides nothing.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            pending = save(f"crash-{escape(type(error).__name__)}-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+            if pending is not None:
+                pending.result(timeout_s)
+        except Exception as failed:
+            error.add_note(f"the checkpoint on crash failed too: {failed}")
+        raise
+
+
+def install_excepthook(save: Callable[[str], Pending | None], *, timeout_s: float = 120.0) -> None:
+    """As `save_on_crash`, for errors that nobody catches."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        try:
+            with save_on_crash(save, timeout_s=timeout_s):
+                raise error
+        except BaseException as same:
+            before(kind, same, trace)
+
+    sys.excepthook = hook

@@ -1,0 +1,73 @@
+"""Pure, no I/O: which checkpoints of a run are to be retained. Deleting the others is not done here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from archive.base import UsageError
+
+DIRECTIONS = ("max", "min")
+
+
+class Candidate(NamedTuple):
+    """A whole checkpoint of the run."""
+
+    commit: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Retain a checkpoint if one of these wants it; the newest is always retained, and all, if none is given.
+
+    last: the newest so many.  every: those whose step is a multiple of it.  best: ("return", "max"), the one with the
+    greatest value of a metric, or ("loss", "min"); of equals the newest.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("last", self.last), ("every", self.every)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"keep.{name}={value!r}: give a whole number of 1 or more, or None")
+        if self.best is not None:
+            pair = tuple(self.best)
+            if len(pair) != 2 or not isinstance(pair[0], str) or pair[1] not in DIRECTIONS:
+                raise UsageError(f"keep.best={self.best!r}: give (metric, 'max') or (metric, 'min')")
+            object.__setattr__(self, "best", pair)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a commit has it."""
+        return {"last": self.last, "every": self.every, "best": None if self.best is None else list(self.best)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | None) -> Self:
+        value = value or {}
+        best = value.get("best")
+        return cls(value.get("last"), value.get("every"), None if best is None else (best[0], best[1]))
+
+    def kept(self, candidates: Sequence[Candidate]) -> list[int]:
+        """The commits of those to retain, oldest first."""
+        ordered = sorted(candidates, key=lambda c: c.commit)
+        if self == Keep() or not ordered:
+            return [c.commit for c in ordered]
+        chosen = {c.commit for c in ordered[-(self.last or 1) :]}
+        if self.every is not None:
+            chosen |= {c.commit for c in ordered if c.step % self.every == 0}
+        return sorted(chosen | self._best(ordered))
+
+    def _best(self, ordered: Sequence[Candidate]) -> set[int]:
+        if self.best is None:
+            return set()
+        metric, direction = self.best
+        sign = 1 if direction == "max" else -1
+        scored = [
+            (sign * c.metrics[metric], c.commit) for c in ordered if not math.isnan(c.metrics.get(metric, math.nan))
+        ]
+        return {max(scored)[1]} if scored else set()

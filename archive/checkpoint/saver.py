@@ -1,0 +1,208 @@
+"""Checkpoints in the background: one under way at a time."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from archive.base import Losses, check_text, jsontree, ranks, shutdown
+from archive.checkpoint import saving
+from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.joining import Joint, commit_present, join
+from archive.checkpoint.pending import Attempt, Pending
+from archive.checkpoint.progress import rollback
+from archive.checkpoint.progressbar import Progress, on_terminal
+from archive.checkpoint.saving import Request, SavedColumns
+from archive.manifest import Commit, CommitLog, Place
+from archive.store import Storage
+from archive.write import Cut, Work, Written
+
+
+class Saver:
+    """Saves the checkpoints of one writer, one after the other. `committed` is told of each."""
+
+    def __init__(
+        self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
+        committed: Callable[..., None], resumed_from: int | None = None,
+    ) -> None:  # fmt: skip
+        self._storage, self._log, self._place, self._wait, self._committed = storage, log, place, wait, committed
+        self._resumed_from = resumed_from
+        self._thread = ThreadPoolExecutor(1, "archive-checkpoint")
+        self._pending: Pending | None = None
+        self._columns = SavedColumns()
+        self._ordinal = 0
+        self.durable: int | None = None
+        self.committed = 0  # segments of this rank below this number are committed
+
+    def request(
+        self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any, config: Any,
+        partial: bool, known_at: int,
+    ) -> Request:  # fmt: skip
+        self._ordinal += 1
+        if progress is not None and not save_replay:
+            progress = rollback(progress)
+        lineage = {"git": git_revision(), "config": None if config is None else jsontree.dumps(config, where="config")}
+        return Request(
+            check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,
+            _json(progress, "progress"), _json(unconsumed, "unconsumed"),
+            {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial, known_at,
+            self._resumed_from, self.committed,
+        )  # fmt: skip
+
+    def start(
+        self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float, on_progress: Progress | None,
+        losses: Sequence[Losses],
+    ) -> Pending:  # fmt: skip
+        """Save in the background. `works`: all that is not committed; it is in the pipeline already."""
+        pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
+        pending.works, pending.in_shutdown = works, shutdown.process.announced
+        pending.losses = [(one, one.mark()) for one in losses]
+        pending.attempt = Attempt(lambda: self._told(pending, lambda: self._save(pending, cuts, timeout_s)))
+        self._pending = pending  # now it is in: who waits for it sees to it that it is begun
+        self.begin(pending)
+        return pending
+
+    def again(self, pending: Pending, timeout_s: float) -> None:
+        pending.attempt = Attempt(lambda: self._told(pending, lambda: self._finish(pending, timeout_s)))
+        self.begin(pending)
+
+    def begin(self, pending: Pending) -> None:
+        """See to it that it is begun: a call that was interrupted may have left it."""
+        if not pending.attempt.begun:
+            self._thread.submit(pending.attempt.run)
+
+    def _told(self, pending: Pending, work: Callable[[], Checkpoint]) -> Checkpoint:
+        try:
+            made = work()
+            pending.waits_no_more()
+            pending.tell("committed", commit=made.number)
+        except BaseException as error:
+            pending.tell("failed", error=str(error))
+            raise
+        return made
+
+    def _save(self, pending: Pending, cuts: Sequence[Cut], timeout_s: float) -> Checkpoint:
+        pending.tell("uploading")
+        written = self._wait(pending.works)
+        pending.tell("staging", bytes=sum(w.data_bytes for w in written))
+        _, _, pending.columns = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+        pending.tell("joining")
+        return self._finish(pending, timeout_s)
+
+    def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
+        request = pending.request
+        joint = Joint(self._place, request.name, request.ordinal)
+        made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
+        about = made.body["checkpoint"]
+        if request.save_replay:
+            for losses, counts in pending.losses:
+                losses.told(counts)
+            self._columns, self.durable = pending.columns, request.step
+        self._committed(made, pending.works if request.save_replay else [])
+        _log_discarded(about)
+        _log_missing(about)
+        return Checkpoint(self._storage, made)
+
+    def _join(self, pending: Pending, joint: Joint, timeout_s: float) -> Commit:
+        part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
+        return join(
+            self._log, joint, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
+            ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
+        )  # fmt: skip
+
+    def surface(self) -> None:
+        """Raise the error of the last checkpoint, if nobody has seen it."""
+        if self._pending is not None and (error := self._pending.unseen_error()):
+            raise error
+
+    def settle(self) -> None:
+        """Wait until no checkpoint is under way; raise the last one's error if nobody has seen it."""
+        self._wait_for_pending()
+        self.surface()
+
+    def give_up(self) -> None:
+        """Wait until no checkpoint is under way, but no longer for other ranks; an error stays to be raised."""
+        if self._pending is not None:
+            self._pending.attempt.hurry.set()
+        self._wait_for_pending()
+
+    def _wait_for_pending(self) -> None:
+        if self._pending is not None:
+            self.begin(self._pending)
+            self._pending.future.exception()
+
+    def close(self) -> BaseException | None:
+        """Wait for what is under way; the error that nobody has seen."""
+        if self._pending is not None:
+            self.begin(self._pending)
+        self._thread.shutdown(wait=True)
+        return None if self._pending is None else self._pending.unseen_error()
+
+
+def _log_missing(about: Mapping[str, Any]) -> None:
+    if about["missing"]:
+        logging.getLogger("archive").warning(
+            "checkpoint %r was committed without %s of %d", about["name"], ranks(m["rank"] for m in about["missing"]),
+            about["world_size"],
+        )  # fmt: skip
+
+
+def _json(value: Any, where: str) -> str | None:
+    return None if value is None else jsontree.dumps(value, where=where)
+
+
+def _log_discarded(about: Mapping[str, Any]) -> None:
+    for reason, counts in about["discarded"].items():
+        logging.getLogger("archive").info(
+            "checkpoint %r left out %d %s episodes with %d steps",
+            about["name"],
+            counts["episodes"],
+            reason,
+            counts["steps"],
+        )
+
+
+def git_revision() -> str | None:
+    """The revision of the working directory's git checkout when it was first asked for, if it is one."""
+    return _git_revision(str(Path.cwd()))
+
+
+@cache
+def _git_revision(folder: str) -> str | None:
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return out.stdout.strip() or None if out.returncode == 0 else None
+
+
+class Finishing(Protocol):
+    """What has work under way when the interpreter ends."""
+
+    def settle_at_exit(self) -> None: ...
+
+
+_open_writers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def finish_at_exit(writer: Finishing) -> None:
+    """Checkpoints under way are finished before the interpreter ends; commits that nobody asked for are not made."""
+    _open_writers.add(writer)
+
+
+def _finish_all() -> None:
+    for writer in list(_open_writers):
+        writer.settle_at_exit()
+
+
+# Before concurrent.futures refuses new work, which it does when threads are joined, ahead of atexit's own hooks.
+getattr(threading, "_register_atexit", atexit.register)(_finish_all)

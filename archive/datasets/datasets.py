@@ -1,0 +1,295 @@
+"""Torch datasets over episodes: whole ones, windows that never cross an episode's end, single steps.
+
+They pickle, survive fork, and open their own connections in each DataLoader worker. A DataLoader's batch is one read:
+chunks that several of its items share are fetched once, and only the fields asked for. `archive.torch.loader` shares
+them out over workers and ranks and resumes in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from archive.arrays import Ints
+from archive.base import UsageError, cached_property
+from archive.datasets.batches import Batches, batches_of, kinds_of, row_bytes, schemas_of
+from archive.datasets.items import Items, Kinds
+from archive.datasets.sources import source_of
+from archive.fields import Ragged, ShardSchema, derived, dtypes
+from archive.read import Bounds, Episodes, Selection, deriving
+
+Transform = Callable[[dict[str, Any]], Any]
+CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
+
+
+class EpisodeDataset(Dataset[Any]):
+    """Item i is episode i: a nested dict of tensors, axis 0 the step.
+
+    episodes: Episodes, an archive, a checkpoint, or a share of a plan (which has its ids renumbered).
+    fields, missing: as in `Episodes.read`.  derive: fields computed on reading, see `archive.fields.derived`.
+    transform: what makes an item of a nest of tensors.
+    cache_bytes: how much of the chunks last read is kept, in each process; default half a gigabyte, and for streams
+    and loaders what their order needs.
+    """
+
+    _varying = True  # items differ in their number of steps
+
+    def __init__(
+        self,
+        episodes: Any,
+        fields: Any = None,
+        *,
+        derive: Any = (),
+        missing: Any = "error",
+        transform: Transform | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        source = source_of(episodes)
+        self.episodes: Episodes = source.episodes
+        self._renumbered = source.renumbered
+        self.derive, self.transform, self.cache_bytes = derived.parse(derive), transform, cache_bytes
+        self._selection = Selection(fields, missing)
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The items of a batch, read together; `archive.datasets.collating` makes one nest of them."""
+        numbers, starts, stops = self.places(_checked(indices, len(self)))
+        counts, batches = stops - starts, self._batches
+        if batches is not None and len(numbers):
+            found = self._renumbered(batches.read(numbers, starts, stops), np.repeat(numbers, counts))
+            whole = self._whole(to_tensors(found), counts)
+            plain = whole if self.transform is None else None
+            return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+        each = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
+        parts = zip(each, numbers, counts.tolist(), strict=True)
+        nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
+        return Items(len(nests), lambda i: self._finished(nests[i]), kinds=self._kinds)
+
+    def keeping(self, steps: float) -> Self:
+        """The same items; unless cache_bytes was given, the chunks of about so many steps are kept."""
+        if self.cache_bytes is not None:
+            return self
+        other = copy.copy(self)
+        other.__dict__.pop("_batches", None)
+        needed = LEAST_CACHE_BYTES + 1.5 * steps * row_bytes(self._schemas, self._selection, self.derive)
+        other.cache_bytes = int(min(needed, MOST_CACHE_BYTES))
+        return other
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether reading on needs no chunk again that was just read."""
+        return self._batches is not None
+
+    def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
+        """Of some items: the number of the episode, the first step, and the step after the last."""
+        return items, np.zeros_like(items), self._lengths[items]
+
+    @property
+    def steps_per_item(self) -> float:
+        """How many steps further the next item begins, on the average."""
+        return float(self._lengths.sum()) / max(1, len(self))
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        return self.episodes.lengths()
+
+    @cached_property
+    def _bounds(self) -> Bounds | None:
+        return Bounds(self.episodes) if self.derive else None
+
+    @cached_property
+    def _schemas(self) -> list[ShardSchema]:
+        return schemas_of(self.episodes)
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return kinds_of(self._schemas, self._selection, self.derive, varying=self._varying)
+
+    @cached_property
+    def _batches(self) -> Batches | None:
+        """What reads a batch into arrays at once, where all fields are numbers of one row a step."""
+        return batches_of(
+            self.episodes,
+            self._schemas,
+            self._selection,
+            self.derive,
+            self._bounds,
+            CACHE_BYTES if self.cache_bytes is None else self.cache_bytes,
+        )
+
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
+        """An item's nest of tensors, from that of the steps read."""
+        return nest
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        """A batch's nest, from the steps of all its items end to end."""
+        return _mapped(nest, lambda rows: Ragged(rows, torch.from_numpy(counts)))  # type: ignore[arg-type]
+
+    def _finished(self, nest: dict[str, Any]) -> Any:
+        return nest if self.transform is None else self.transform(nest)
+
+
+class WindowDataset(EpisodeDataset):
+    """Item i is a window of `length` steps of one episode, every `stride` steps; it never crosses an episode's end. Of
+    a checkpoint, it is of the steps that were live then, one after the other.
+
+    pad=False: only full windows. pad=True: windows begin up to the last step, and shorter ones are filled with zeros
+    (strings with ""); the tensor "mask" says which steps are real.
+    """
+
+    _varying = False
+
+    def __init__(
+        self,
+        episodes: Any,
+        length: int,
+        stride: int = 1,
+        pad: bool = False,
+        fields: Any = None,
+        *,
+        derive: Any = (),
+        missing: Any = "error",
+        transform: Transform | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        if length < 1 or stride < 1:
+            raise UsageError(f"length={length} and stride={stride} must both be at least 1")
+        super().__init__(episodes, fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes)
+        self.length, self.stride, self.pad = length, stride, pad
+        full = self._lengths if pad else self._lengths - length + 1
+        self._ends = np.cumsum(np.maximum(-(-full // stride), 0))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def steps_per_item(self) -> float:
+        return self.stride
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(number of the episode, first step) of a window."""
+        numbers, starts, _ = self.places(_checked([index], len(self)))
+        return int(numbers[0]), int(starts[0])
+
+    def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
+        numbers = np.searchsorted(self._ends, items, side="right")
+        starts = (items - np.where(numbers > 0, self._ends[numbers - 1], 0)) * self.stride
+        return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
+
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
+        if not self.pad:
+            return nest
+        return {**_fill(nest, steps, self.length), "mask": torch.arange(self.length) < steps}
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        if len(counts) * self.length == int(counts.sum()):
+            out = _mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
+        else:
+            out = _mapped(nest, lambda rows: _spread(rows, self._mask(counts)))
+        return {**out, "mask": self._mask(counts)} if self.pad else out
+
+    def _mask(self, counts: Ints) -> torch.Tensor:
+        """Which steps of padded windows are real."""
+        return torch.arange(self.length) < torch.from_numpy(counts)[:, None]
+
+
+class StepDataset(WindowDataset):
+    """Item i is one step: a nested dict of tensors without a step axis."""
+
+    def __init__(
+        self,
+        episodes: Any,
+        fields: Any = None,
+        *,
+        derive: Any = (),
+        missing: Any = "error",
+        transform: Transform | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            episodes, 1, fields=fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes
+        )
+
+    def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
+        out: dict[str, Any] = _first(nest)
+        return out
+
+    def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
+        return nest
+
+
+def to_tensors(value: Any) -> Any:
+    """A nest with its arrays as tensors; strings and JSON stay as they are."""
+    if isinstance(value, dict):
+        return {k: to_tensors(v) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
+    if isinstance(value, list):
+        return [to_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
+    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value
+
+
+def _checked(indices: Sequence[int], count: int) -> Ints:
+    items = np.asarray(indices, np.int64)
+    wrong = items[(items < -count) | (items >= count)]
+    if len(wrong):
+        raise IndexError(f"item {wrong[0]} of a dataset of {count}")
+    return np.where(items < 0, items + count, items)
+
+
+def row_of(value: Any, i: int) -> Any:
+    """One item of a batch's nest; an array that torch has no dtype for, and lists, are indexed alike."""
+    if isinstance(value, dict):
+        return {k: row_of(v, i) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        stop = int(value.lengths[: i + 1].sum())
+        return value.values[stop - int(value.lengths[i]) : stop]
+    return value[i]
+
+
+def _mapped(nest: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+    return {k: _mapped(v, work) if isinstance(v, dict) else work(v) for k, v in nest.items()}
+
+
+def _spread(rows: Any, mask: torch.Tensor) -> Any:
+    """Rows put where the mask is set, zeros elsewhere."""
+    if isinstance(rows, torch.Tensor):
+        out = rows.new_zeros((*mask.shape, *rows.shape[1:]))
+        out[mask] = rows
+        return out
+    plain = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
+    plain[mask.numpy()] = rows
+    return plain
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _first(v) for k, v in value.items()}
+    rows = isinstance(value, list) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim)
+    return value[0] if rows and len(value) else value
+
+
+def _fill(value: Any, steps: int, length: int) -> Any:
+    """Fields of `steps` rows made `length` long; what has another number of rows belongs to the whole episode."""
+    if isinstance(value, dict):
+        return {k: _fill(v, steps, length) for k, v in value.items()}
+    scalar = isinstance(value, (torch.Tensor, np.ndarray)) and not value.ndim
+    if scalar or not isinstance(value, (torch.Tensor, np.ndarray, list)) or len(value) != steps or steps == length:
+        return value
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value, value.new_zeros((length - steps, *value.shape[1:]))])
+    if isinstance(value, list):
+        empty = value[0][:0] if value and isinstance(value[0], torch.Tensor) else None
+        return value + [empty] * (length - steps)
+    tail = np.full((length - steps, *value.shape[1:]), "" if value.dtype == object else 0, value.dtype)
+    return np.concatenate([value, tail])

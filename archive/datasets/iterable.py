@@ -1,0 +1,163 @@
+"""On top of the archive: datasets that stream their items, each once an epoch over all workers of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from archive.arrays import Ints
+from archive.base import UsageError
+from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset
+from archive.datasets.epoch import Epoch
+from archive.datasets.order import Order, Split
+from archive.manifest import place
+from archive.read import Episodes
+
+_SHUFFLES: dict[Any, Any] = {True: "full", False: None}  # as torch's DataLoader says it
+BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 256, 32, 64
+
+
+class StreamDataset(IterableDataset[Any]):
+    """The items of a map-style dataset as a stream: one pass over it is one epoch, or what is left of it.
+
+    dataset: one of this package, or any with a length and items by number. Episodes, an archive, a checkpoint or a
+    share are streamed as whole episodes.
+
+    shuffle: "blocks" (default) shuffles within a pool of `pool_blocks` blocks of about `block_steps` neighbouring steps
+    each, and the blocks themselves, so that a reader keeps the chunks of one pool and decodes each once. "full" is any
+    order, None the dataset's own. The order follows from (seed, epoch) alone.
+    rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else a world of one. Workers of a DataLoader
+    share out what is their rank's. All items come once, so ranks and workers differ by up to one item.
+
+    Read in this process, it has a state of its own. With workers use `archive.torch.loader`, whose state tells what
+    they delivered from what they have only read ahead.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        shuffle: str | bool | None = "blocks",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        block_steps: int = BLOCK_STEPS,
+        pool_blocks: int = POOL_BLOCKS,
+        read_items: int = READ_ITEMS,
+    ) -> None:
+        if read_items < 1 or block_steps < 1:
+            raise UsageError(f"read_items={read_items} and block_steps={block_steps} must both be at least 1")
+        if isinstance(dataset, Episodes) or not hasattr(dataset, "__getitem__"):
+            dataset = EpisodeDataset(dataset)
+        here = place(rank, world_size, "data", "data")
+        self.dataset, self.rank, self.world_size, self.read_items = dataset, here.rank, here.world_size, read_items
+        block_items = max(1, round(block_steps / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))
+        how = _SHUFFLES.get(shuffle, shuffle)
+        self.order = Order(len(dataset), how, seed, min(block_items, max(1, len(dataset))), pool_blocks)
+        if how != "full" and hasattr(dataset, "keeping"):
+            self.dataset = dataset.keeping(0 if how is None else self.order.pool_items * dataset.steps_per_item)
+        self._epoch = Epoch(self.order, self.rank, self.world_size)
+        self._items: tuple[Any, Ints] | None = None  # those of the epoch that `take` is in
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next pass is of."""
+        return self._epoch.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch, from its start."""
+        self._epoch.begin(int(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this stream is: what it yielded in this process is done."""
+        return self._epoch.state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state: any rank's, where all had delivered as much, or the list of all ranks' states."""
+        self._epoch.load(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is not None:
+            split = Split(self._epoch.left, self.world_size, worker.num_workers)
+            for _, items in self._read(self._epoch.items(split.lane(self.rank, worker.id))):
+                yield from items
+            return
+        epoch = self._epoch
+        lane, left = epoch.ahead(0)
+        for _, items in self._read(epoch.items(left)):
+            for item in items:
+                epoch.deliver(lane, 1)
+                yield item
+        epoch.begin(epoch.number + 1)
+
+    def take(self, count: int) -> list[Sequence[Any]]:
+        """The next items in this process, epoch after epoch: one group from each epoch that they are of."""
+        groups = []
+        while count:
+            some = self._ahead(count)
+            groups.append(fetch(self.dataset, some))
+            self._epoch.deliver(0, len(some))
+            count -= len(some)
+        return groups
+
+    def _ahead(self, count: int) -> Ints:
+        """Up to `count` items that come next; of the next epoch where this one is at its end."""
+        epoch = self._epoch
+        for _ in range(2):
+            taken, whole = epoch.taken[0], epoch.split.lane(self.rank, 0)
+            if taken < len(whole):
+                if self._items is None or self._items[0] != (epoch.number, id(epoch.split)):
+                    self._items = (epoch.number, id(epoch.split)), epoch.items(whole)
+                return self._items[1][taken : taken + count]
+            epoch.begin(epoch.number + 1)
+        raise UsageError(f"rank {self.rank} of {self.world_size} has no item of a dataset of {len(self.dataset)}")
+
+    def _read(self, items: Ints) -> Iterator[tuple[Ints, Sequence[Any]]]:
+        for start in range(0, len(items), self.read_items):
+            some = items[start : start + self.read_items]
+            yield some, fetch(self.dataset, some)
+
+
+def fetch(dataset: Any, items: Ints) -> Sequence[Any]:
+    """Some items of a map-style dataset, in one read where it can."""
+    if hasattr(dataset, "__getitems__"):
+        found: Sequence[Any] = dataset.__getitems__(items.tolist())
+        return found
+    return [dataset[i] for i in items.tolist()]
+
+
+class EpisodeStream(StreamDataset):
+    """Whole episodes as a stream; arguments as of EpisodeDataset, and by keyword those of StreamDataset."""
+
+    def __init__(self, episodes: Any, fields: Any = None, **options: Any) -> None:
+        own, rest = _sorted_out(options)
+        super().__init__(EpisodeDataset(episodes, fields, **rest), **own)
+
+
+class WindowStream(StreamDataset):
+    """Windows as a stream; arguments as of WindowDataset, and by keyword those of StreamDataset."""
+
+    def __init__(
+        self, episodes: Any, length: int, stride: int = 1, pad: bool = False, fields: Any = None, **options: Any
+    ) -> None:
+        own, rest = _sorted_out(options)
+        super().__init__(WindowDataset(episodes, length, stride, pad, fields, **rest), **own)
+
+
+class StepStream(StreamDataset):
+    """Single steps as a stream; arguments as of StepDataset, and by keyword those of StreamDataset."""
+
+    def __init__(self, episodes: Any, fields: Any = None, **options: Any) -> None:
+        own, rest = _sorted_out(options)
+        super().__init__(StepDataset(episodes, fields, **rest), **own)
+
+
+_OWN = frozenset({"shuffle", "seed", "rank", "world_size", "block_steps", "pool_blocks", "read_items"})
+
+
+def _sorted_out(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    own = {k: v for k, v in options.items() if k in _OWN}
+    return own, {k: v for k, v in options.items() if k not in _OWN}

@@ -1,0 +1,252 @@
+"""On top of the archive: batches from several sources in exact proportions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Protocol
+
+import torch
+
+from archive.base import DeadlineError, FieldError, UsageError
+from archive.datasets.collating import as_kind, check_kind, collate
+from archive.datasets.datasets import to_tensors
+from archive.datasets.iterable import StreamDataset
+from archive.datasets.joined import concatenated
+from archive.datasets.loading import Loader
+from archive.fields import Ragged
+
+FORMAT = 1
+_POLL_S = 0.05
+
+
+class Source(Protocol):
+    """What a mix draws from."""
+
+    def draw(self, count: int) -> dict[str, Any]:
+        """The next `count` items as one nest of tensors."""
+        ...
+
+
+class Mix:
+    """An endless iterator of batches of which each source gives its part. Made by `mix(...)`."""
+
+    def __init__(
+        self, sources: Mapping[str, Source], ratios: Mapping[str, Fraction], batch_size: int, kind: str, tag: str | None
+    ) -> None:
+        self.batch_size, self.ratios, self.batches = batch_size, dict(ratios), 0
+        self.counts: dict[str, int] = {}  # of the batch given last
+        self._sources, self._kind, self._tag = dict(sources), kind, tag
+        self._owed = dict.fromkeys(ratios, Fraction(0))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        owed, counts = _shares(self.ratios, self._owed, self.batch_size)
+        parts = {name: self._sources[name].draw(n) for name, n in counts.items() if n}
+        whole = concatenated(list(parts.values()), list(parts))
+        if self._tag is not None:
+            if self._tag in whole:
+                raise FieldError(f"the steps have a field {self._tag!r} already; give the tag another name")
+            numbers = torch.arange(len(counts))
+            whole[self._tag] = torch.repeat_interleave(numbers, torch.tensor(list(counts.values())))
+        self._owed, self.counts, self.batches = owed, counts, self.batches + 1
+        return as_kind(whole, self.batch_size, self._kind)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the mix and each of its sources is, as far as those tell."""
+        sources = {n: s.state_dict() for n, s in self._sources.items() if hasattr(s, "state_dict")}
+        owed = {name: [value.numerator, value.denominator] for name, value in self._owed.items()}
+        return {"format": FORMAT, "batches": self.batches, "owed": owed, "sources": sources}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken; the sources must be those of the same names."""
+        if state.get("format") != FORMAT:
+            raise UsageError(f"this is no state of a mix (its format is {state.get('format')!r}, not {FORMAT})")
+        if set(state["owed"]) != set(self._sources):
+            raise UsageError(
+                f"the state is of a mix of {sorted(state['owed'])}; this one is of {sorted(self._sources)}"
+            )
+        for name, inner in state["sources"].items():
+            source: Any = self._sources[name]
+            source.load_state_dict(inner)
+        self._owed = {name: Fraction(*pair) for name, pair in state["owed"].items()}
+        self.batches = state["batches"]
+
+
+def mix(
+    sources: Mapping[str, Any],
+    ratios: Mapping[str, float] | Sequence[float] | str | None = None,
+    *,
+    batch_size: int,
+    collate: str = "dict",
+    tag: str | None = None,
+    shuffle: str | bool | None = "blocks",
+    seed: int = 0,
+    min_sizes: Mapping[str, int] | None = None,
+    timeout_s: float | None = None,
+) -> Mix:
+    """Batches of `batch_size` items, of each source as many as its ratio says; what a batch's size leaves over is made
+    up for by the next ones, so that the counts are exact in the long run and never off by more than one.
+
+    sources: name -> a sampler or replay buffer (with `sample(n)`), a dataset or stream of items (endless, epoch after
+    epoch), or a loader of batches (of the size that its ratio comes to); None is left out.
+    ratios: name -> part, or in the order of the sources; default equal parts, "size" as the numbers of items are.
+    tag: name of a field that says of each item which source it is from, by number.
+    shuffle, seed: of datasets that are no streams.  min_sizes: name -> how much a source must hold (its
+    `is_ready(size)`) before the first batch; waits for it, at most `timeout_s`.
+    """
+    given = {name: source for name, source in sources.items() if source is not None}
+    if not given or batch_size < 1:
+        raise UsageError(f"a mix needs at least one source and a batch_size of at least 1, not {batch_size}")
+    _wait(given, min_sizes or {}, timeout_s)
+    inner = {name: _source(name, one, shuffle, seed) for name, one in given.items()}
+    return Mix(inner, _parts(given, sources, ratios), batch_size, check_kind(collate), tag)
+
+
+def _source(name: str, given: Any, shuffle: str | bool | None, seed: int) -> Source:
+    if isinstance(given, Loader):
+        return _OfLoader(name, given)
+    if hasattr(given, "sample"):
+        return _OfSampler(name, given)
+    if not isinstance(given, StreamDataset):
+        if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or hasattr(given, "filter"):
+            raise UsageError(
+                f"source {name!r} is a {type(given).__name__}; give a sampler, a dataset, a stream or a loader: of "
+                "episodes, say, StepDataset(episodes)"
+            )
+        given = StreamDataset(given, shuffle=shuffle, seed=seed)
+    return _OfStream(given)
+
+
+class _OfSampler:
+    def __init__(self, name: str, sampler: Any) -> None:
+        self.name, self.sampler = name, sampler
+        for method in ("state_dict", "load_state_dict"):
+            if hasattr(sampler, method):
+                setattr(self, method, getattr(sampler, method))
+
+    def draw(self, count: int) -> dict[str, Any]:
+        return _checked(self.name, self.sampler.sample(count), count)
+
+
+class _OfLoader:
+    def __init__(self, name: str, loader: Loader) -> None:
+        self.name, self.loader = name, loader
+        self._walk: Iterator[Any] = iter(())
+
+    def draw(self, count: int) -> dict[str, Any]:
+        if self.loader.batch_size != count:
+            raise UsageError(
+                f"source {self.name!r} is a loader of batches of {self.loader.batch_size} items and its part of a batch is "
+                f"{count}; give the loader that size, and ratios that part the batch evenly"
+            )
+        for _ in range(2):
+            for batch in self._walk:
+                return _checked(self.name, batch, count)
+            self._walk = iter(self.loader)
+        raise UsageError(f"source {self.name!r} has no batch of {count} items in an epoch")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._walk = iter(())
+        self.loader.load_state_dict(state)
+
+
+class _OfStream:
+    def __init__(self, stream: StreamDataset) -> None:
+        self._stream = stream
+
+    def draw(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = concatenated([collate(items) for items in self._stream.take(count)])
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self._stream.load_state_dict(state)
+
+
+def _parts(
+    given: Mapping[str, Any], sources: Mapping[str, Any], ratios: Mapping[str, float] | Sequence[float] | str | None
+) -> dict[str, Fraction]:
+    """The part of each source that is there; together 1."""
+    if isinstance(ratios, str):
+        if ratios != "size":
+            raise UsageError(f"ratios={ratios!r}: give numbers, 'size', or nothing for equal parts")
+        ratios = {name: len(source) for name, source in given.items()}
+    elif ratios is None:
+        ratios = dict.fromkeys(given, 1)
+    elif not isinstance(ratios, Mapping):
+        ratios = dict(zip(sources, ratios, strict=True)) if len(ratios) == len(sources) else {}
+    if set(ratios) != set(sources) and set(ratios) != set(given):
+        raise UsageError(f"ratios={ratios!r}: give one for each of {', '.join(sources)}")
+    try:
+        found = {name: Fraction(str(ratios[name])).limit_denominator(10**6) for name in given}
+    except ValueError as e:
+        raise UsageError(f"ratios={ratios!r}: each must be a finite number") from e
+    if min(found.values()) < 0 or not sum(found.values()):
+        raise UsageError(f"ratios={ratios!r}: none may be negative, and not all 0")
+    return {name: value / sum(found.values()) for name, value in found.items()}
+
+
+def _shares(
+    ratios: Mapping[str, Fraction], owed: Mapping[str, Fraction], size: int
+) -> tuple[dict[str, Fraction], dict[str, int]]:
+    """How many items each source gives, and what each is owed after that: the largest remainders are paid first."""
+    due = {name: owed[name] + ratio * size for name, ratio in ratios.items()}
+    counts = {name: max(0, int(value)) for name, value in due.items()}
+    by_need = sorted(due, key=lambda n: (counts[n] - due[n], -ratios[n]))
+    spare = size - sum(counts.values())
+    for name in by_need[: max(0, spare)]:
+        counts[name] += 1
+    for name in [n for n in reversed(by_need) if counts[n]][: max(0, -spare)]:
+        counts[name] -= 1
+    return {name: due[name] - counts[name] for name in due}, counts
+
+
+def _wait(sources: Mapping[str, Any], min_sizes: Mapping[str, int], timeout_s: float | None) -> None:
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    for name, size in min_sizes.items():
+        if not hasattr(sources.get(name), "is_ready"):
+            raise UsageError(f"min_sizes names {name!r}, which is no source that tells by is_ready(size) what it holds")
+        while not sources[name].is_ready(size):
+            if until is not None and time.monotonic() > until:
+                raise DeadlineError(
+                    f"source {name!r} did not hold {size} within {timeout_s} s; fill it, or wait longer"
+                )
+            time.sleep(_POLL_S)
+
+
+def _checked(name: str, batch: Any, count: int) -> dict[str, Any]:
+    nest: dict[str, Any] = to_tensors(_plain(batch))
+    found = {_length(leaf) for leaf in _leaves(nest)}
+    if found != {count}:
+        raise UsageError(
+            f"source {name!r} gave {sorted(found)} items instead of {count}; it holds too few, or drop_last="
+        )
+    return nest
+
+
+def _plain(batch: Any) -> Any:
+    """Mappings, TensorDicts among them, as dicts."""
+    if hasattr(batch, "to_dict"):
+        batch = batch.to_dict()
+    return {k: _plain(v) for k, v in batch.items()} if isinstance(batch, Mapping) else batch
+
+
+def _leaves(nest: Any) -> Iterator[Any]:
+    if isinstance(nest, dict):
+        for value in nest.values():
+            yield from _leaves(value)
+    elif nest is not None:
+        yield nest
+
+
+def _length(leaf: Any) -> int:
+    return len(leaf.lengths if isinstance(leaf, Ragged) else leaf)

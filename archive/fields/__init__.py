@@ -1,0 +1,52 @@
+"""Nests of values and the fields they are stored as. Nests, dtypes and schemas come in; named arrays go out,
+and back. No I/O."""
+
+from __future__ import annotations
+
+from archive.fields import derived, dtypes, nesting, schema
+from archive.fields.derived import Bools, Derivation, Rows, parse, put
+from archive.fields.dtypes import to_numpy
+from archive.fields.kinds import Kinds
+from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, unflatten
+from archive.fields.schema import (
+    LENGTHS,
+    NODES,
+    PLACES,
+    FieldSpec,
+    Path,
+    Schema,
+    ShardSchema,
+    loads,
+    shard_schema,
+    to_path,
+)
+
+__all__ = [
+    "Array",
+    "Bools",
+    "Derivation",
+    "FieldSpec",
+    "Fields",
+    "Kinds",
+    "LENGTHS",
+    "NODES",
+    "PLACES",
+    "Path",
+    "Ragged",
+    "Rows",
+    "Schema",
+    "ShardSchema",
+    "derived",
+    "dtypes",
+    "flatten",
+    "is_tensor",
+    "loads",
+    "nesting",
+    "parse",
+    "put",
+    "schema",
+    "shard_schema",
+    "to_numpy",
+    "to_path",
+    "unflatten",
+]

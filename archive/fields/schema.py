@@ -1,0 +1,186 @@
+"""Pure, no I/O: what fields mean (`Schema`, declared by the user) and what they are (`FieldSpec`, found in the data)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from archive.base import CorruptManifestError, FieldError, cached_property, escape_path, plainjson, show
+
+Path = tuple[str, ...]
+AXES = ("step", "offset", "ragged", "free")
+NODES = ("dict", "none")  # an empty dict and None: kept in the tree, without data
+LENGTHS = "%lengths"  # companion array of a ragged field; "%l" is no escape, so no field's name ends so
+PLACES = "%places"  # companion array of a field declared in next_of
+
+
+def to_path(name: str | Iterable[str]) -> Path:
+    """A field's keys: a tuple as it is, a string split at its slashes."""
+    return tuple(name.split("/")) if isinstance(name, str) else tuple(name)
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field as stored: its keys, kind of axis, logical dtype and shape of one row."""
+
+    path: Path
+    axis: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    extra: int = 0  # rows beyond the steps of a complete episode (axis "offset")
+    scalar: bool = False  # a 0-d value of axis "free", stored as one row
+    next_of: str = ""  # name of the field whose next row this one repeats
+
+    @property
+    def name(self) -> str:
+        return escape_path(self.path)
+
+    @property
+    def per_step(self) -> bool:
+        """Whether row i of the segment is step i, so that no extents are needed."""
+        return self.axis == "step" and not self.next_of
+
+    def as_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"path": list(self.path), "axis": self.axis}
+        if self.axis not in NODES:
+            out |= {"dtype": self.dtype, "shape": list(self.shape)}
+        optional = {"extra": self.extra, "scalar": self.scalar, "next_of": self.next_of}
+        return out | {k: v for k, v in optional.items() if v}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What fields mean, declared once by the user. Names are `"obs/image"` or tuples of keys.
+
+    env_id, episode_id: fields that hold an env row's or a trajectory's id; renumbered on redistribution.
+    next_of: `{"next/obs": "obs"}`: next/obs[t] is obs[t+1]; rows that follow this are not stored twice.
+    axes: kind of axis 0 per field: "step" (default), "offset" or "offset:2" (that many rows more than steps),
+    "ragged" (default of lists of one array, list or tuple a step, whether or not they are of equal length; "step" makes
+    one array of them), "free" (belongs to the episode, kept whole).
+    json: fields whose steps are any JSON values.  unit: "step" says that steps are independent of each other.
+    """
+
+    env_id: tuple[Path, ...] = ()
+    episode_id: tuple[Path, ...] = ()
+    next_of: Mapping[Path, Path] = field(default_factory=dict)
+    axes: Mapping[Path, str] = field(default_factory=dict)
+    json: tuple[Path, ...] = ()
+    unit: str = "episode"
+    reward: Path | None = None  # the field summed into "return"; default "reward", "rewards" or "next/reward"
+
+    def __init__(
+        self,
+        env_id: Iterable[Any] = (),
+        episode_id: Iterable[Any] = (),
+        next_of: Mapping[Any, Any] | None = None,
+        axes: Mapping[Any, str] | None = None,
+        json: Iterable[Any] = (),
+        unit: str = "episode",
+        reward: Any = None,
+    ) -> None:
+        if unit not in ("episode", "step"):
+            raise FieldError(f"Schema(unit={unit!r}): unit is 'episode' or 'step'")
+        values = {
+            "env_id": tuple(map(to_path, [env_id] if isinstance(env_id, str) else env_id)),
+            "episode_id": tuple(map(to_path, [episode_id] if isinstance(episode_id, str) else episode_id)),
+            "next_of": {to_path(k): to_path(v) for k, v in (next_of or {}).items()},
+            "axes": {to_path(k): _checked_axis(k, v) for k, v in (axes or {}).items()},
+            "json": tuple(map(to_path, [json] if isinstance(json, str) else json)),
+            "unit": unit,
+            "reward": None if reward is None else to_path(reward),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def axis_of(self, path: Path) -> tuple[str | None, int]:
+        """Declared axis of a field and its extra rows; None where nothing is declared."""
+        text = self.axes.get(path)
+        if text is None:
+            return None, 0
+        kind, _, extra = text.partition(":")
+        return kind, int(extra or 1) if kind == "offset" else 0
+
+
+def _checked_axis(name: Any, axis: str) -> str:
+    kind, _, extra = str(axis).partition(":")
+    if kind not in AXES or (extra and (kind != "offset" or not extra.isdigit())):
+        raise FieldError(f"axes[{name!r}] = {axis!r}: an axis is one of {', '.join(AXES)} or 'offset:N'")
+    return str(axis)
+
+
+@dataclass(frozen=True)
+class ShardSchema:
+    """The fields of one shard and what they mean; its JSON lies in the shard and in the segments table."""
+
+    fields: tuple[FieldSpec, ...]
+    env_id: tuple[str, ...] = ()
+    episode_id: tuple[str, ...] = ()
+    unit: str = "episode"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {f.name: f for f in self.fields})
+
+    by_name: dict[str, FieldSpec] = field(init=False, compare=False, repr=False, default_factory=dict)
+
+    def dumps(self) -> str:
+        body = {
+            "fields": [f.as_json() for f in self.fields],
+            "env_id": list(self.env_id),
+            "episode_id": list(self.episode_id),
+            "unit": self.unit,
+        }
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.dumps().encode()).hexdigest()[:16]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one step (fields of any length count as nothing), at least 1."""
+        from archive.fields.dtypes import to_numpy
+
+        sizes = (to_numpy(f.dtype).itemsize * prod(f.shape) for f in self.fields if f.per_step)
+        return max(1, sum(sizes))
+
+    def describe(self) -> dict[str, str]:
+        """Field path -> `dtype[shape] axis`, for people."""
+        return {
+            show(f.path): f"{f.dtype}{list(f.shape)} {f.axis}" if f.axis not in NODES else f.axis for f in self.fields
+        }
+
+
+def loads(text: str) -> ShardSchema:
+    """The schema of a shard from its JSON; what is not one is an error."""
+    try:
+        body = plainjson.parse(text, what="it", error=CorruptManifestError, shape={})
+        fields = tuple(
+            FieldSpec(
+                tuple(f["path"]), f["axis"], f.get("dtype", ""), tuple(f.get("shape", ())),
+                f.get("extra", 0), f.get("scalar", False), f.get("next_of", ""),
+            )
+            for f in body["fields"]
+        )  # fmt: skip
+        return ShardSchema(fields, tuple(body["env_id"]), tuple(body["episode_id"]), body["unit"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise CorruptManifestError(f"a shard's schema cannot be read ({e}); run `archive verify`") from e
+
+
+def described(texts: Iterable[str]) -> dict[str, str]:
+    """Field -> dtype, shape and kind of axis, of several schemas."""
+    return {k: v for text in texts for k, v in loads(text).describe().items()}
+
+
+def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchema:
+    """What is kept in the shard of the fields found and the roles declared."""
+    names = {spec.path: name for name, spec in specs.items()}
+    return ShardSchema(
+        tuple(specs[name] for name in sorted(specs)),
+        tuple(sorted(names[p] for p in declared.env_id if p in names)),
+        tuple(sorted(names[p] for p in declared.episode_id if p in names)),
+        declared.unit,
+    )

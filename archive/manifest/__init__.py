@@ -1,0 +1,75 @@
+"""What is in the archive, as of which commit: commits and tables come in from the store; episodes, chains and
+live steps, as rows of tables, go out."""
+
+from __future__ import annotations
+
+from archive.manifest import (
+    about,
+    chains,
+    chunkindex,
+    claims,
+    commits,
+    expressions,
+    liveview,
+    sessions,
+    tablefiles,
+    tables,
+)
+from archive.manifest.branches import Branches, Origin, Rows, Sequences
+from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
+from archive.manifest.commits import Body, Commit, CommitLog, Commits, read_of
+from archive.manifest.index import COLUMNS, EpisodeIndex, matching
+from archive.manifest.live import OWN, LiveSet, Runs
+from archive.manifest.liveview import Located
+from archive.manifest.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
+from archive.manifest.sessionruns import run_of_session
+from archive.manifest.sessions import DEFAULT_RUN, Place, check_exclusive, new_session, open_session, place
+from archive.manifest.tablefiles import Snapshot
+from archive.manifest.tables import NO_ENV
+
+__all__ = [
+    "ArrayChunks",
+    "Body",
+    "Branches",
+    "BufferResume",
+    "COLUMNS",
+    "Commit",
+    "CommitLog",
+    "Commits",
+    "DEFAULT_RUN",
+    "EpisodeIndex",
+    "KnownEpisode",
+    "LiveSet",
+    "Located",
+    "METADATA",
+    "NO_ENV",
+    "OWN",
+    "Origin",
+    "Place",
+    "Resume",
+    "Rows",
+    "Runs",
+    "Sequences",
+    "ShardIndex",
+    "ShardReads",
+    "Snapshot",
+    "Stream",
+    "Unfinished",
+    "about",
+    "chains",
+    "check_exclusive",
+    "chunkindex",
+    "claims",
+    "commits",
+    "expressions",
+    "liveview",
+    "matching",
+    "new_session",
+    "open_session",
+    "place",
+    "read_of",
+    "run_of_session",
+    "sessions",
+    "tablefiles",
+    "tables",
+]

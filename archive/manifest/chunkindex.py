@@ -1,0 +1,198 @@
+"""Pure, no I/O: where the chunks of a shard lie, and which byte ranges the rows that are wanted take.
+
+Requests are data: nothing here sees a socket, and what fetches them never sees an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive.arrays import Ints, coalesce, covered, widest_gap
+from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError
+from archive.shard import checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SPARE_PART = 20  # of what is needed, 1/20 more may be read to save requests
+METADATA = ""  # the "array" of the group's own zarr.json
+Wanted = Mapping[str, tuple[Ints, Ints]]  # array -> starts and stops of row runs
+
+
+class ArrayChunks(NamedTuple):
+    """The chunks of one array in order: rows per chunk, and of each chunk its bytes' place and checksum."""
+
+    rows: int
+    offset: Ints
+    size: Ints
+    crc32c: Ints
+    member: list[str]
+
+
+class Piece(NamedTuple):
+    """One member within a fetched block."""
+
+    request: int
+    start: int
+    size: int
+    member: str
+    crc32c: int
+    array: str
+    chunk: int
+
+
+class ShardReads(NamedTuple):
+    """The requests that rows of one shard take, and the members that they bring."""
+
+    requests: list[ByteRange]
+    pieces: list[Piece]
+    needed_bytes: int
+
+    @property
+    def fetched_bytes(self) -> int:
+        return sum(r.size for r in self.requests)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """All chunks of one shard."""
+
+    shard: str
+    packed: bool
+    arrays: Mapping[str, ArrayChunks]
+
+    def plan(
+        self,
+        wanted: Wanted,
+        *,
+        metadata: bool = True,
+        held: Mapping[str, int] | None = None,
+        max_gap: int | None = None,
+    ) -> ShardReads:
+        """Byte ranges for runs of rows of some arrays; whole chunks, neighbours in one request.
+
+        held: array -> number of a chunk that is at hand already.
+        """
+        every = (self._chunks(name, *runs) for name, runs in wanted.items())
+        missing = ((name, chunks[chunks != (held or {}).get(name, -1)]) for name, chunks in every)
+        found = [(name, chunks) for name, chunks in missing if len(chunks)]
+        if metadata:
+            found.append((METADATA, np.zeros(1, np.int64)))
+        names = [name for name, chunks in found for _ in chunks]
+        chunks = np.concatenate([c for _, c in found]) if found else np.zeros(0, np.int64)
+        starts = np.concatenate([self.arrays[n].offset[c] for n, c in found]) if found else chunks
+        sizes = np.concatenate([self.arrays[n].size[c] for n, c in found]) if found else chunks
+        order = np.argsort(starts, kind="stable") if self.packed else np.arange(len(starts))
+        if max_gap is None and self.packed:
+            spare_bytes = self._spare_bytes(wanted, {name for name, _ in found}, int(sizes.sum()))
+            max_gap = widest_gap(starts[order], (starts + sizes)[order], spare_bytes)
+        requests, owner, base = self._requests(
+            starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap or 0
+        )
+        pieces = []
+        for place, i in enumerate(order.tolist()):
+            array, chunk = self.arrays[names[i]], int(chunks[i])
+            at = int(starts[i]) - int(base[place])
+            pieces.append(
+                Piece(
+                    int(owner[place]), at, int(sizes[i]), array.member[chunk], int(array.crc32c[chunk]), names[i], chunk
+                )
+            )
+        return ShardReads(requests, pieces, int(sizes.sum()))
+
+    def array(self, name: str) -> ArrayChunks:
+        """The chunks of one array; CorruptManifestError if the table has none of it."""
+        if name not in self.arrays:
+            raise CorruptManifestError(f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`")
+        return self.arrays[name]
+
+    def everything(self) -> Wanted:
+        """All rows of all arrays."""
+        return {
+            name: (np.zeros(1, np.int64), np.array([chunks.rows * len(chunks.offset)]))
+            for name, chunks in self.arrays.items()
+            if name != METADATA
+        }
+
+    def _chunks(self, name: str, starts: Ints, stops: Ints) -> tuple[str, Ints]:
+        array = self.arrays.get(name)
+        if array is None:
+            if (stops > starts).any():
+                raise CorruptManifestError(
+                    f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`"
+                )
+            return name, np.zeros(0, np.int64)
+        full = stops > starts
+        starts, stops = starts[full], stops[full]
+        if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(array.offset) * array.rows):
+            raise CorruptManifestError(
+                f"rows {int(starts.min())} to {int(stops.max())} of {name!r} in {self.shard} are not all in its "
+                f"{len(array.offset)} chunks; run `archive verify`"
+            )
+        return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
+
+    def _spare_bytes(self, wanted: Wanted, names: Iterable[str], chunk_bytes: int) -> int:
+        """What may lie in gaps that are read over: the rows' own bytes, 1/20 more and a chunk a field are not exceeded."""
+        needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
+        a_chunk_each = sum(int(self.arrays[name].size.max()) for name in names)
+        return int(needed * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
+
+    def _row_bytes(self, name: str) -> float:
+        array = self.arrays.get(name)
+        return float(array.size.sum()) / (array.rows * len(array.size)) if array else 0.0
+
+    def _requests(
+        self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int
+    ) -> tuple[list[ByteRange], Ints, Ints]:
+        if not self.packed:
+            keys = [f"{self.shard}/{self.arrays[n].member[c]}" for n, c in which]
+            ranges = [ByteRange(k, 0, int(s)) for k, s in zip(keys, sizes, strict=True)]
+            return ranges, np.arange(len(keys)), np.zeros(len(keys), np.int64)
+        block_starts, block_stops, owner = coalesce(starts, starts + sizes, max_gap=max_gap)
+        ranges = [ByteRange(self.shard, int(a), int(b)) for a, b in zip(block_starts, block_stops, strict=True)]
+        return ranges, owner, block_starts[owner] if len(owner) else owner
+
+
+def stored_checksum(data: memoryview, piece: Piece) -> int:
+    """What the chunk table says of a member: a chunk ends in its own crc32c (zarr's last codec, which checks it while
+    decoding), so that is compared, to know that it is this chunk; metadata is summed up here."""
+    return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
+
+
+def from_table(table: pa.Table, shards: Iterable[str] | None = None) -> dict[str, ShardIndex]:
+    """Shard -> its index, of a chunk table (or of some of its shards)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if shards is not None:
+        table = table.filter(
+            pc.is_in(table["shard"].cast(pa.string()), value_set=pa.array(sorted(shards), pa.string()))
+        )
+    columns: dict[str, Any] = {name: table[name].to_numpy() for name in ("chunk", "rows", "offset", "size", "crc32c")}
+    text = {name: table[name].to_pylist() for name in ("shard", "array", "member")}
+    groups: dict[str, dict[str, list[int]]] = {}
+    for i, (shard, array) in enumerate(zip(text["shard"], text["array"], strict=True)):
+        if columns["chunk"][i] >= 0 or text["member"][i] == "zarr.json":
+            groups.setdefault(shard, {}).setdefault(array, []).append(i)
+    return {shard: _shard(shard, arrays, columns, text["member"]) for shard, arrays in groups.items()}
+
+
+def _shard(shard: str, arrays: dict[str, list[int]], columns: dict[str, Any], members: list[str]) -> ShardIndex:
+    if not shard.startswith("shards/") or ".." in shard:
+        raise UnsafePathError(f"the chunk table names the shard {shard!r}, which is not below shards/; not read")
+    out = {}
+    for name, rows in arrays.items():
+        index = np.array(rows)[np.argsort(columns["chunk"][rows], kind="stable")]
+        if name and (columns["chunk"][index] != np.arange(len(index))).any():
+            raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
+        out[name] = ArrayChunks(
+            max(1, int(columns["rows"][index[0]])), columns["offset"][index].astype(np.int64),
+            columns["size"][index].astype(np.int64), columns["crc32c"][index].astype(np.int64), [members[i] for i in index],
+        )  # fmt: skip
+    if METADATA not in out:
+        raise MissingObjectError(f"the chunk table has no zarr.json for {shard}; run `archive verify`")
+    return ShardIndex(shard, shard.endswith(".zip"), out)

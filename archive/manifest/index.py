@@ -1,0 +1,292 @@
+"""Episodes as a table: one summary row each, from the segments table alone; filters over it. No data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import UsageError, cached_property, jsontree
+from archive.fields import schema
+from archive.manifest import chains, expressions
+from archive.manifest.branches import Mask, Rows, Sequences
+from archive.manifest.sessionruns import run_of_session
+from archive.manifest.tablefiles import Snapshot
+from archive.manifest.tables import NO_ENV
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OF_LAST = (
+    "episode_id", "return", "terminated", "truncated", "reason", "rank", "session", "buffer", "metadata", "created_at",
+    "commit",
+)  # fmt: skip
+COLUMNS = (
+    "episode_id", "length", "return", "complete", "model_weights_uuids", "update_count_min", "update_count_max",
+    "terminated", "truncated", "reason", "env_id", "rank", "run", "session", "buffer", "metadata", "created_at", "commit",
+)  # fmt: skip
+
+
+class EpisodeIndex:
+    """All episodes that a snapshot holds, in the order in which they were last written.
+
+    live: rows of the segments table that are live, which an episode has rather than what has superseded them.
+    branch: the session as which episodes are seen, and how far each of its ranks had got (None: all that is there).
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, live: Callable[[], Ints] | None = None,
+        branch: tuple[str, Sequences | None] | None = None,
+    ) -> None:  # fmt: skip
+        self.snapshot, self._live, self._branch = snapshot, live, branch
+
+    @cached_property
+    def chains(self) -> chains.Chains:
+        marks = self.snapshot.columns(chains.COLUMNS)
+        return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live, self._current)
+
+    def _current(self, rows: pa.Table, episode: Ints) -> Mask:
+        """Which rows say how their episodes stand: those that the branch has or, without one, that none left behind."""
+        if self._branch is None:
+            known = self.snapshot.branches
+            return known.current(Rows.of(rows), episode) if known else np.ones(len(episode), bool)
+        return Rows.of(rows).seen(self.snapshot.branches.sight(*self._branch))
+
+    def __len__(self) -> int:
+        return self.chains.episodes
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of the summary table, for all episodes."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if name in _OF_LAST:
+            return self._at_last(name)
+        if name == "env_id":
+            env = self._at_last("env_id")
+            return pc.if_else(pc.equal(env, NO_ENV), pa.scalar(None, pa.int64()), env)
+        if name == "run":
+            return self._runs()
+        if name == "length":
+            return pc.add(self._at_last("episode_start"), self._at_last("length"))
+        if name == "complete":
+            return pa.chunked_array(
+                [pa.array(self._flag("first", self.chains.firsts()) & self._flag("last", self.chains.lasts()))]
+            )
+        if name in ("update_count_min", "update_count_max"):
+            return self._extreme(name)
+        if name == "model_weights_uuids":
+            return self._uuids()
+        raise UsageError(f"there is no column {name!r}; columns: {', '.join(COLUMNS)}")
+
+    def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
+        import pyarrow as pa
+
+        return pa.table({name: self.column(name) for name in columns})
+
+    @cached_property
+    def episode_of_row(self) -> Ints:
+        """Number of the episode that each row of the segments table belongs to; -1 for superseded ones."""
+        out = np.full(self.snapshot.rows, -1, np.int64)
+        out[self.chains.rows] = np.repeat(np.arange(len(self)), np.diff(self.chains.offsets))
+        return out
+
+    @cached_property
+    def beyond_steps(self) -> Mask:
+        """Rows of the segments table that may hold what belongs to more than their own steps (axes free and offset)."""
+        import pyarrow as pa
+
+        column = self.snapshot.columns(["schema"])["schema"].cast(pa.string()).combine_chunks().dictionary_encode()
+        held = [
+            any(f.axis in ("free", "offset") for f in schema.loads(text).fields)
+            for text in column.dictionary.to_pylist()
+        ]
+        out: Mask = np.array(held, bool)[column.indices.to_numpy()] if held else np.zeros(len(column), bool)
+        return out
+
+    def _at_last(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        column = self.snapshot.columns([name])[name]
+        identity = self.chains.single and self.chains.episodes == len(column)
+        return column if identity else column.take(pa.array(self.chains.lasts()))
+
+    @cached_property
+    def _run_of(self) -> dict[str, str | None]:
+        return run_of_session(self.snapshot)
+
+    def _runs(self) -> pa.ChunkedArray:
+        """The run of each episode's session."""
+        import pyarrow as pa
+
+        sessions = self._at_last("session").cast(pa.string()).combine_chunks().dictionary_encode()
+        if not len(sessions):
+            return pa.chunked_array([], pa.dictionary(pa.int32(), pa.string()))
+        runs = pa.array([self._run_of.get(s) for s in sessions.dictionary.to_pylist()], pa.string())
+        return pa.chunked_array([runs.take(sessions.indices).dictionary_encode()])
+
+    def _flag(self, name: str, rows: Ints) -> Mask:
+        import pyarrow.compute as pc
+
+        values: Mask = pc.fill_null(self.snapshot.columns([name])[name], False).to_numpy()
+        return values[rows]
+
+    def _extreme(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        if self.chains.single:
+            return self._at_last(name)
+        column = self.snapshot.columns([name])[name]
+        least = name.endswith("_min")
+        empty = np.iinfo(np.int64).max if least else np.iinfo(np.int64).min
+        values = column.fill_null(empty).to_numpy()[self.chains.rows]
+        reduce: Any = np.minimum if least else np.maximum
+        out = reduce.reduceat(values, self.chains.offsets[:-1]) if len(self) else values
+        return pa.chunked_array([pa.array(out, mask=out == empty)])
+
+    def _uuids(self) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        if self.chains.single:
+            return self._at_last("model_weights_uuids")
+        lists = self.snapshot.take(self.chains.rows, ["model_weights_uuids"])["model_weights_uuids"].to_pylist()
+        ends = self.chains.offsets.tolist()
+        joined = [list(dict.fromkeys(u for uuids in lists[a:b] for u in uuids or ())) for a, b in pairwise(ends)]
+        return pa.chunked_array([pa.array(joined, pa.list_(pa.string()))])
+
+    def mask(self, **conditions: Any) -> Mask:
+        """Which episodes meet all conditions (see Episodes.filter); None stands for no condition."""
+        out = np.ones(len(self), bool)
+        for name, value in conditions.items():
+            if value is not None:
+                test: Callable[[Any], Mask] | None = getattr(self, f"_where_{name}", None)
+                if test is None:
+                    raise UsageError(f'episodes cannot be filtered by {name!r}; use where="..." for any column')
+                out &= test(value)
+        return out
+
+    def _any_segment(self, rows: Mask) -> Mask:
+        """Episodes of which some segment is marked."""
+        picked = rows[self.chains.rows]
+        if self.chains.single or not len(self):
+            return picked
+        return np.logical_or.reduceat(picked, self.chains.offsets[:-1])
+
+    def _where_episode_id(self, value: str | Iterable[str]) -> Mask:
+        return self._is_in("episode_id", value)
+
+    def _where_buffer(self, value: str | Iterable[str]) -> Mask:
+        return self._is_in("buffer", value)
+
+    def _where_session(self, value: str | Iterable[str]) -> Mask:
+        return self._is_in("session", value)
+
+    def _where_run(self, value: str | Iterable[str]) -> Mask:
+        return self._is_in("run", value)
+
+    def _where_rank(self, value: int | Iterable[int]) -> Mask:
+        return self._is_in("rank", value)
+
+    def _where_env_id(self, value: int | Iterable[int]) -> Mask:
+        return self._is_in("env_id", value)
+
+    def _is_in(self, name: str, value: Any) -> Mask:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(pa.string())
+        found: Mask = pc.is_in(column, value_set=_value_set(name, value, column.type)).to_numpy()
+        return found
+
+    def _where_model_weights_uuid(self, value: str | Iterable[str]) -> Mask:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = _value_set("model_weights_uuid", value, pa.string())
+        rows = np.zeros(self.snapshot.rows, bool)
+        at = 0
+        for part in self.snapshot.columns(["model_weights_uuids"])["model_weights_uuids"].chunks:
+            uuids = pc.list_flatten(part)
+            hit = pc.equal(uuids, wanted[0]) if len(wanted) == 1 else pc.is_in(uuids, value_set=wanted)
+            places = np.flatnonzero(hit.to_numpy(zero_copy_only=False))
+            rows[at + pc.list_parent_indices(part).to_numpy()[places]] = True
+            at += len(part)
+        return self._any_segment(rows)
+
+    def _where_update_count(self, value: Any) -> Mask:
+        low, high = update_range(value)
+        least, most = (
+            self.snapshot.columns([n])[n].fill_null(fill).to_numpy()
+            for n, fill in (("update_count_min", np.iinfo(np.int64).max), ("update_count_max", np.iinfo(np.int64).min))
+        )
+        return self._any_segment((most >= low) & (least < high))
+
+    def _where_complete(self, value: bool) -> Mask:
+        complete: Mask = self.column("complete").to_numpy()
+        return complete if value else ~complete
+
+
+def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
+    """One value or several, as the values of a column."""
+    import pyarrow as pa
+
+    one = isinstance(value, (str, int, np.generic, UUID)) or not isinstance(value, Iterable)
+    values = [str(v) if isinstance(v, UUID) else v for v in ([value] if one else value)]
+    try:
+        if pa.types.is_integer(kind) and not all(
+            v is None or type(v) is int or isinstance(v, np.integer) for v in values
+        ):
+            raise TypeError("that is no integer")  # which Arrow would cut to one
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError, TypeError) as e:
+        raise UsageError(f"{name}={value!r}: give one or several values of type {kind} ({e})") from e
+
+
+def matching(condition: Any, column: Callable[[str], Any], count: int) -> Mask:
+    """Which rows of a table meet a condition: text, or an Arrow expression over COLUMNS."""
+    import pyarrow as pa
+
+    expression, needed = (
+        expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(COLUMNS))
+    )
+    keys = [n for n in needed if n.startswith("metadata.")]
+    table = pa.table({"__row": pa.array(np.arange(count))} | {n: column(n) for n in needed if n not in keys})
+    for name in keys:
+        table = table.append_column(name, _metadata(column("metadata"), name.removeprefix("metadata.")))
+    try:
+        found = table.filter(expression)["__row"].to_numpy()
+    except (pa.ArrowException, TypeError) as e:
+        raise UsageError(f"the condition {condition} cannot be applied to the episodes' columns: {e}") from e
+    out = np.zeros(count, bool)
+    out[found] = True
+    return out
+
+
+def _metadata(texts: pa.ChunkedArray, key: str) -> pa.Array:
+    import pyarrow as pa
+
+    values = [jsontree.loads(text).get(key) if text else None for text in texts.to_pylist()]
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError) as e:
+        raise UsageError(f"metadata.{key} has values of several types and cannot be compared: {e}") from e
+
+
+def update_range(value: Any) -> tuple[int, int]:
+    """Half-open (start, stop) of an update count, a (start, stop) or a range; None leaves a side open."""
+    if isinstance(value, (int, np.integer)):
+        return int(value), int(value) + 1
+    if isinstance(value, (range, slice)):
+        value = (value.start, value.stop)
+    big = np.iinfo(np.int64)
+    try:
+        low, high = value
+        return (big.min + 1 if low is None else int(low)), (big.max if high is None else int(high))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise UsageError(f"update_count={value!r}: give a number, or (start, stop), half-open") from e

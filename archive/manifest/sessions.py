@@ -1,0 +1,221 @@
+"""Who writes: rank, world size, run and session of a writer, and opening a session, which fences off earlier ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from archive.base import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptStateError,
+    NotExclusiveError,
+    SessionInUseError,
+    UsageError,
+    check_text,
+    escape,
+    layout,
+    plainjson,
+)
+from archive.manifest import commits, tablefiles, tables
+from archive.manifest.branches import Branches, Origin
+from archive.manifest.commits import Body, Commit, CommitLog
+from archive.manifest.resumed import Resume
+from archive.store import Storage
+
+_CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
+MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
+
+
+DEFAULT_RUN = "main"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One writer's place: which rank of which world, in which session of which run."""
+
+    rank: int
+    world_size: int
+    run: str
+    session: str
+
+
+def place(rank: int | None, world_size: int | None, run: str, session: str | None) -> Place:
+    """Fill in what is not given: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
+    rank = _rank() if rank is None else rank
+    world_size = _world_size(rank) if world_size is None else world_size
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
+    for value, what in ((run, "run"), (session or "-", "session")):
+        if not check_text(value, what):
+            raise UsageError(f"the {what} must not be empty")
+    if len(escape(session or "-")) > MAX_SESSION_BYTES:
+        raise UsageError(
+            f"the session {session!r:.80} is too long: {MAX_SESSION_BYTES} bytes at most, three for each byte that is no "
+            "letter, digit, '-' or '_'; give a shorter one"
+        )
+    return Place(rank, world_size, run, session or _session(world_size, run))
+
+
+def _process_group() -> object | None:
+    distributed = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready else None
+
+
+def _rank() -> int:
+    group = _process_group()
+    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))  # type: ignore[attr-defined]
+
+
+def _world_size(rank: int) -> int:
+    group = _process_group()
+    if group:
+        return int(group.get_world_size())  # type: ignore[attr-defined]
+    return int(os.environ.get("WORLD_SIZE", str(rank + 1 if rank else 1)))
+
+
+def new_session() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _session(world_size: int, run: str) -> str:
+    """A name that all ranks of one start of the job share, and no other start has."""
+    if world_size == 1:
+        return new_session()
+    group = _process_group()
+    if group:
+        names = [new_session()]
+        group.broadcast_object_list(names, src=0)  # type: ignore[attr-defined]
+        return names[0]
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if job is None and "SLURM_JOB_ID" in os.environ:
+        job, restart = "slurm-" + os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+    if job in (None, "", "none"):
+        raise UsageError(
+            f"a writer of one rank in a world of {world_size} needs session=: a name that all ranks of this start of "
+            "the job share and no earlier start had (there is no process group, TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
+        )
+    return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
+
+
+def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None, resume: Resume | None = None) -> None:
+    """Take the place: one writer per session and rank, and the newest session of its run.
+
+    keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
+    on from; whichever rank says so first has it recorded.
+    """
+    _check_run(log.catch_up(), who, None if resume is None else resume.forked_from)
+    _claim_rank(log.storage, who)
+    if log.catch_up().runs.get(who.run, {}).get("session") != who.session:
+        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume))
+        commits.fence(log.head, who.run, who.session)
+    origin = None if resume is None else resume.origin
+    if origin is not None and "resumed_from" not in log.head.runs[who.run]:
+        log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
+
+
+def _opened(
+    storage: Storage, who: Place, keep: Body | None, resume: Resume | None, parent: Commit, attempt: int
+) -> Body:
+    forked_from = None if resume is None else resume.forked_from
+    _check_run(parent, who, forked_from)
+    body = commits.opened(parent, who.run, who.session, keep, forked_from)
+    origin = None if resume is None else resume.origin
+    return body if origin is None else _branching(storage, who, origin, parent, body)
+
+
+def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Body:
+    """For a session that a rank opened which goes on from nothing."""
+    commits.fence(parent, who.run, who.session)
+    about = {"kind": "session", "run": who.run, "session": who.session}
+    return _branching(storage, who, origin, parent, {**commits.carried(parent), **about})
+
+
+def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, body: Body) -> Body:
+    """The body of a commit of a session, with what the session goes on from."""
+    rows = Branches({who.session: origin}, {who.session: who.run}).columns()
+    table = tables.from_columns("branches", rows)
+    files, _ = tablefiles.add_rows(storage, who.session, "branches", parent, table, fold=True)
+    entry = {**body["runs"][who.run], "resumed_from": {"session": origin.session, "commit": origin.commit}}
+    return {**body, **files, "runs": {**body["runs"], who.run: entry}}
+
+
+def _check_run(head: Commit, who: Place, forked_from: Mapping[str, Any] | None) -> None:
+    """A session is of one run; and a run begins once, but for a fork without a whole checkpoint, which loses nothing."""
+    for run, entry in head.runs.items():
+        if run != who.run and who.session in (entry.get("session"), *entry.get("superseded", ())):
+            raise SessionInUseError(
+                f"session {who.session!r} is one of run {run!r}, not of {who.run!r}; give a session name of its own"
+            )
+    present = head.runs.get(who.run)
+    if forked_from is None or present is None or present.get("session") == who.session:
+        return
+    if present.get("forked_from") != forked_from or "latest" in present:
+        raise UsageError(
+            f"run {who.run!r} is there already, so it cannot begin at checkpoint {forked_from['name']!r} of run "
+            f"{forked_from['run']!r}: go on with it by resume=arc.checkpoints.of({who.run!r}).latest, or give another run="
+        )
+
+
+def _claim_rank(storage: Storage, who: Place) -> None:
+    claim = {"run": who.run, "session": who.session, "rank": who.rank, "nonce": secrets.token_hex(8)}
+    data = json.dumps(claim).encode()
+    key = layout.rank_key(who.session, who.rank)
+    try:
+        storage.create(key, data)
+        return
+    except AmbiguousWriteError:
+        if storage.exists(key) and storage.get_head(key, len(data) + 1) == data:
+            return
+        storage.create(key, data)
+        return
+    except AlreadyExistsError as e:
+        raise SessionInUseError(
+            f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted job "
+            "needs a session name of its own (session=...)"
+        ) from e
+
+
+def read_claim(storage: Storage, key: str) -> dict[str, Any]:
+    """The claim of a writer; refused if it does not say of itself what its name says."""
+    what, most = storage.full_url(key), plainjson.MAX_SMALL_BYTES
+    data = plainjson.check_size(storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
+    claim = plainjson.parse(data, what=what, error=CorruptStateError, shape={"session": str, "rank": int})
+    if layout.rank_key(claim["session"], claim["rank"]) != key:
+        raise CorruptStateError(
+            f"{what} is the claim of rank {claim['rank']} of session {claim['session']!r}: it does not belong there; put the "
+            "right one back from a copy"
+        )
+    return dict(claim)
+
+
+def claim_keys(storage: Storage) -> list[str]:
+    """The claims of all writers that there have been."""
+    folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
+    return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
+
+
+def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:
+    """Make sure that the store has a create-only put, by creating what is there already."""
+    if single_writer:
+        return
+    try:
+        storage.create(layout.ARCHIVE_KEY, archive_json)
+    except AlreadyExistsError:
+        return
+    except AmbiguousWriteError:
+        return
+    raise NotExclusiveError(
+        f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
+        "other's commits; use another store, or open with single_writer=True if there is but one writer"
+    )

@@ -1,0 +1,208 @@
+"""Pure, no I/O: the manifest's tables, field by field, and their Parquet bytes. archive/FORMAT.md says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from archive.base import CorruptManifestError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_ENV = -1  # env_id of episodes that were added without one
+
+_SEGMENTS = {
+    "episode_id": "string",
+    "session": "dict",
+    "buffer": "dict",
+    "rank": "int32",
+    "env_id": "int64",
+    "position": "int64",
+    "sequence": "int64",
+    "predecessor": "string",
+    "replaces": "bool",
+    "shard": "dict",
+    "start": "int64",
+    "length": "int64",
+    "extents": "extents",
+    "schema": "dict",
+    "model_weights_uuids": "strings",
+    "update_count_min": "int64",
+    "update_count_max": "int64",
+    "first": "bool",
+    "last": "bool",
+    "terminated": "bool",
+    "truncated": "bool",
+    "reason": "dict",
+    "episode_start": "int64",
+    "return": "double",
+    "metadata": "string",
+    "created_at": "timestamp",
+    "commit": "int64",
+    "chunks": "dict",
+    "chunks_bytes": "int64",
+    "chunks_crc32c": "uint32",
+}
+_CHUNKS = {
+    "shard": "dict",
+    "member": "string",
+    "array": "dict",
+    "chunk": "int32",
+    "rows": "int64",
+    "offset": "int64",
+    "size": "int64",
+    "crc32c": "uint32",
+}
+_LIVE = {
+    "rank": "int32",
+    "buffer": "dict",
+    "env_id": "int64",
+    "position": "int64",
+    "session": "dict",
+    "stream_rank": "int32",
+    "stream_env": "int64",
+    "lo": "int64",
+    "hi": "int64",
+}
+_CHECKPOINTS = {
+    "commit": "int64",
+    "run": "dict",
+    "session": "dict",
+    "name": "string",
+    "step": "int64",
+    "world_size": "int32",
+    "whole": "bool",
+    "replay_saved": "bool",
+    "metrics": "string",
+    "created_at": "timestamp",
+}
+_BRANCHES = {
+    "session": "dict",
+    "run": "dict",
+    "parent": "dict",
+    "parent_run": "dict",
+    "rank": "int32",
+    "sequence": "int64",
+    "resumed_from": "int64",
+    "commit": "int64",
+}
+_TABLES = {
+    "segments": _SEGMENTS,
+    "chunks": _CHUNKS,
+    "live": _LIVE,
+    "checkpoints": _CHECKPOINTS,
+    "branches": _BRANCHES,
+}
+
+
+@cache
+def schema(kind: str) -> pa.Schema:
+    """Arrow schema of one of the tables."""
+    import pyarrow as pa
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    extent = pa.struct([("field", pa.string()), ("start", pa.int64()), ("rows", pa.int64())])
+    types = {
+        "string": pa.string(), "dict": text, "strings": pa.list_(pa.string()), "extents": pa.list_(extent),
+        "int32": pa.int32(), "int64": pa.int64(), "uint32": pa.uint32(), "bool": pa.bool_(), "double": pa.float64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }  # fmt: skip
+    return pa.schema([(name, types[t]) for name, t in _TABLES[kind].items()])
+
+
+def from_columns(kind: str, columns: Mapping[str, Sequence[Any] | Any]) -> pa.Table:
+    """A table of one kind; missing columns are null, scalars and single strings fill theirs."""
+    import pyarrow as pa
+
+    count = next(len(v) for v in columns.values() if hasattr(v, "__len__") and not isinstance(v, str))
+    arrays = [_array(columns.get(field.name), count, field.type) for field in schema(kind)]
+    return pa.table(arrays, schema=schema(kind))
+
+
+def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values.cast(kind)
+    if values is None:
+        return pa.nulls(count, kind)
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        return _constant(values, count, kind)
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, pa.string()).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
+
+
+def _constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if value is None:  # not as a dictionary's entry, which could not be unified
+        return pa.nulls(count, kind)
+    if pa.types.is_dictionary(kind):
+        indices = pa.array([0], pa.int32()).take(pa.repeat(pa.scalar(0), count)) if count else pa.array([], pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array([value], pa.string()))
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def load() -> None:
+    """Import what making and reading tables takes: Arrow imports pandas, if it is there, with the first list it converts."""
+    loads(dumps(from_columns("live", {"rank": [0], "buffer": [""]})), "live", where="")
+
+
+def set_column(table: pa.Table, name: str, value: Any) -> pa.Table:
+    """The table with one column set to one value."""
+    field = table.schema.field(name)
+    return table.set_column(table.schema.get_field_index(name), field, _constant(value, table.num_rows, field.type))
+
+
+def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    parts = list(parts)
+    return pa.concat_tables(parts).unify_dictionaries() if parts else schema(kind).empty_table()
+
+
+def dumps(table: pa.Table) -> bytes:
+    """Parquet bytes of a table; repeated strings as dictionaries, the rest delta-coded or plain, zstd."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dictionaries = [f.name for f in table.schema if pa.types.is_dictionary(f.type)]
+    sink = pa.BufferOutputStream()
+    encodings = {f.name: _ENCODINGS[f.type] for f in table.schema if f.type in _encodings()}
+    pq.write_table(
+        table, sink, compression="zstd", compression_level=1, use_dictionary=[*dictionaries, "model_weights_uuids.list.element"],
+        column_encoding=encodings, write_statistics=["commit", "update_count_min", "update_count_max"],
+        row_group_size=1 << 18, store_schema=False,
+    )  # fmt: skip
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+_ENCODINGS: dict[Any, str] = {}
+
+
+def _encodings() -> dict[Any, str]:
+    import pyarrow as pa
+
+    if not _ENCODINGS:
+        _ENCODINGS.update(
+            {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
+        )
+    return _ENCODINGS
+
+
+def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = schema(kind) if columns is None else pa.schema([schema(kind).field(c) for c in columns])
+    try:
+        dictionaries = [f.name for f in wanted if pa.types.is_dictionary(f.type)]
+        # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
+        table = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries).read(columns=wanted.names)
+        return table.select(wanted.names).cast(wanted)
+    except (pa.ArrowException, KeyError, OSError) as e:
+        raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e

@@ -1,0 +1,126 @@
+"""Engine: reading steps together with fields derived from them: what a derivation needs beyond a window, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from archive.arrays import Ints, spans
+from archive.fields import Bools, Derivation, Rows, parse, put
+from archive.read.chosen import Chosen
+from archive.read.fieldparts import Selection
+from archive.read.segments import cut
+
+
+class Bounds:
+    """Of each step of some episodes: which steps around it follow one another in time, and how its episode ended.
+
+    All steps of an episode do, but for a checkpoint's, of which some may have left the buffer.
+    """
+
+    def __init__(self, episodes: Chosen) -> None:
+        lengths = episodes.lengths()
+        self.first = np.cumsum(lengths) - lengths  # of each episode, among all steps
+        starts, self.ended = _runs(episodes, lengths)
+        self.run_starts = starts
+        self.run_stops = np.append(starts[1:], lengths.sum())
+        flags = episodes._columns(("terminated", "truncated"))
+        self.terminated, self.truncated = (_filled(flags[name]) for name in ("terminated", "truncated"))
+        self.lengths = lengths
+
+    def around(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints]:
+        """For step steps[i] of episode numbers[i], the steps [begin, stop) of the episode that it stands among."""
+        first = self.first[numbers]
+        run = np.searchsorted(self.run_stops, first + steps, side="right")
+        return self.run_starts[run] - first, self.run_stops[run] - first
+
+    def reach(self, derivation: Derivation, numbers: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+        """The steps [lo, hi) that deriving for steps [starts, stops) takes."""
+        some = stops > starts
+        lo, hi = starts.copy(), stops.copy()
+        n, a, b = numbers[some], starts[some], stops[some]
+        lo[some] = np.maximum(self.around(n, a)[0], a - derivation.before)
+        end = self.around(n, b - 1)[1]
+        hi[some] = end if derivation.after is None else np.minimum(end, b + derivation.after)
+        return lo, hi
+
+    def rows(self, numbers: Ints, starts: Ints, stops: Ints, lo: Ints, hi: Ints) -> Rows:
+        """Steps [starts, stops) of each episode, among the rows of its steps [lo, hi), all of them end to end."""
+        counts = stops - starts
+        number, step = np.repeat(numbers, counts), spans(starts, counts)
+        begin, stop = self.around(number, step)
+        lo, hi, base = (np.repeat(x, counts) for x in (lo, hi, np.cumsum(hi - lo) - (hi - lo) - lo))
+        whole = (stop == self.lengths[number]) & self.ended[number] & (stop <= hi)
+        return Rows(
+            step + base, np.maximum(begin, lo) + base, np.minimum(stop, hi) + base, whole,
+            self.terminated[number], self.truncated[number],
+        )  # fmt: skip
+
+
+def read(
+    episodes: Chosen,
+    numbers: Ints,
+    starts: Ints,
+    stops: Ints,
+    selection: Selection,
+    derive: Sequence[Derivation],
+    bounds: Bounds | None = None,
+) -> list[dict[str, Any]]:
+    """Steps [starts, stops) of episodes, with derived fields; fetched together, each chunk once."""
+    if derive and bounds is None:
+        return read(episodes, numbers, starts, stops, selection, derive, Bounds(episodes))
+    wholes = episodes.pick(numbers).parts()
+    groups = [cut(w, int(a), int(b)) for w, a, b in zip(wholes, starts, stops, strict=True)]
+    selections = [selection] * len(groups)
+    reaches = [bounds.reach(d, numbers, starts, stops) for d in derive] if bounds is not None else []
+    for derivation, (lo, hi) in zip(derive, reaches, strict=True):
+        if derivation.fields:
+            groups += [cut(w, int(a), int(b)) for w, a, b in zip(wholes, lo, hi, strict=True)]
+            selections += [Selection(derivation.fields)] * len(wholes)
+    found = episodes.reader.read_each(groups, selections)
+    out, rest = found[: len(wholes)], iter(found[len(wholes) :])
+    for derivation, (lo, hi) in zip(derive, reaches, strict=True):
+        assert bounds is not None
+        for i in range(len(out)):
+            one = slice(i, i + 1)
+            rows = bounds.rows(numbers[one], starts[one], stops[one], lo[one], hi[one])
+            out[i] = put(out[i], derivation, derivation.of(next(rest) if derivation.fields else {}, rows))
+    return out
+
+
+def read_one(alone: Chosen, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:
+    """Steps [start, stop) of the one episode that there is."""
+    first, last, _ = slice(start, stop).indices(int(alone.lengths()[0]))
+    number, a, b = (np.array([value], np.int64) for value in (0, first, max(first, last)))
+    (out,) = read(alone, number, a, b, selection, parse(derive))
+    return out
+
+
+def read_all(episodes: Chosen, selection: Selection, derive: Any) -> list[dict[str, Any]]:
+    """All steps of each episode."""
+    lengths = episodes.lengths()
+    return read(episodes, np.arange(len(lengths)), np.zeros_like(lengths), lengths, selection, parse(derive))
+
+
+def _filled(column: Any) -> Bools:
+    values: Bools = column.fill_null(False).to_numpy().astype(bool)
+    return values
+
+
+def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
+    """Where runs of steps that follow one another begin, among all steps; of each episode, whether its last one is there."""
+    live, first = episodes._live, np.cumsum(lengths) - lengths
+    if live is None:
+        return first[lengths > 0], np.ones(len(lengths), bool)
+    before = episodes.reader.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[live.rows]
+    number = np.repeat(np.arange(len(lengths)), np.diff(live.offsets))
+    some = live.hi > live.lo
+    number, lo, hi = number[some], (before + live.lo)[some], (before + live.hi)[some]
+    heads = np.ones(len(lo), bool)
+    heads[1:] = (number[1:] != number[:-1]) | (lo[1:] != hi[:-1])
+    ended = np.zeros(len(lengths), np.int64)
+    np.maximum.at(ended, number, hi)
+    total = episodes._index.column("length").to_numpy()[episodes.numbers]
+    return (np.cumsum(hi - lo) - (hi - lo))[heads], ended == total

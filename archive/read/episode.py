@@ -1,0 +1,261 @@
+"""One episode of an archive or a checkpoint: what is known of it without reading data, and its steps on demand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import MAX_PAGE_BYTES, frozen, jsontree
+from archive.fields import Ragged, dtypes, schema
+from archive.manifest import EpisodeIndex
+from archive.read import deriving
+from archive.read.ahead import Ahead
+from archive.read.chosen import Attributes, Chosen
+from archive.read.fieldparts import Selection
+from archive.read.liveparts import LiveParts
+from archive.read.reader import Reader
+from archive.read.segments import Part, cut
+from archive.views import decoder
+
+if TYPE_CHECKING:
+    from archive.views import page
+
+_ANNOTATE = (
+    "add the episode again with the new one (and its weights, update count and flags, which belong to a revision), "
+    "w.add_episode(ep.read(), episode_id=ep.id, replace=True, metadata={**ep.metadata, ...}), or change "
+    "copy.deepcopy(ep.metadata)"
+)
+
+
+class Episode:
+    """One trajectory: what is known of it, and its steps on demand."""
+
+    def __init__(
+        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:  # fmt: skip
+        self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
+        self._attributes = attributes
+        self._ahead: tuple[Ahead, int] | None = None  # of the iteration that it came from, and its place there
+
+    def read_ahead_with(self, ahead: Ahead, place: int) -> None:
+        """It is one of several that may be read together."""
+        self._ahead = ahead, place
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such. Read-only."""
+        found = {} if self._attributes is None else self._attributes.values
+        mine = {name: values[self.id] for name, values in found.items() if self.id in values}
+        out: dict[str, Any] = frozen(
+            mine, "give attributes= to the next checkpoint(), or change copy.deepcopy(attributes)"
+        )
+        return out
+
+    @property
+    def id(self) -> str:
+        return str(self._row["episode_id"])
+
+    @property
+    def length(self) -> int:
+        """Number of steps (of live steps, for an episode of a checkpoint)."""
+        return int(self._row["length"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether both its first and its last step are there."""
+        return bool(self._row["complete"])
+
+    @property
+    def update_count(self) -> int | None:
+        """Of its newest steps; `update_counts` has the range."""
+        value: int | None = self._row["update_count_max"]
+        return value
+
+    @property
+    def update_counts(self) -> tuple[int, int] | None:
+        """(start, stop) of the update counts of its steps, half-open."""
+        low, high = self._row["update_count_min"], self._row["update_count_max"]
+        return None if low is None else (low, high + 1)
+
+    @property
+    def model_weights_uuid(self) -> str | None:
+        """Of its newest steps; `model_weights_uuids` has all."""
+        return self.model_weights_uuids[-1] if self.model_weights_uuids else None
+
+    @property
+    def model_weights_uuids(self) -> list[str]:
+        return list(self._row["model_weights_uuids"] or [])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """As it was given with the episode. Read-only: adding the episode again with replace=True changes it."""
+        text = self._row["metadata"]
+        out: dict[str, Any] = frozen(jsontree.loads(text) if text else {}, _ANNOTATE)
+        return out
+
+    @property
+    def original_id(self) -> int | None:
+        """The number that a system with numbered trajectories knows it by: metadata["trajectory_id"], else the counter
+        that a default id ends in; None for other ids."""
+        given = self.metadata.get("trajectory_id")
+        if given is not None:
+            return int(given)
+        counter = self.id.rpartition("-")[2]
+        return int(counter) if counter.isdecimal() and len(counter) == 9 else None
+
+    @property
+    def total_reward(self) -> float | None:
+        """Sum of the reward field over the whole episode, the table's "return"."""
+        value: float | None = self._row["return"]
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (
+            "terminated",
+            "truncated",
+            "reason",
+            "env_id",
+            "rank",
+            "run",
+            "session",
+            "buffer",
+            "created_at",
+            "commit",
+        ):
+            return self._row[name]
+        raise AttributeError(f"an Episode has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ahead": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Field -> dtype, shape of a row and kind of axis; no data is read."""
+        return schema.described(self._schemas)
+
+    @property
+    def specs(self) -> dict[schema.Path, schema.FieldSpec]:
+        """What each field is, by its keys; no data is read."""
+        return {spec.path: spec for text in self._schemas for spec in schema.loads(text).fields}
+
+    @property
+    def _schemas(self) -> list[str]:
+        rows = self._index.chains.of(self._number)
+        found: list[str] = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
+        return found
+
+    def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
+        """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
+        whole = self._live if self._live is not None else self._all_parts()
+        start, stop, _ = slice(start, stop).indices(self.length)
+        return cut(whole, start, stop)
+
+    def _all_parts(self) -> list[Part]:
+        rows = self._index.chains.of(self._number)
+        lengths = self._reader.snapshot.take(rows, ["length"])["length"].to_pylist()
+        return [Part(int(row), 0, int(n)) for row, n in zip(rows, lengths, strict=True)]
+
+    def read(
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
+        derive: Any = (),
+    ) -> dict[str, Any]:
+        """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read, and what the
+        fields to `derive` (see `archive.fields.derived`) need beyond them."""
+        selection = Selection(fields, missing, ragged)
+        if derive:
+            return deriving.read_one(self.alone(), start, stop, selection, derive)
+        if self._ahead is not None and start == 0 and stop is None:
+            ahead, place = self._ahead
+            if (found := ahead.read(place, selection)) is not None:
+                return found
+        (out,) = self._reader.read([self.parts(start, stop)], selection)
+        return out
+
+    def alone(self) -> Chosen:
+        """This one, as one of some."""
+        live = None if self._live is None else LiveParts.of_one(self._live)
+        return Chosen(self._reader, self._index, np.array([self._number]), live, self._attributes)
+
+    @property
+    def bounds(self) -> deriving.Bounds:
+        """Which of its steps follow one another in time: all, unless some left the buffer."""
+        return deriving.Bounds(self.alone())
+
+    def to_torch(
+        self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()
+    ) -> dict[str, Any]:
+        """As `read`, with tensors; strings and JSON stay as they are."""
+        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing, derive=derive))
+        return out
+
+    def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
+        """Draw the curves of its numbers and a strip of its pictures; Matplotlib's Axes. Reads these fields."""
+        from archive.views import plots
+
+        return plots.episode(self.read(fields, start, stop), self.id)
+
+    def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = MAX_PAGE_BYTES) -> str:
+        """A page of its own that plays it: pictures, what was said, curves, text. Loads nothing when opened.
+
+        tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the name
+        of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures, values
+        and text that it leaves no room for are left out, and named on the page.
+        """
+        from archive.views import episodepage
+
+        decode = decoder(tokenizer)
+        about, data = (self.about, self.fields, self.metadata, self.attributes), self.read(fields)
+        return episodepage.episode(*about, data, decode, max_bytes)
+
+    def watch(
+        self, fields: Any = None, height: int = 640, *, tokenizer: Any = None,
+        max_bytes: int | None = MAX_PAGE_BYTES,
+    ) -> page.Framed:  # fmt: skip
+        """That page within a notebook's cell, `height` pixels high."""
+        from archive.views import page
+
+        return page.Framed(self.to_html(fields, tokenizer=tokenizer, max_bytes=max_bytes), height)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is known of it, for people."""
+        from archive.views import summaries
+
+        row = self._row
+        return {
+            "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
+            "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
+            "weights": self.model_weights_uuids, "updates": summaries.row_of(row)["updates"], "buffer": row["buffer"],
+            "rank": row["rank"], "env row": row["env_id"], "run": row["run"], "session": row["session"], "commit": row["commit"],
+            "created at": row["created_at"],
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from archive.views import summaries
+
+        return summaries.episode(self.about, self.fields, self.metadata, self.attributes)
+
+    def __repr__(self) -> str:
+        flags = "" if self.complete else " incomplete"
+        return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tensors(v) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
+    if isinstance(value, list):
+        return [_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
+    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value

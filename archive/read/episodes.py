@@ -1,0 +1,239 @@
+"""Episodes of an archive or a checkpoint: a table to look at without reading data, and the reading itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import MissingPackageError, NotFoundError, UsageError, cached_property, one_line, unescape_path
+from archive.fields import schema
+from archive.manifest import COLUMNS, matching
+from archive.read import deriving, sizes
+from archive.read.ahead import Ahead
+from archive.read.chosen import Attributes, Chosen
+from archive.read.episode import Episode
+from archive.read.fieldparts import Selection
+from archive.read.reader import Tails
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow as pa
+
+__all__ = ["Attributes", "Episode", "Episodes"]
+
+_BATCH = 1024
+
+
+class Episodes(Chosen, Sequence["Episode"]):
+    """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all."""
+
+    def filter(
+        self,
+        *,
+        episode_id: Any = None,
+        model_weights_uuid: Any = None,
+        update_count: Any = None,
+        complete: bool | None = None,
+        buffer: Any = None,
+        rank: Any = None,
+        env_id: Any = None,
+        session: Any = None,
+        run: Any = None,
+        where: Any = None,
+    ) -> Episodes:
+        """Those that meet all conditions. Reads no data.
+
+        episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a number,
+        or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and session
+        are those of its newest one.
+        where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'", or an Arrow
+        expression.
+        """
+        mask = self._index.mask(
+            episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
+            rank=rank, env_id=env_id, session=session, run=run,
+        )  # fmt: skip
+        kept = self.pick(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
+        if complete is not None:
+            kept = kept.pick(np.flatnonzero(kept._complete() == bool(complete)))
+        return kept if where is None else kept._where(where)
+
+    def _where(self, condition: Any) -> Episodes:
+        mask = matching(condition, lambda name: self._columns([name])[name], len(self))
+        return self.pick(np.flatnonzero(mask))
+
+    def _complete(self) -> Any:
+        return self._columns(("complete",))["complete"].to_numpy()
+
+    @property
+    def table(self) -> pa.Table:
+        """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit."""
+        return self._columns(COLUMNS)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a pandas DataFrame (needs pandas)."""
+        return self.table.to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """The table as a Polars DataFrame (needs polars)."""
+        try:
+            import polars
+        except ImportError as e:
+            raise MissingPackageError(f"to_polars() needs Polars ({e}): pip install polars") from e
+        return polars.DataFrame(polars.from_arrow(self.table))
+
+    @overload
+    def __getitem__(self, key: int | str) -> Episode: ...
+    @overload
+    def __getitem__(self, key: slice | Any) -> Episodes: ...
+    def __getitem__(self, key: Any) -> Episode | Episodes:
+        if isinstance(key, str):
+            return self._by_id(key)
+        if isinstance(key, (int, np.integer)):
+            place = range(len(self))[int(key)]
+            return self._episodes([place])[0]
+        return self.pick(np.arange(len(self))[key])
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an episode (or one of that id) is among these."""
+        name = key.id if isinstance(key, Episode) else key
+        return isinstance(name, str) and len(self.filter(episode_id=name)) > 0
+
+    def _by_id(self, name: str) -> Episode:
+        found = self.filter(episode_id=name)
+        if not len(found):
+            raise NotFoundError(
+                f"there is no episode {name!r} among these {len(self)} of {self._reader.snapshot.storage.url}; "
+                "`archive episodes` lists them"
+            )
+        return found._episodes([0])[0]
+
+    def __iter__(self) -> Iterator[Episode]:
+        """One after the other. Those that are read whole, in order, bring those that follow along, in bounded memory."""
+        ahead = Ahead(self._read_run, self.sizes)
+        for start in range(0, len(self), _BATCH):
+            for place, ep in enumerate(self._episodes(range(start, min(start + _BATCH, len(self)))), start):
+                ep.read_ahead_with(ahead, place)
+                yield ep
+
+    def _read_run(self, start: int, stop: int, selection: Selection) -> list[dict[str, Any]]:
+        return self._reader.read(self[start:stop].parts(), selection)
+
+    def _episodes(self, places: Sequence[int]) -> list[Episode]:
+        part = self.pick(np.array(places, np.int64))
+        rows = part.table.to_pylist()
+        return [
+            Episode(
+                self._reader,
+                self._index,
+                int(number),
+                row,
+                None if part._live is None else part._live_parts(i),
+                self._attributes,
+            )
+            for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
+        ]
+
+    def read(
+        self, fields: Any = None, *, missing: Any = "error", ragged: str = "list", derive: Any = ()
+    ) -> list[dict[str, Any]]:
+        """The steps of all of them, a nested dict each, fetched together: each chunk is read once.
+
+        fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
+        for episodes that lack a field asked for.  derive: fields computed from others, see `archive.fields.derived`.
+        """
+        selection = Selection(fields, missing, ragged)
+        return deriving.read_all(self, selection, derive) if derive else self._reader.read(self.parts(), selection)
+
+    def stream(
+        self,
+        fields: Any = None,
+        *,
+        max_bytes: int = 2**28,
+        missing: Any = "error",
+        ragged: str = "list",
+        derive: Any = (),
+    ) -> Iterator[tuple[Episode, dict[str, Any]]]:
+        """(episode, its steps) in order, fetched in runs, so that about `max_bytes` are held; each chunk once.
+
+        An episode of more than a quarter of `max_bytes` is a run of its own. The other arguments are those of `read`.
+        """
+        if max_bytes < 1:
+            raise UsageError(f"max_bytes={max_bytes}: give a number of bytes above 0")
+        selection, tails = Selection(fields, missing, ragged), Tails()
+        for start, stop in sizes.runs(self.sizes(None if derive else fields), max_bytes // 4):
+            run = self[start:stop]
+            data = (
+                deriving.read_all(run, selection, derive)
+                if derive
+                else self._reader.read(run.parts(), selection, tails)
+            )
+            data.reverse()
+            for ep in run:
+                yield ep, data.pop()
+
+    def sizes(self, fields: Any = None) -> Ints:
+        """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read. Text counts as 8 a value."""
+        parts = self.step_parts()
+        return sizes.of_parts(parts, self._reader.snapshot.take(parts.rows, sizes.COLUMNS), Selection(fields))
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
+        return schema.described(self._schemas.dictionary.to_pylist())
+
+    @property
+    def next_of(self) -> dict[schema.Path, schema.Path]:
+        """Field -> the field whose next row it repeats, as their schemas say; no data is read."""
+        specs = [s for text in self._schemas.dictionary.to_pylist() for s in schema.loads(text).fields if s.next_of]
+        return {spec.path: unescape_path(spec.next_of) for spec in specs}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their steps, uncompressed; no data is read. Text counts as 8 a value, as its length is not known."""
+        return int(self.sizes().sum())
+
+    @property
+    def size_told(self) -> str:
+        """`nbytes` for people, who are told if there is text beside it."""
+        from archive.views import markup
+
+        text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
+        return markup.size(self.nbytes) + (" and text" if text else "")
+
+    @cached_property
+    def _schemas(self) -> Any:
+        """The schema of each of their segments, as a dictionary of distinct ones."""
+        rows = self._index.chains.rows_of(self._chosen)
+        return self._reader.snapshot.take(rows, ["schema"])["schema"].combine_chunks().dictionary_encode()
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """Draw returns over update count, and lengths; Matplotlib's two Axes. Reads no data.
+
+        ax: Axes to draw into, one for the returns or the two that an earlier call gave; then those are given back.
+        label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.
+        """
+        from archive.views import plots
+
+        return plots.episodes(self.table, ax, label)
+
+    def to_html(self, title: str = "Episodes") -> str:
+        """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the newest.
+        Reads no data."""
+        from archive.views import overviews
+
+        about = {"at": self._reader.snapshot.storage.url, "commit": self._reader.snapshot.commit.number}
+        return overviews.episodes(title, about, self.table, self.fields)
+
+    def _repr_html_(self) -> str:
+        from archive.views import summaries
+
+        return summaries.episodes(self.table, self.fields, self.size_told, self._reader.snapshot.storage.url)
+
+    def __repr__(self) -> str:
+        snapshot = self._reader.snapshot
+        return one_line(f"<{len(self)} episodes at {snapshot.storage.url}, commit {snapshot.commit.number}>")

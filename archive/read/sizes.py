@@ -1,0 +1,76 @@
+"""Pure, no I/O: how many bytes the steps of episodes have, uncompressed, from their rows of the segments table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints, sums
+from archive.fields import NODES, FieldSpec, schema, to_numpy
+from archive.read.fieldparts import Selection
+from archive.read.liveparts import LiveParts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("schema", "extents", "length")
+TEXT = ("str", "json")
+
+
+def of_parts(parts: LiveParts, rows: pa.Table, selection: Selection) -> Ints:
+    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a part.
+
+    Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value, as its length is not known.
+    """
+    codes = rows["schema"].combine_chunks().dictionary_encode()
+    texts = codes.dictionary.to_pylist()
+    code = codes.indices.to_numpy()
+    specs = [{s.name: s for s in selection.specs(schema.loads(text)).values() if s.axis not in NODES} for text in texts]
+    per_step = np.array([_step_bytes(of) for of in specs] or [0], np.float64)[code]
+    length = np.maximum(1, rows["length"].to_numpy())
+    share = np.where(rows["length"].to_numpy() > 0, (parts.hi - parts.lo) / length, 1.0)
+    total = per_step * (parts.hi - parts.lo) + _extent_bytes(rows["extents"], code, specs) * share
+    return sums(np.rint(total).astype(np.int64), parts.offsets)
+
+
+def _step_bytes(specs: dict[str, FieldSpec]) -> int:
+    """Of one step in the fields of one row a step, and in the lengths of ragged ones."""
+    return sum(8 if s.axis == "ragged" else _row_bytes(s) if s.axis == "step" else 0 for s in specs.values())
+
+
+def _row_bytes(spec: FieldSpec) -> int:
+    return int(to_numpy(spec.dtype).itemsize * prod(spec.shape))
+
+
+def _extent_bytes(extents: Any, code: Ints, specs: list[dict[str, FieldSpec]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Of each segment in the fields whose number of rows is its own."""
+    import pyarrow.compute as pc
+
+    listed = extents.combine_chunks()
+    if not len(listed) or listed.null_count == len(listed):
+        return np.zeros(len(listed))
+    segment = pc.list_parent_indices(listed).to_numpy()
+    entries = listed.flatten()
+    fields = entries.field("field").dictionary_encode()
+    sized = [[_extent_row_bytes(of.get(name)) for name in fields.dictionary.to_pylist()] for of in specs]
+    found = np.array(sized, np.float64)[code[segment], fields.indices.to_numpy()] * entries.field("rows").to_numpy()
+    return np.asarray(np.bincount(segment, found, minlength=len(listed)), np.float64)
+
+
+def _extent_row_bytes(spec: FieldSpec | None) -> int:
+    return 0 if spec is None or spec.axis == "step" else _row_bytes(spec)
+
+
+def runs(nbytes: Ints, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs (start, stop) of episodes that have at most `max_bytes` together, each of one or more."""
+    start, held = 0, 0
+    for i, size in enumerate(nbytes.tolist()):
+        if i > start and held + size > max_bytes:
+            yield start, i
+            start, held = i, 0
+        held += size
+    if start < len(nbytes):
+        yield start, len(nbytes)

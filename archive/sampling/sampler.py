@@ -1,0 +1,335 @@
+"""On top of the archive: random steps, windows and episodes of an archive, a checkpoint or a share, read as they are drawn.
+
+Only the chunks that cover a batch are read, together, and kept as far as the cache goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from archive.arrays import Ints
+from archive.base import ClosedError, UsageError, forking
+from archive.datasets import Padded, as_kind, source_of, tensors
+from archive.fields import Ragged
+from archive.read import Episodes, Gather, IOStats
+from archive.sampling import groups, units
+from archive.sampling.filling import Filling
+from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement
+
+FORMAT = 1
+COLLATE = ("dict", "tensordict", "padded")
+WHOLE = ("episode", "group")  # units of which all steps come
+
+
+class Sampler:
+    """Batches of random units of some episodes: an endless iterator, and `sample(n)`.
+
+    source: Episodes, an archive, a checkpoint, or a share (or one buffer of it) of a plan.
+    fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode), "episode", or "group":
+    all episodes of one key, never a part of them; `batch_size` counts groups.
+    group: what that key is: "metadata.prompt", "attributes.NAME", a column of the episodes' table, a function of an
+    episode, or one key an episode.  group_size: only groups of at least so many episodes. `group_keys[i]` is the key of
+    index i, and "_index" has that of each episode of a batch.
+    strategy: "uniform" (no unit twice in a batch, unless `replace`), "without_replacement" (each once, then all again),
+    "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units that
+    gives an object with the methods of strategies.Strategy.
+    priorities: a column's name, or an array of one a step (or one a unit).
+    recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid: as
+    in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups all
+    episodes must meet these.
+    generator: draws; its state is saved with the sampler's. A share's is seeded by the plan if none is given.
+    prefetch: batches that are drawn and fetched ahead.  fill: bring everything into the cache in the background; the
+    default does so for shares.  cache_bytes, disk_cache, max_ahead_bytes: as in Gather.
+    collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are Ragged (jagged in a TensorDict).
+    index: add "_index", which names the units (default: of groups, and if prioritized, as "_weight" is).
+
+    Threads may share it: one batch is made after the other.
+    """
+
+    def __init__(
+        self, source: Any, fields: Any = None, *, batch_size: int = 256, unit: str = "step", length: int | None = None,
+        strategy: str | Callable[[int], Strategy] = "uniform", replace: bool = False, priorities: Any = None,
+        alpha: float = 0.6, beta: float = 0.4, recency: int | None = None, update_count: Any = None,
+        staleness: int | None = None, model_weights_uuid: Any = None, generator: torch.Generator | None = None,
+        prefetch: int = 0, fill: bool | None = None, cache_bytes: int = 2**30, disk_cache: Any = None,
+        max_ahead_bytes: int = 2**26, missing: Any = "error", device: Any = None, collate: Any = "dict",
+        index: bool | None = None, buffer: str | None = None, group: Any = None, group_size: int | None = None,
+    ) -> None:  # fmt: skip
+        _check_options(unit, length, collate, prefetch, batch_size)
+        _check_group(unit, group, group_size)
+        self.batch_size, self.unit, self.length = batch_size, unit, length or 1
+        self._source = source_of(source, buffer)
+        self.episodes: Episodes = self._source.episodes
+        self.generator = generator if generator is not None else _generator(self._source.seed)
+        self._gather = Gather(
+            self.episodes, fields, missing=missing, cache_bytes=cache_bytes, disk_cache=disk_cache,
+            max_ahead_bytes=max_ahead_bytes,
+        )  # fmt: skip
+        kept = units.chosen(
+            self.episodes, update_count=update_count, staleness=staleness, model_weights_uuid=model_weights_uuid
+        )
+        self.group_keys: list[Any] = []
+        codes = None
+        if unit == "group":
+            self.group_keys, codes = groups.grouped(self.episodes, group)
+        self._units = self._made_units(kept, recency, codes, group_size or 1)
+        self.strategy = self._made_strategy(strategy, replace, priorities, alpha, beta)
+        prioritized = isinstance(self.strategy, Prioritized)
+        self._told = prioritized or unit == "group" if index is None else index
+        self._device, self._collate, self._prefetch = device, collate, prefetch
+        self._drawn: deque[Draw] = deque()
+        self._closed, self._turn = False, forking.lock(self, "_turn")
+        self._filling = Filling(self._gather, self._units.episodes)
+        if self._source.is_share if fill is None else fill:
+            self._filling.start()
+
+    def _made_units(
+        self, kept: units.Mask, recency: int | None, codes: Ints | None, group_size: int
+    ) -> units.Units | groups.Groups:
+        lengths = self._gather.lengths
+        if codes is not None:
+            if recency is not None:
+                kept = kept & np.isin(codes, units.newest_groups(self.episodes, kept, recency, codes))
+            return groups.Groups(lengths, codes, kept, group_size)
+        begin = np.zeros(len(lengths), np.int64)
+        if recency is not None:
+            kept, begin = units.recent(self.episodes, lengths, kept, recency, self.unit)
+        return units.Units(lengths, self.unit, self.length, kept, begin)
+
+    def _made_strategy(self, given: Any, replace: bool, priorities: Any, alpha: float, beta: float) -> Strategy:
+        if priorities is not None and given != "prioritized":
+            raise UsageError("priorities are for strategy='prioritized'; pass that too, or leave them out")
+        count = self._units.count
+        if given == "uniform":
+            return Uniform(count, replace=replace)
+        if given == "without_replacement":
+            return WithoutReplacement(count)
+        if given == "prioritized":
+            return Prioritized(self._priorities(priorities), alpha=alpha, beta=beta)
+        if isinstance(given, str) or not callable(given):
+            raise UsageError(
+                f"strategy={given!r}: give 'uniform', 'without_replacement', 'prioritized', or a function of a count"
+            )
+        made: Strategy = given(count)
+        return made
+
+    def _priorities(self, given: Any) -> Any:
+        """One a unit, from a column, an array of one a step, or one of one a unit."""
+        if given is None:
+            raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
+        values = self._source.column(given) if isinstance(given, str) else _array(given)
+        if len(values) == self._gather.steps:
+            return self._units.of_steps(values)
+        if len(values) != self._units.count:
+            raise UsageError(
+                f"{len(values)} priorities were given; these episodes have {self._gather.steps} steps, and "
+                f"{self._units.count} {self.unit}s can be drawn"
+            )
+        return values
+
+    def __len__(self) -> int:
+        """How many units can be drawn."""
+        return self._units.count
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.sample()
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """The next batch, of `batch_size` units if it is given (what was drawn ahead comes afterwards then)."""
+        size = self.batch_size if batch_size is None else batch_size
+        with self._turn, self._filling:
+            self._check_open()
+            draw = self._next(size)
+            try:
+                batch = self._read(draw)
+                self._draw_ahead()
+            except BaseException:
+                self._drawn.appendleft(draw)  # so that trying again skips nothing
+                raise
+        return batch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this sampler was closed; make another")
+
+    def _next(self, size: int) -> Draw:
+        ahead = next((draw for draw in self._drawn if len(draw.places) == size), None)
+        if ahead is None:
+            return self.strategy.draw(size, self.generator)
+        self._drawn = deque(draw for draw in self._drawn if draw is not ahead)
+        return ahead
+
+    def _draw_ahead(self) -> None:
+        while len(self._drawn) < self._prefetch:
+            draw = self.strategy.draw(self.batch_size, self.generator)
+            self._drawn.append(draw)
+            numbers, steps = self._units.locate(draw.places.numpy())
+            self._gather.prefetch(*self._extent(numbers, steps))
+
+    def _extent(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints, int]:
+        if self.unit not in WHOLE:
+            return numbers, steps, self.length
+        return (*self._gather.every_step(numbers), 1)
+
+    def _read(self, draw: Draw) -> Any:
+        places = draw.places.numpy()
+        numbers, steps = self._units.locate(places)
+        if self.unit in WHOLE:
+            batch = self._gather.whole(numbers)
+        elif self.unit == "window":
+            batch = self._gather.windows(numbers, steps, self.length)
+        else:
+            batch = self._gather.rows(numbers, steps)
+        out: dict[str, Any] = tensors(self._source.renumbered(batch, numbers))
+        if self._told:
+            out |= self._names(draw, numbers, steps)
+        return self._finished(out, len(numbers))
+
+    def _names(self, draw: Draw, numbers: Ints, steps: Ints) -> dict[str, Any]:
+        """What names the units of a batch, and their weights; of groups one an episode."""
+        made, weights = self._units, draw.weights
+        if isinstance(made, groups.Groups):
+            places = draw.places.numpy()
+            names = made.names(places)
+            weights = None if weights is None else weights.repeat_interleave(torch.from_numpy(made.sizes(places)))
+        else:
+            names = made.index(numbers, steps)
+        found = {"_index": torch.from_numpy(names)}
+        return found if weights is None else {**found, "_weight": weights}
+
+    def _finished(self, batch: dict[str, Any], count: int) -> Any:
+        moved = batch if self._device is None else _mapped(batch, lambda t: t.to(self._device, non_blocking=True))
+        return as_kind(moved, count, self._collate)
+
+    def update_priorities(self, index: Any, priorities: Any) -> None:
+        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of groups
+        the greatest of a group's episodes counts."""
+        if not isinstance(self.strategy, Prioritized):
+            raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
+        places = self._units.places(_array(index).astype(np.int64).reshape(-1))
+        if self.unit == "group" and len(places):
+            order = np.argsort(_array(priorities), kind="stable")  # of a place named twice the last counts
+            places, priorities = places[order], _array(priorities)[order]
+        with self._turn:
+            self.strategy.update(places, priorities)
+
+    @property
+    def ready(self) -> float:
+        """Which part of the bytes of what can be drawn is local, in memory or in the disk cache: 0 to 1."""
+        return 0.0 if self._closed else self._filling.ready
+
+    def fill(self, timeout_s: float | None = None) -> bool:
+        """Bring everything into the cache, and wait for it; whether that ended in time. Errors surface here."""
+        self._check_open()
+        self._filling.start()
+        return self._filling.join(timeout_s)
+
+    @property
+    def io_stats(self) -> IOStats:
+        """What the last batch took, and all together, with what was fetched in the background."""
+        return self._gather.io_stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler is: its generator, its strategy, and what was drawn ahead; a tree that checkpoints take."""
+        with self._turn:
+            ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
+            return {
+                "format": FORMAT, "count": len(self), "unit": self.unit, "generator": self.generator.get_state(),
+                "by": type(self.strategy).__name__, "strategy": self.strategy.state_dict(), "ahead": ahead,
+            }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken: the next batches are the same, over the same episodes."""
+        if state.get("format") != FORMAT:
+            raise UsageError(f"this is no state of a sampler (its format is {state.get('format')!r}, not {FORMAT})")
+        if (state["count"], state["unit"]) != (len(self), self.unit):
+            raise UsageError(
+                f"the state is of a sampler of {state['count']} {state['unit']}s; this one has {len(self)} {self.unit}s: "
+                "restore it over the same episodes, or begin anew with a seed of its own"
+            )
+        if state["by"] != type(self.strategy).__name__:
+            raise UsageError(
+                f"the state is of a sampler with strategy {state['by']}; this one has {type(self.strategy).__name__}: make "
+                "it with the same, or begin anew"
+            )
+        with self._turn:
+            self.strategy.load_state_dict(state["strategy"])
+            self.generator.set_state(torch.as_tensor(state["generator"], dtype=torch.uint8))
+            self._drawn = deque(Draw(_tensor(d["places"]), _tensor(d["weights"])) for d in state["ahead"])
+
+    def close(self) -> None:
+        """Stop what runs in the background; an error there that nobody was told of surfaces."""
+        with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            self._filling.stop()
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._gather.close)
+                stack.enter_context(self._filling)
+
+    def __getstate__(self) -> Any:
+        raise UsageError("a sampler draws in one process and does not pickle; its state_dict() does")
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sampler of {len(self)} {self.unit}s of {len(self.episodes)} episodes, {self.ready:.0%} local>"
+
+
+def _check_options(unit: str, length: int | None, collate: Any, prefetch: int, batch_size: int) -> None:
+    if unit not in units.KINDS:
+        raise UsageError(f"unit={unit!r}: give one of {', '.join(units.KINDS)}")
+    if (unit == "window") != (length is not None) or (length is not None and length < 1):
+        raise UsageError(
+            f"length={length} with unit={unit!r}: windows need a length of at least 1, and nothing else has one"
+        )
+    if not isinstance(collate, Padded) and collate not in COLLATE:
+        raise UsageError(f"collate={collate!r}: give one of {', '.join(COLLATE)}, or a Padded")
+    if prefetch < 0 or batch_size < 1:
+        raise UsageError(f"prefetch={prefetch} must be 0 or more, and batch_size={batch_size} at least 1")
+
+
+def _check_group(unit: str, group: Any, group_size: int | None) -> None:
+    if (unit == "group") != (group is not None):
+        raise UsageError(f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'")
+    if group_size is not None and (unit != "group" or group_size < 1):
+        raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    """One of the seed that a plan gave, or of the system's."""
+    made = torch.Generator()
+    if seed is None:
+        made.seed()
+    else:
+        made.manual_seed(seed)
+    return made
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, dict):
+        return {k: _mapped(v, change) for k, v in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(*(_mapped(v, change) for v in value))
+    return change(value) if isinstance(value, torch.Tensor) else value
+
+
+def _array(value: Any) -> Any:
+    """An array, of a tensor on any device too."""
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+
+
+def _tensor(value: Any) -> Any:
+    return None if value is None else torch.as_tensor(value)

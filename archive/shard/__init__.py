@@ -1,0 +1,19 @@
+"""Shards, the only room that knows zarr: named arrays come in; members of a Zarr group and their places go out,
+and back. No network."""
+
+from __future__ import annotations
+
+from archive.shard import groups, packing, rawchunks
+from archive.shard.groups import ShardView
+from archive.shard.packing import Buffer, Member, checksum, inflate
+
+__all__ = [
+    "Buffer",
+    "Member",
+    "ShardView",
+    "checksum",
+    "groups",
+    "inflate",
+    "packing",
+    "rawchunks",
+]

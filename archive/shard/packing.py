@@ -1,0 +1,285 @@
+"""Pure, no I/O: cuts rows into chunks, lays chunks end to end as a ZIP or as loose objects, says where each lies.
+
+The ZIP is what any ZIP reader opens: chunks stored, `zarr.json` members deflated, every date 1980-01-01, so equal
+members give equal bytes. Our own reader never parses it: the table of `Placed` rows has the offsets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from archive.base import CorruptChunkError, FieldError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+Buffer = bytes | memoryview
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_%-]+")
+_STORED, _DEFLATED = 0, 8
+_DATE_1980 = 0x21  # 1 January 1980, midnight: the earliest that a ZIP can say
+_UTF8_NAMES = 0x800
+_NEEDS_ZIP64 = 45
+_NEEDS_DEFLATE = 20
+_CREATOR_UNIX = 3 << 8
+_MODE = 0o100644 << 16
+_MAX_UINT16 = 0xFFFF
+_MAX_UINT32 = 0xFFFFFFFF
+_MAX_METADATA_BYTES = 1 << 28
+_MIN_CHUNK_BYTES = 16 << 10
+_MAX_CHUNK_BYTES = 1 << 20
+_CHUNKS_PER_FIELD = 128
+_CHUNKS_PER_RUN = 4
+
+
+def member_name(array_path: str, ndim: int, chunk: int) -> str:
+    """The zarr key of a chunk that covers all of the trailing axes: "obs/image/c/3/0/0"."""
+    return f"{array_path}/c/{chunk}" + "/0" * (ndim - 1)
+
+
+def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
+    """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
+
+    The target is `chunk_bytes`, or 1/128 of the field within 16 KB and 1 MB; less if the rows are `runs` equal runs, of
+    each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
+    """
+    if rows == 0:
+        return 1
+    target = chunk_bytes or min(max(_share(field_bytes, runs), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+    fitting = max(1, target * rows // max(1, field_bytes))
+    return _even_part(rows, runs, fitting) or math.ceil(rows / math.ceil(rows / fitting))
+
+
+def _share(field_bytes: int, runs: int) -> int:
+    usual, part = field_bytes // _CHUNKS_PER_FIELD, field_bytes // (_CHUNKS_PER_RUN * max(1, runs))
+    return min(usual, part) if part * _CHUNKS_PER_RUN >= 2 * _MIN_CHUNK_BYTES else usual
+
+
+def _even_part(rows: int, runs: int, fitting: int) -> int | None:
+    """Rows of a chunk of which several make up a run, so that no chunk has rows of two runs; None without such."""
+    if runs < 2 or rows % runs or rows < runs * fitting:
+        return None
+    run = rows // runs
+    least = math.ceil(run / fitting)
+    return next((run // parts for parts in range(least, 2 * least) if run % parts == 0), None)
+
+
+def hulls(ranges: Sequence[tuple[int, int]], chunk_rows: int) -> list[tuple[int, int]]:
+    """For each range one around it and all that it shares chunks with, directly or through others.
+
+    Read these instead, and no chunk is decoded twice, and none that no range touches. An empty range is its own.
+    """
+    around: dict[tuple[int, int], tuple[int, int]] = {}
+    group: list[tuple[int, int]] = []
+    end = 0
+    for one in sorted({one for one in ranges if one[0] < one[1]}):
+        if group and one[0] // chunk_rows > (end - 1) // chunk_rows:
+            around |= dict.fromkeys(group, (group[0][0], end))
+            group, end = [], 0
+        group.append(one)
+        end = max(end, one[1])
+    around |= dict.fromkeys(group, (group[0][0], end)) if group else {}
+    return [around.get(one, one) for one in ranges]
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """FieldError for a path that zarr would not take, or that lies inside another."""
+    known = set(paths)
+    for path in known:
+        segments = path.split("/")
+        if not all(_SEGMENT.fullmatch(segment) for segment in segments):
+            raise FieldError(f"Field {path!r} is no zarr path of segments of A-Z, a-z, 0-9, _, %, -: escape it before.")
+        if any("/".join(segments[:depth]) in known for depth in range(1, len(segments))):
+            raise FieldError(f"Field {path!r} lies inside another field, which is an array: rename one of them.")
+
+
+def dimension_names(arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+    """Names for xarray, which wants one length per name: "step" where rows are as many as in most arrays.
+
+    The others have a dot, which no path segment has, so that no name is an array's and makes it an index.
+    """
+    lengths = Counter(len(array) for array in arrays.values())
+    common = max(lengths, key=lambda length: (lengths[length], length), default=0)
+    step = "step." if any(path.rpartition("/")[2] == "step" for path in arrays) else "step"
+    names = {}
+    for path, array in arrays.items():
+        dotted = path.replace("/", ".")
+        first = step if len(array) == common else f"{dotted}.row"
+        names[path] = [first, *(f"{dotted}.dim_{axis}" for axis in range(1, array.ndim))]
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One named run of bytes of a shard, before it has a place."""
+
+    name: str
+    data: Buffer
+    array: str  # zarr path of the array, "" for metadata
+    chunk: int  # index along axis 0, -1 for metadata
+    rows: int  # rows per chunk, 0 for metadata
+    crc32c: int  # of metadata: of `data`; of a chunk: the one that it ends in
+    tail: bytes = b""  # follows `data`, where joining the two would copy it
+
+    @property
+    def size(self) -> int:
+        return size_of(self.data) + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One row of the chunk table: where the bytes lie in the object, and their checksum.
+
+    `crc32c` of metadata is of its bytes as they lie there. A chunk ends in its own crc32c, which zarr checks while
+    decoding; the table repeats that number, so that a chunk that is whole but not the one meant is noticed too.
+    """
+
+    name: str
+    array: str
+    chunk: int
+    rows: int
+    offset: int
+    size: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What a ZIP says about one member, in its local header and again in its directory."""
+
+    name: bytes
+    method: int
+    crc32: int
+    stored_bytes: int
+    plain_bytes: int
+    offset: int  # of the local header
+
+    def local_header(self) -> bytes:
+        # The two sizes go to ZIP64 together or not at all: readers expect both.
+        large = max(self.stored_bytes, self.plain_bytes) >= _MAX_UINT32
+        extra = struct.pack("<HHQQ", 1, 16, self.plain_bytes, self.stored_bytes) if large else b""
+        sizes = (_MAX_UINT32, _MAX_UINT32) if large else (self.stored_bytes, self.plain_bytes)
+        return (
+            self._head(b"PK\x03\x04", large)
+            + struct.pack("<IIHH", *sizes, len(self.name), len(extra))
+            + (self.name + extra)
+        )
+
+    def directory_row(self) -> bytes:
+        wide = [v for v in (self.plain_bytes, self.stored_bytes, self.offset) if v >= _MAX_UINT32]
+        extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+        stored, plain, offset = (min(v, _MAX_UINT32) for v in (self.stored_bytes, self.plain_bytes, self.offset))
+        creator = struct.pack("<4sH", b"PK\x01\x02", _CREATOR_UNIX | _NEEDS_ZIP64)
+        sizes = struct.pack("<IIHH", stored, plain, len(self.name), len(extra))
+        rest = struct.pack("<HHHII", 0, 0, 0, _MODE, offset)
+        return creator + self._head(b"", bool(wide)) + sizes + rest + self.name + extra
+
+    def _head(self, magic: bytes, large: bool) -> bytes:
+        version = _NEEDS_ZIP64 if large else _NEEDS_DEFLATE
+        return magic + struct.pack("<HHHHHI", version, _UTF8_NAMES, self.method, 0, _DATE_1980, self.crc32)
+
+
+def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
+    """The ZIP file of `members` as buffers in file order, and the table of where each member's bytes lie.
+
+    Buffers of stored members are the members' own: nothing is copied. The same members give the same bytes.
+    """
+    buffers: list[Buffer] = []
+    placed: list[Placed] = []
+    entries: list[_Entry] = []
+    position = 0
+    for member in members:
+        data = _deflate(member.data) if _is_metadata(member) else member.data
+        entry = _entry(member, data, position)
+        header = entry.local_header()
+        row = _place(member, data, position + len(header))
+        buffers += [header, data, member.tail] if member.tail else [header, data]
+        placed.append(row)
+        entries.append(entry)
+        position = row.offset + row.size
+    buffers.append(_directory(entries, position))
+    return buffers, placed
+
+
+def loose(members: Sequence[Member]) -> tuple[list[tuple[str, Buffer | list[Buffer]]], list[Placed]]:
+    """Each member as an object of its own, nothing deflated, and the same table with all offsets 0."""
+    objects: list[tuple[str, Buffer | list[Buffer]]] = [
+        (m.name, [m.data, m.tail] if m.tail else m.data) for m in members
+    ]
+    return objects, [_place(m, m.data, 0) for m in members]
+
+
+def inflate(data: Buffer) -> bytes:
+    """The plain bytes of a `zarr.json` as `pack` stored it; CorruptChunkError when it is not exactly one such."""
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        plain = stream.decompress(data, _MAX_METADATA_BYTES)
+    except zlib.error as error:
+        raise CorruptChunkError(_damaged(f"does not inflate ({error})")) from error
+    if not stream.eof or stream.unused_data:
+        raise CorruptChunkError(_damaged("is cut short, too long, or has bytes after its end"))
+    return plain
+
+
+def _damaged(what: str) -> str:
+    return f"A shard's packed zarr.json {what}: read it again; if it stays so, the shard is damaged (`archive verify`)."
+
+
+def _is_metadata(member: Member) -> bool:
+    return member.chunk < 0
+
+
+def _deflate(data: Buffer) -> bytes:
+    stream = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return stream.compress(data) + stream.flush()
+
+
+def _place(member: Member, data: Buffer, offset: int) -> Placed:
+    crc = member.crc32c if data is member.data else checksum(data)
+    size = size_of(data) + len(member.tail)
+    return Placed(member.name, member.array, member.chunk, member.rows, offset, size, crc)
+
+
+def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
+    method = _STORED if data is member.data else _DEFLATED
+    crc32 = zlib.crc32(member.tail, zlib.crc32(member.data))
+    return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+
+
+def checksum(data: Buffer) -> int:
+    """crc32c of the bytes, which are not copied."""
+    import google_crc32c
+    import numpy as np
+
+    # google_crc32c takes bytes and arrays, but no memoryview, be it read-only.
+    return int(google_crc32c.value(data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)))
+
+
+def size_of(data: Buffer) -> int:
+    """Bytes in the buffer, whatever the items of a memoryview are."""
+    return data.nbytes if isinstance(data, memoryview) else len(data)
+
+
+def _directory(entries: Sequence[_Entry], start: int) -> bytes:
+    """The central directory and its end records, ZIP64 where a count or an offset needs it."""
+    rows = b"".join(entry.directory_row() for entry in entries)
+    return rows + b"".join(_end_records(len(entries), len(rows), start))
+
+
+def _end_records(count: int, size: int, start: int) -> Iterator[bytes]:
+    if count >= _MAX_UINT16 or max(size, start) >= _MAX_UINT32:
+        versions = (_CREATOR_UNIX | _NEEDS_ZIP64, _NEEDS_ZIP64)
+        yield struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, *versions, 0, 0, count, count, size, start)
+        yield struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
+    shown = min(count, _MAX_UINT16)
+    sizes = (min(size, _MAX_UINT32), min(start, _MAX_UINT32))
+    yield struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, shown, shown, *sizes, 0)

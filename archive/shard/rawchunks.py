@@ -1,0 +1,170 @@
+"""Pure, no I/O: chunks that are rows as they lie in memory, maybe compressed with zstd, and their crc32c.
+
+zarr makes the same bytes and reads them, but copies each chunk several times on the way, and fresh memory costs more
+than anything else here. Whatever is not plain is left to zarr, and so are the errors.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.shard.packing import Buffer, checksum, member_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_CHECKSUM_BYTES = 4
+_ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_TYPES = frozenset({
+    "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float16", "float32", "float64", "complex64", "complex128",
+})  # fmt: skip
+_CODECS = (("bytes", "crc32c"), ("bytes", "zstd", "crc32c"))
+_USUAL_KEYS = {"name": "default", "configuration": {"separator": "/"}}
+_NATIVE = sys.byteorder == "little"
+
+
+def storable(array: Array) -> bool:
+    """Whether the array's memory is what is stored."""
+    return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
+
+
+def cut(
+    array: Array, rows: int, zstd_level: int | None, hold: Callable[[bytes], Buffer] | None = None
+) -> Iterator[tuple[Buffer, bytes]]:
+    """Each chunk as its bytes and the checksum that follows them. The bytes share the array's memory unless compressed;
+    then they are put where `hold` puts them."""
+    encode = None if zstd_level is None else _zstd(zstd_level).encode
+    for start in range(0, len(array), rows):
+        part = _padded(array[start : start + rows], rows)
+        values = memoryview(part.view("u1").data).cast("B")
+        data: Buffer = values if encode is None else encode(values)
+        tail = checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
+        yield data if encode is None or hold is None else hold(bytes(data)), tail
+
+
+def _zstd(level: int) -> Any:
+    from numcodecs.zstd import Zstd  # the one that zarr uses
+
+    return Zstd(level=level)
+
+
+def prepare() -> None:
+    """Import now what decoding imports when it first needs it: processes that are forked afterwards have it then."""
+    _zstd(0)
+
+
+def _padded(part: Array, rows: int) -> Array:
+    """A chunk is always whole: the last one ends in zeros."""
+    import numpy as np
+
+    if len(part) == rows:
+        return part
+    whole = np.zeros((rows, *part.shape[1:]), part.dtype)
+    whole[: len(part)] = part
+    return whole
+
+
+class Plain(NamedTuple):
+    """An array whose chunks are values, maybe compressed, and a checksum."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rows: int  # of a chunk
+    compressed: bool
+
+
+def described(path: str, node: Mapping[str, Any]) -> Plain | None:
+    """The array of this zarr.json, if its chunks are plain."""
+    import numpy as np
+
+    try:
+        shape, chunk = _sizes(node["shape"]), _sizes(node["chunk_grid"]["configuration"]["chunk_shape"])
+        codecs = tuple(codec["name"] for codec in node["codecs"])
+        endian = node["codecs"][0].get("configuration", {}).get("endian", "little")
+        usual = node["chunk_grid"]["name"] == "regular" and node["chunk_key_encoding"] == _USUAL_KEYS
+        if codecs not in _CODECS or endian != "little" or not usual or not _NATIVE or node["data_type"] not in _TYPES:
+            return None
+        if chunk[1:] != shape[1:] or node.get("storage_transformers") or isinstance(node["fill_value"], dict):
+            return None
+        return Plain(path, np.dtype(node["data_type"]), shape, int(chunk[0]), "zstd" in codecs)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Plain | None:
+    """The array that a stored chunk is of, told by the chunk's length and first bytes, so that no zarr.json is needed;
+    None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
+    begins = bytes(data[: len(_ZSTD_MAGIC)])
+    zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
+    raw = len(data) - _CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
+    if gzip or raw == zstd or not _is_plain(dtype):
+        return None
+    return Plain(path, dtype, (rows, *trailing), rows, zstd)
+
+
+@lru_cache(maxsize=256)
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return _NATIVE and dtype.name in _TYPES
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    """Lengths of one axis or more, none of them 0; ValueError for anything else."""
+    if not isinstance(values, list) or not values or not all(type(v) is int and v > 0 for v in values):
+        raise ValueError("not the shape of an array that has elements")
+    return tuple(values)
+
+
+def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, Buffer]) -> list[Array] | None:
+    """Rows of each half-open range, in arrays of their own; None if a chunk is absent or is not what it should be,
+    for zarr to say why."""
+    import numpy as np
+
+    checked: dict[int, Array | None] = {}
+    outs = [np.empty((max(0, stop - start), *array.shape[1:]), array.dtype) for start, stop in ranges]
+    for out, (start, stop) in zip(outs, ranges, strict=True):
+        if not 0 <= start <= stop <= array.shape[0]:
+            return None
+        for number in range(start // array.rows, -(-stop // array.rows)):
+            if number not in checked:
+                checked[number] = one_chunk(array, number, chunks)
+            if (values := checked[number]) is None:
+                return None
+            first = number * array.rows
+            lo, hi = max(start, first), min(stop, first + array.rows)
+            out[lo - start : hi - start] = values[lo - first : hi - first]
+    return outs
+
+
+def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
+    """One chunk, in the memory that it was fetched into if it is not compressed; None if its checksum is another."""
+    import numpy as np
+
+    count = array.rows * math.prod(array.shape[1:])
+    try:
+        data = memoryview(chunks[member_name(array.path, len(array.shape), number)])
+    except KeyError:
+        return None
+    body = data[:-_CHECKSUM_BYTES]
+    if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
+        return None
+    size = count * array.dtype.itemsize
+    values = _inflated(body) if array.compressed else body
+    if values is None or len(values) != size:
+        return None
+    return np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+
+
+def _inflated(data: memoryview) -> Buffer | None:
+    """What zstd compressed; None if it cannot be undone."""
+    try:
+        return bytes(_zstd(0).decode(data))
+    except (RuntimeError, ValueError):
+        return None

@@ -1,0 +1,25 @@
+"""Objects below one root, the only room that reaches the network. Keys, ranges and bytes come in; bytes, or the
+library's errors, go out."""
+
+from __future__ import annotations
+
+from archive.store.bases import Roots, as_allowed, join_key, split_key
+from archive.store.counters import IOStats
+from archive.store.files import file_exists, read_file, write_file
+from archive.store.payload import Buffer
+from archive.store.root import local_path
+from archive.store.storage import Storage
+
+__all__ = [
+    "Buffer",
+    "IOStats",
+    "Roots",
+    "Storage",
+    "as_allowed",
+    "file_exists",
+    "join_key",
+    "local_path",
+    "read_file",
+    "split_key",
+    "write_file",
+]

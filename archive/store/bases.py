@@ -1,0 +1,130 @@
+"""Archives that refer to shards of other archives: reading from several roots, each opened only if the caller allows it.
+
+A key `base:<archive id>:<key>` lies in another archive, whose URL the commit names. Nothing is opened because a bucket
+says so: the caller lists the URLs (or beginnings of URLs) that may be, when opening the archive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from archive.base import ByteRange, UnsafePathError
+from archive.store.payload import Buffer
+from archive.store.root import check_key, parse_root
+from archive.store.storage import Storage
+
+_KEY = re.compile(r"base:([0-9a-f]{32}):(.+)\Z", re.DOTALL)
+_AMBIGUOUS = re.compile(r"::|[?#]|%2[ef]|%5c", re.IGNORECASE)  # what some protocols read as another place
+
+
+def split_key(key: str) -> tuple[str | None, str]:
+    """(archive id, key within it); None for the archive itself."""
+    match = _KEY.match(key)
+    return (match[1], match[2]) if match else (None, key)
+
+
+def join_key(archive_id: str | None, key: str) -> str:
+    """A key as another archive refers to it; one that already refers elsewhere stays."""
+    return key if archive_id is None or _KEY.match(key) else f"base:{archive_id}:{key}"
+
+
+class Roots:
+    """Reads from an archive's own root and from its bases."""
+
+    def __init__(self, own: Storage, bases: Mapping[str, Any]) -> None:
+        self._own, self._bases = own, dict(bases)
+        self._opened: dict[str, Storage] = {}
+        self.url = own.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._own, self._bases)
+
+    def full_url(self, key: str) -> str:
+        base, rest = split_key(key)
+        return self._own.full_url(key) if base is None else f"{self._bases.get(base, {}).get('url', '?')}/{rest}"
+
+    def get(self, key: str) -> bytes:
+        """A whole object."""
+        base, rest = split_key(key)
+        return self.storage(base).get(rest)
+
+    def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """As Storage.get_ranges, wherever the keys lie."""
+        out: list[bytes] = [b""] * len(ranges)
+        places: dict[str | None, list[int]] = {}
+        for i, one in enumerate(ranges):
+            places.setdefault(split_key(one.key)[0], []).append(i)
+        for base, mine in places.items():
+            found = self.storage(base).get_ranges([_inside(ranges[i]) for i in mine])
+            for i, data in zip(mine, found, strict=True):
+                out[i] = data
+        return out
+
+    def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
+        """As Storage.iter_ranges, wherever the keys lie."""
+        for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
+            yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
+
+    def url_of(self, base: str) -> str:
+        """Where a base lies, as the commit says; empty if it doesn't."""
+        return str(self._bases.get(base, {}).get("url", ""))
+
+    def allows(self, base: str | None) -> bool:
+        """Whether a base (None: the archive itself) may be read."""
+        return base is None or _allowed(self.url_of(base), self._own.allowed_bases)
+
+    def storage(self, base: str | None) -> Storage:
+        """Where a base lies (None: the archive itself); UnsafePathError for one that is not allowed."""
+        if base is None:
+            return self._own
+        if base not in self._opened:
+            url = self.url_of(base)
+            if not self.allows(base):
+                raise UnsafePathError(
+                    f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
+                    f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
+                )
+            _, options = (
+                self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})
+            )  # credentials stay home
+            storage = Storage.connect(url, options, concurrency=self._own.concurrency, deadline_s=self._own.deadline_s)
+            storage.stats = self._own.stats
+            self._opened[base] = storage
+        return self._opened[base]
+
+
+def _inside(one: ByteRange) -> ByteRange:
+    return ByteRange(split_key(one.key)[1], one.start, one.stop)
+
+
+def as_allowed(given: Any) -> bool | tuple[str, ...]:
+    """`allow_bases` as a user gives it (True, or one or several URLs or paths) in the form that is compared."""
+    if isinstance(given, bool):
+        return given
+    one = isinstance(given, (str, os.PathLike)) or hasattr(given, "protocol")
+    return tuple(parse_root(url, {}).url for url in ([given] if one else given))
+
+
+def _protocol(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _allowed(url: str, allowed: bool | Sequence[str]) -> bool:
+    """Whether a base's URL is one of those allowed, or lies below one; one that could mean another place does not."""
+    if isinstance(allowed, bool):
+        return allowed and bool(url)
+    return url in allowed or any(_below(url, root if root.endswith("/") else f"{root}/") for root in allowed)
+
+
+def _below(url: str, root: str) -> bool:
+    rest = url.removeprefix(root)
+    if rest == url or _AMBIGUOUS.search(rest):
+        return False
+    try:
+        return bool(check_key(rest))
+    except UnsafePathError:
+        return False

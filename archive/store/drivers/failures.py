@@ -1,0 +1,264 @@
+"""Pure, no I/O: what an exception of a storage client means, and the library's error for it."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from archive.base import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    ArchiveError,
+    DeadlineError,
+    MissingObjectError,
+    NotExclusiveError,
+    ShortReadError,
+    StorageError,
+    StorageFullError,
+    visible,
+)
+
+
+class Kind(StrEnum):
+    """What a failed request means to the caller."""
+
+    MISSING = "missing"
+    DENIED = "denied"
+    FULL = "full"
+    EXISTS = "exists"
+    RANGE = "range"
+    SHORT = "short"
+    UNSUPPORTED = "unsupported"  # the store does not know such a request
+    TRANSIENT = "transient"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed attempt. `landed`: a write may have been made all the same."""
+
+    kind: Kind
+    landed: bool = False
+
+
+@dataclass(eq=False)
+class GaveUpError(Exception):
+    """Internal: a request that will not be tried again. Never leaves the storage layer."""
+
+    cause: Exception
+    kind: Kind
+    attempts: int
+    elapsed_s: float
+    landed: bool = False
+
+
+_CODES = {
+    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Kind.MISSING),
+    **dict.fromkeys(("PreconditionFailed",), Kind.EXISTS),
+    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"), Kind.DENIED),
+    **dict.fromkeys(("InvalidRange",), Kind.RANGE),
+    **dict.fromkeys(("NotImplemented",), Kind.UNSUPPORTED),
+    **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"), Kind.FULL),
+}
+_NOT_DONE = frozenset(
+    ("SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests",
+     "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "ConditionalRequestConflict",
+     "OperationAborted")
+)  # fmt: skip
+_STATUSES = {404: Kind.MISSING, 410: Kind.MISSING, 412: Kind.EXISTS, 401: Kind.DENIED, 403: Kind.DENIED,
+             416: Kind.RANGE, 507: Kind.FULL, 501: Kind.UNSUPPORTED, 505: Kind.OTHER}  # fmt: skip
+_STATUS_NOT_DONE = frozenset((408, 409, 425, 429))
+_NAMES = {
+    **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Kind.DENIED),
+    **dict.fromkeys(("PermissionDeniedError",), Kind.DENIED),
+    **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Kind.EXISTS),
+    **dict.fromkeys(("NotSupportedError",), Kind.UNSUPPORTED),
+}
+_TRANSPORT = frozenset(
+    ("HTTPClientError", "ResponseParserError", "IncompleteReadError", "ResponseStreamingError", "ClientPayloadError",
+     "ClientConnectionError", "HttpProcessingError", "ServiceRequestError", "ServiceResponseError", "HttpRequestError")
+)  # fmt: skip
+_NEVER_SENT = frozenset(("ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "gaierror"))
+_ERRNOS = {errno.ENOSPC: Kind.FULL, errno.EDQUOT: Kind.FULL, errno.EROFS: Kind.DENIED, errno.ENOSYS: Kind.UNSUPPORTED,
+           errno.ESTALE: Kind.TRANSIENT,
+           errno.EAGAIN: Kind.TRANSIENT, errno.EBUSY: Kind.TRANSIENT, errno.ENETUNREACH: Kind.TRANSIENT,
+           errno.EHOSTUNREACH: Kind.TRANSIENT}  # fmt: skip
+_TYPES: tuple[tuple[type[Exception], Kind], ...] = (
+    (FileExistsError, Kind.EXISTS),
+    (FileNotFoundError, Kind.MISSING),
+    (NotADirectoryError, Kind.MISSING),
+    (IsADirectoryError, Kind.MISSING),
+    (PermissionError, Kind.DENIED),
+    (TimeoutError, Kind.TRANSIENT),
+    (ConnectionError, Kind.TRANSIENT),
+    (NotImplementedError, Kind.UNSUPPORTED),
+)
+_OBSTORE_STATUS = re.compile(r"status code: (\d{3})")
+_OBSTORE_TRANSPORT = re.compile(r"error sending|decoding|timed out|timeout|connect|HTTP error|body", re.IGNORECASE)
+_OBSTORE_NEVER_SENT = re.compile(r"tcp connect error|connection refused|dns error", re.IGNORECASE)
+
+
+def judge(error: Exception) -> Failure:
+    """What `error` means. The client libraries are recognised by shape, so none of them is imported."""
+    if isinstance(error, ShortReadError):
+        return Failure(Kind.SHORT)
+    if isinstance(error, ArchiveError):
+        return Failure(Kind.OTHER)
+    chain = list(_chain(error))
+    for one in chain:
+        code, status = _answer(one)
+        if code or status:
+            return _of_answer(code, status)
+    return _of_types(error, chain)
+
+
+def unreached(error: Exception) -> bool:
+    """Whether a request was never sent, because nobody listens at that address or it has no such name."""
+    chain = list(_chain(error))
+    names = {cls.__name__ for one in chain for cls in type(one).__mro__}
+    return bool(names & _NEVER_SENT) or any(
+        type(one).__module__.startswith("obstore") and _OBSTORE_NEVER_SENT.search(str(one)) for one in chain
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(8):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _answer(error: BaseException) -> tuple[str, int]:
+    """Error code and HTTP status, as botocore, obstore, aiohttp, gcsfs and azure carry them."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        code = str(response.get("Error", {}).get("Code", ""))
+        return code, int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
+    if type(error).__module__.startswith("obstore"):
+        match = _OBSTORE_STATUS.search(str(error))
+        code_match = re.search(r"<Code>(\w+)</Code>", str(error))
+        return (code_match[1] if code_match else "", int(match[1])) if match else ("", 0)
+    if type(error).__module__ == "aiohttp.http_exceptions":  # a broken answer; its code is not the server's
+        return "", 0
+    for name in ("status_code", "status", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) and 400 <= value < 600:
+            return "", value
+    return "", 0
+
+
+def _of_answer(code: str, status: int) -> Failure:
+    if code.isdigit() and not status:
+        status = int(code)
+    if code in _CODES:
+        return Failure(_CODES[code])
+    if code in _NOT_DONE or status in _STATUS_NOT_DONE:
+        return Failure(Kind.TRANSIENT)
+    if status in _STATUSES:
+        return Failure(_STATUSES[status])
+    return Failure(Kind.TRANSIENT, landed=True) if status >= 500 or code == "InternalError" else Failure(Kind.OTHER)
+
+
+def _of_types(error: Exception, chain: list[BaseException]) -> Failure:
+    names = {cls.__name__ for one in chain for cls in type(one).__mro__}
+    landed = not names & _NEVER_SENT
+    for cls, kind in _TYPES:
+        if isinstance(error, cls):
+            return Failure(kind, kind is Kind.TRANSIENT and landed)
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        kind = _ERRNOS[error.errno]
+        return Failure(kind, kind is Kind.TRANSIENT and landed)
+    for name, kind in _NAMES.items():
+        if name in names:
+            return Failure(kind)
+    if type(error).__module__.startswith("obstore"):
+        return _of_obstore(str(error))
+    broken = bool(names & _TRANSPORT) or any(isinstance(one, ConnectionError | TimeoutError) for one in chain)
+    return Failure(Kind.TRANSIENT, landed) if broken else Failure(Kind.OTHER)
+
+
+def _of_obstore(text: str) -> Failure:
+    if not _OBSTORE_TRANSPORT.search(text):
+        return Failure(Kind.OTHER)
+    return Failure(Kind.TRANSIENT, landed=not _OBSTORE_NEVER_SENT.search(text))
+
+
+def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], str]) -> ArchiveError:
+    """The library's error for a request that failed: what, where, what to do. The cause is not chained here."""
+    detail = described(gave_up.cause, scrub)
+    where = scrub(f"{verb} {url}")
+    if verb == "create" and gave_up.landed:
+        return AmbiguousWriteError(
+            f"{where}: no answer whether it was made, after {_tries(gave_up)} ({detail}); "
+            "read it back and compare, or repeat the same call"
+        )
+    if verb == "create" and gave_up.kind is Kind.UNSUPPORTED:
+        return NotExclusiveError(
+            f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers could "
+            "overwrite each other; nothing was written. Use another store, or open with single_writer=True if one "
+            "process alone writes there"
+        )
+    if gave_up.kind is Kind.TRANSIENT:
+        return DeadlineError(
+            f"{where}: gave up after {_tries(gave_up)}; the last one: {detail}; "
+            f"{'nothing can be reached there: ' * unreached(gave_up.cause)}check the "
+            f"{'address (endpoint_url), ' * unreached(gave_up.cause)}network and the store, or raise deadline_s"
+        )
+    if gave_up.kind is Kind.OTHER and isinstance(gave_up.cause, ArchiveError):
+        return gave_up.cause
+    if _is_mocked(gave_up.cause):
+        return StorageError(f"{where}: {_MOCKED} ({detail})")
+    cls, text = _ERRORS[gave_up.kind]
+    return cls(f"{where}: {text} ({detail})")
+
+
+def described(error: Exception, scrub: Callable[[str], str]) -> str:
+    """An error in a line, without credentials."""
+    detail = scrub(" ".join(f"{type(error).__name__}: {error}".split()))
+    return f"{detail[:400]}..." if len(detail) > 400 else detail
+
+
+_MOCKED = (
+    "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it out, start "
+    "moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': <its address>}; see "
+    "'Test your own code' in the README"
+)
+
+
+def _is_mocked(cause: Exception) -> bool:
+    """Whether an answer came from mock_aws, which is a plain value where a coroutine is awaited, or the reverse."""
+    mixed_up = isinstance(cause, (AttributeError, TypeError)) and re.search(
+        r"\bcoroutine\b|'await'|\bawait", str(cause)
+    )
+    return "moto" in sys.modules and bool(mixed_up)
+
+
+def _tries(gave_up: GaveUpError) -> str:
+    plural = "" if gave_up.attempts == 1 else "s"
+    return f"{gave_up.attempts} attempt{plural} in {gave_up.elapsed_s:.1f} s"
+
+
+_ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
+    Kind.MISSING: (MissingObjectError, "not there; check the name, and that nothing has deleted it"),
+    Kind.DENIED: (AccessDeniedError, "refused; check the credentials and what they permit"),
+    Kind.FULL: (StorageFullError, "no space left; free some or raise the quota, then repeat"),
+    Kind.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
+    Kind.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),
+    Kind.SHORT: (ShortReadError, "fewer bytes than asked for; the object is damaged or the connection cuts answers"),
+    Kind.UNSUPPORTED: (StorageError, "the store does not know such a request"),
+    Kind.OTHER: (StorageError, "failed; see the cause"),
+}
+
+
+def printable_cause(error: Exception, scrub: Callable[[str], str]) -> Exception:
+    """`error`, or a plain stand-in where its text, or that of what caused it, holds a credential or acts on a terminal."""
+    texts = [text for one in _chain(error) for text in (str(one), repr(one))]
+    if all(visible(scrub(text)) == text for text in texts):
+        return error
+    return StorageError(scrub(f"{type(error).__name__}: {error}"))

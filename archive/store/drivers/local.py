@@ -1,0 +1,205 @@
+"""Does I/O: a folder of the local file system (or a mounted one), with durable and create-only writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from archive.base import NotExclusiveError
+
+if TYPE_CHECKING:
+    from archive.arrays import Memory
+
+Part = bytes | bytearray | memoryview
+
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_REUSED_FROM_BYTES = 1024 * 1024
+_WINDOWS = os.name == "nt"
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class LocalDriver:
+    """Objects as files under `root`. A name shows either a whole object or nothing, after a crash too."""
+
+    exclusive = True
+    remote = False
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def read(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+        return self.read_spans(key, [(start, stop)])[0]
+
+    def read_spans(self, key: str, spans: Sequence[tuple[int, int | None]]) -> list[bytes]:
+        """Several ranges of one file, which is opened once."""
+        descriptor = os.open(self._path(key), _READ_FLAGS)
+        try:
+            size = os.fstat(descriptor).st_size
+            return [_read_span(descriptor, start, size if stop is None else min(stop, size)) for start, stop in spans]
+        finally:
+            os.close(descriptor)
+
+    def read_spans_into(self, key: str, spans: Sequence[tuple[int, int]], memory: Memory) -> Sequence[Part]:
+        """As `read_spans`, into memory that is used again, if the ranges are large and fit into a piece of it."""
+        size = sum(stop - start for start, stop in spans)
+        if not _REUSED_FROM_BYTES < size <= memory.piece_bytes or not hasattr(os, "preadv"):
+            return self.read_spans(key, spans)
+        room, found = memory.take().data, []
+        descriptor = os.open(self._path(key), _READ_FLAGS)
+        try:
+            for start, stop in spans:
+                found.append(_read_into(descriptor, room[: stop - start], start).toreadonly())
+                room = room[stop - start :]
+        finally:
+            os.close(descriptor)
+        return found
+
+    def write(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
+        path = self._path(key)
+        temporary = _write_temporary(path, parts)
+        try:
+            os.replace(temporary, path)  # noqa: PTH105 (a Path per object is measurable)
+        except OSError:
+            _discard(temporary)
+            raise
+        _sync_folder(os.path.dirname(path))  # noqa: PTH120
+
+    def create(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
+        path = self._path(key)
+        temporary = _write_temporary(path, parts)
+        try:
+            _claim(temporary, path)
+        finally:
+            _discard(temporary)
+        _sync_folder(os.path.dirname(path))  # noqa: PTH120
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        try:
+            with os.scandir(self._path(prefix) if prefix else self._root or "/") as entries:
+                names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return [], 1
+        return [name for name in names if not _TEMPORARY.fullmatch(name)], 1
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        os.unlink(self._path(key))  # noqa: PTH108
+
+    def exists(self, key: str, timeout_s: float) -> bool:
+        return Path(self._path(key)).is_file()
+
+
+def _read_span(descriptor: int, start: int, stop: int) -> bytes:
+    """Bytes [start, stop); fewer only if the file has shrunk meanwhile."""
+    pieces: list[bytes] = []
+    while start < stop:
+        piece = _read_at(descriptor, stop - start, start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _read_at(descriptor: int, size: int, start: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, size)
+
+
+def _read_into(descriptor: int, room: memoryview, start: int) -> memoryview:
+    """Bytes from `start` on, as many as there is room for; fewer only if the file ends before."""
+    filled = 0
+    while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], start + filled)):
+        filled += count
+    return room[:filled]
+
+
+def _write_temporary(path: str, parts: Sequence[Part]) -> str:
+    """A complete, synced file beside `path`."""
+    folder = os.path.dirname(path)  # noqa: PTH120
+    temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
+    descriptor = _open_new(folder, temporary)
+    try:
+        for part in parts:
+            _write_all(descriptor, part)
+        os.fsync(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        _discard(temporary)
+        raise
+    os.close(descriptor)
+    return temporary
+
+
+def _open_new(folder: str, path: str) -> int:
+    try:
+        return os.open(path, _WRITE_FLAGS, 0o666)
+    except FileNotFoundError:
+        _make_folder(folder)
+        return os.open(path, _WRITE_FLAGS, 0o666)
+
+
+def _write_all(descriptor: int, part: Part) -> None:
+    rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _claim(temporary: str, path: str) -> None:
+    """Give a finished file its name, unless that is taken: FileExistsError."""
+    if _WINDOWS:
+        os.rename(temporary, path)  # noqa: PTH104 (refuses an existing target there, and only there)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        if os.stat(temporary).st_nlink < 2:  # noqa: PTH116 (2: NFS made the link and lost its answer)
+            raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        raise NotExclusiveError(
+            f"create {path}: this file system has no hard links, so nothing can be created there exclusively; "
+            "use another, or open with single_writer=True if one process alone writes there"
+        ) from error
+
+
+def _make_folder(folder: str) -> None:
+    """`folder` and its parents, each entry synced so that a crash cannot lose the way to the object."""
+    if os.path.isdir(folder):  # noqa: PTH112
+        return
+    parent = os.path.dirname(folder)  # noqa: PTH120
+    _make_folder(parent)
+    Path(folder).mkdir(exist_ok=True)
+    _sync_folder(parent)
+
+
+def _sync_folder(folder: str) -> None:
+    if _WINDOWS:  # a folder cannot be opened there; NTFS journals its entries
+        return
+    descriptor = os.open(folder or "/", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some mounted file systems refuse to sync folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _discard(path: str) -> None:
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except OSError:
+        return

@@ -1,0 +1,36 @@
+"""Writing: steps come in; shards on the store and rows for the tables go out. Nothing is visible before a
+commit names it."""
+
+from __future__ import annotations
+
+from archive.write import imports
+from archive.write.blocks import Block, Slab
+from archive.write.buffer import Buffer
+from archive.write.bufferwriter import BufferWriter
+from archive.write.changes import Changes
+from archive.write.cut import Column, Cut, column_path, digest
+from archive.write.episodeids import Ids
+from archive.write.intake import owned
+from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
+from archive.write.slabs import slab_bytes
+
+__all__ = [
+    "Block",
+    "Buffer",
+    "BufferWriter",
+    "Changes",
+    "Column",
+    "Cut",
+    "Ids",
+    "Pipeline",
+    "SHARD_BYTES",
+    "Slab",
+    "Work",
+    "Written",
+    "column_path",
+    "digest",
+    "imports",
+    "owned",
+    "shard",
+    "slab_bytes",
+]

@@ -1,0 +1,308 @@
+"""Writing one buffer of one rank: steps come in as episodes or as streams of env rows, and leave by eviction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints, Memory
+from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
+from archive.fields import Kinds, Schema, ShardSchema
+from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Stream
+from archive.write import cut, intake
+from archive.write.blocks import Block
+from archive.write.changes import Changes
+from archive.write.collecting import Collected, Describe
+from archive.write.cut import Cut
+from archive.write.episodeids import Ids
+from archive.write.intake import Weights
+from archive.write.pipeline import SHARD_BYTES, rows_alone
+from archive.write.segmentrows import SegmentRows
+from archive.write.slabs import slab_bytes
+from archive.write.streams import EpisodeRecord, Rows, Streams
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class BufferWriter:
+    """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock."""
+
+    def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
+        self.name, self.place, self.schema = name, place, schema
+        self._changes, self._undo = changes, changes.undo
+        self.streams, self.live_set = Streams(self._undo), LiveSet(undo=self._undo)
+        self._ids = ids
+        self._rows_of = SegmentRows(name, place, self.streams.records, ids)
+        self._weights = Weights()
+        self._collected = Collected(
+            changes, memory, self._shard_bytes, self._describing, lambda shard: intake.reward_field(self.schema, shard),
+            lambda: SHARD_BYTES,
+        )  # fmt: skip
+        self._kinds = Kinds(name)
+        self._closed: list[int] = []
+        self._by_id: dict[str, int] = {}
+        self._steps_at_send = 0  # live ones, when a shard was last sent off
+        self.losses = Losses(self._undo)
+        self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def add_episode(
+        self, steps: Any, *, model_weights_uuid: Any, update_count: Any, env_id: int | None, episode_id: str | None,
+        terminated: bool | None, truncated: bool | None, metadata: dict[str, Any] | None, replace: bool,
+        first: bool, last: bool, schema: Schema | None = None,
+    ) -> str:  # fmt: skip
+        fields, shard = intake.steps(steps, schema or self.schema, self._kinds.known)
+        intake.check_rows(fields, last=last)
+        if replace and not intake.has_steps(fields):
+            self._ids.check_new(episode_id)
+        weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
+        metadata = intake.own_metadata(metadata)
+        env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
+        if self.streams.open_episode(env) is not None:
+            raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
+        if replace and self._by_id.get(episode_id or "") in self.streams.open_episodes().values():
+            raise UsageError(
+                f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
+            )
+        record = self._new_record(env, episode_id, shard, metadata, replace=replace)
+        self._kinds.add(shard, fields.vague)
+        record.headless, record.terminated, record.truncated = not first, terminated, truncated
+        start = self.streams.next_position(env)
+        record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
+        index = self._register(record)
+        # an episode without steps takes a position too, so that it can be live and be named
+        self.streams.start_at(env, start + max(1, fields.length), None if last or env == NO_ENV else index)
+        count = fields.length
+        self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
+        block = Block(
+            shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
+            weights.uuid, weights.update_count, index, env, start,
+        )  # fmt: skip
+        self._collected.keep(block)
+        return record.id
+
+    def append(
+        self, steps: Any, *, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
+        model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any, owned: bool = False,
+    ) -> Ints:  # fmt: skip
+        fields, schema = intake.steps(steps, self.schema, self._kinds.known)
+        weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
+        metadata = intake.own_metadata(metadata)
+        rows = intake.rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
+        single = intake.has_whole_fields(fields)
+        if single:
+            intake.check_single(fields, rows)
+        self._check_same_fields(rows, schema)
+        self._kinds.add(schema, fields.vague)
+        with self._ids.undone_on_error():
+            assigned = self.streams.assign(
+                rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
+            )
+        self._undo.attributes(self, "_closed")
+        self._closed = [*self._closed, *self.streams.take_broken_off()]
+        self._track(rows.env_ids, assigned.positions, assigned.episodes)
+        block = Block(
+            schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid, weights.update_count,
+            int(assigned.episodes[0]) if single and fields.length else None,
+        )  # fmt: skip
+        self._collected.keep(block, owned=owned)
+        return assigned.positions.copy()  # the block keeps its own until it is written
+
+    def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
+        if self._kinds.is_only(schema):
+            return
+        for env in np.unique(rows.env_ids).tolist():
+            index = self.streams.open_episode(env)
+            record = self.streams.records[index] if index is not None else None
+            if record is None or record.fields in ("", schema.digest):
+                continue
+            if rows.begins(int(np.flatnonzero(rows.env_ids == env)[0]), record.id, self.streams.next_position(env)):
+                continue
+            if not self._kinds.only_guesses_differ(record.fields, schema):
+                raise FieldError(
+                    f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open episode "
+                    f"{record.id!r} ({self._kinds.difference(record.fields, schema)}); give the same fields for all steps of "
+                    "an episode, or close it first"
+                )
+            if self._collected.has(record.fields):
+                self._collected.submit(record.fields)  # the earlier steps are written first
+            self._undo.attributes(record, "fields")
+            record.fields = schema.digest
+
+    def _new_record(
+        self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool
+    ) -> EpisodeRecord:
+        if name is None:
+            return EpisodeRecord(self._ids.new(), env, metadata=metadata, fields=schema.digest)
+        replaces = self._ids.claim(check_text(name, "episode_id"), replace=replace)
+        return EpisodeRecord(name, env, metadata=metadata, replaces=replaces, fields=schema.digest)
+
+    def _register(self, record: EpisodeRecord) -> int:
+        if record.replaces and record.id in self._by_id:
+            self.live_set.remove(np.array([self._by_id[record.id]]))
+            self._undo.attributes(self, "_closed")
+            self._closed = [i for i in self._closed if i != self._by_id[record.id]]
+            earlier = self.streams.records[self._by_id[record.id]].fields
+            if earlier != record.fields and self._collected.has(earlier):
+                self._collected.submit(earlier)  # the newest revision is the one written last
+        index = self.streams.register(record)
+        self._undo.key(self._by_id, record.id)
+        self._by_id[record.id] = index
+        return index
+
+    def _track(self, envs: Ints, positions: Ints, episodes: Ints) -> None:
+        if len(envs) == 0:
+            return
+        seam = (envs[1:] != envs[:-1]) | (episodes[1:] != episodes[:-1]) | (positions[1:] != positions[:-1] + 1)
+        heads = np.flatnonzero(np.r_[True, seam])
+        self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
+
+    def _shard_bytes(self, piece: Block) -> int:
+        """Of env rows that advance together, and so are evicted together, a shard holds a slab of time."""
+        rows, step_bytes = self.streams.env_rows, max(1, piece.nbytes // max(1, piece.length))
+        return slab_bytes(self._steps_at_send * step_bytes, rows, step_bytes, SHARD_BYTES) if rows > 1 else SHARD_BYTES
+
+    def _describing(self) -> Describe:
+        """What describes the segments of the blocks that are sent off now."""
+        self._undo.attributes(self, "_steps_at_send")
+        self._undo.attributes(self.streams, "epoch")
+        self._steps_at_send = self.live_set.steps_at_most
+        epoch = self.streams.epoch
+        self.streams.epoch += 1
+        return partial(self._rows_of.describe, epoch)
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    def evict(self, env_id: int | None, before: int | None, positions: Any) -> None:
+        env = NO_ENV if env_id is None else int(env_id)
+        limit = self.streams.next_position(env)
+        if (before is None) == (positions is None):
+            raise UsageError("evict() takes before=POSITION or positions=[...], one of them")
+        if before is not None:
+            self.live_set.evict_before(env, min(int(before), limit))
+            return
+        if isinstance(positions, (tuple, range, slice)):
+            start, stop = intake.position_range(positions, limit)
+            self.live_set.evict_range(env, start, stop)
+            return
+        array = np.asarray(positions, np.int64).reshape(-1)
+        if len(array) and (int(array.min()) < 0 or int(array.max()) >= limit):
+            raise UsageError(f"env {env} has positions 0 to {limit}; {int(array.max())} cannot be evicted")
+        self.live_set.evict(env, array)
+
+    def remove(self, episode_ids: str | Iterable[str]) -> int:
+        names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
+        unknown = [n for n in names if n not in self._by_id]
+        if unknown:
+            raise NotFoundError(f"episode {unknown[0]!r} is not in buffer {self.name!r}; w.live lists what is")
+        return self.live_set.remove(np.array([self._by_id[n] for n in names], np.int64))
+
+    def close_episodes(
+        self, env_ids: Any, terminated: bool | None, truncated: bool | None, reason: str | None
+    ) -> list[str]:
+        """End the open episodes of these env rows (all, if None) without another step; their ids."""
+        opened = self.streams.open_episodes()
+        wanted = list(opened) if env_ids is None else np.atleast_1d(np.asarray(env_ids, np.int64)).tolist()
+        closed = []
+        for env in wanted:
+            index = self.streams.close(env)
+            if index is None:
+                continue
+            record = self.streams.records[index]
+            self._undo.attributes(record, "terminated", "truncated", "reason", "end", "ended")
+            self._undo.length(self._closed)
+            record.terminated, record.truncated, record.reason = terminated, truncated, reason
+            record.end, record.ended = self.streams.next_position(env), self.streams.epoch
+            self._closed.append(index)
+            closed.append(record.id)
+        return closed
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def cut(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
+        """This buffer as it stands, copied, for a checkpoint."""
+        opened = {env: self.streams.records[i].id for env, i in self.streams.open_episodes().items()}
+        made = cut.make(
+            self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
+            (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state, incomplete=incomplete,
+        )  # fmt: skip
+        return replace(made, discarded=self.losses.untold(made.discarded))
+
+    def overwritten(self, episodes: int, steps: int) -> None:
+        """So many steps left the buffer before they were appended: counted, and a warning the first time."""
+        if not self.losses.mark():
+            logging.getLogger("archive").warning(
+                "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to the archive; "
+                "append more often, or make the ring longer. More of them are counted in `discarded` of the checkpoints",
+                self.name, steps, episodes,
+            )  # fmt: skip
+        self.losses.add("overwritten", episodes, steps)
+
+    def resume(self, resume: BufferResume) -> None:
+        """Take over live steps, positions and open episodes; the buffer must be new."""
+        places = [self._known(episode) for episode in resume.episodes]
+        index = np.array(places, np.int64)
+        self.live_set = LiveSet(resume.runs._replace(episode=index[resume.runs.episode]))
+        self._foreign = list(resume.streams)
+        for reason, counts in resume.dropped.items():
+            self.losses.add(reason, counts["episodes"], counts["steps"])
+        for env, position in resume.next_positions.items():
+            place = resume.open_episodes.get(env)
+            self.streams.start_at(env, position, None if place is None else places[place])
+        for place in resume.to_close:
+            record = self.streams.records[places[place]]
+            record.truncated, record.reason = True, "resumed"
+            record.end, record.ended = self.streams.next_position(record.env_id), self.streams.epoch
+            self._closed.append(places[place])
+
+    def _known(self, episode: KnownEpisode) -> int:
+        record = EpisodeRecord(episode.id, episode.env_id, headless=episode.headless, begin=episode.begin)
+        rest = episode.unfinished
+        if rest is None:
+            record.end, record.broken, record.sealed = episode.begin, episode.broken, True
+        else:
+            record.predecessor, record.stored, record.returned = rest.predecessor, rest.stored, rest.returned
+            record.metadata = dict(rest.metadata)
+        self._by_id[record.id] = place = self.streams.register(record)
+        return place
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Everything pending is ready for the store."""
+        self._collected.submit_all()
+        if self._closed:
+            self._undo.attributes(self, "_closed")
+            closed, self._closed = self._closed, []
+            self._changes.add(rows_alone(lambda: self._rows_of.closing(closed)))
+
+    @property
+    def live(self) -> pa.Table:
+        """(env_id, position, length, episode_id), the order that columns follow."""
+        import pyarrow as pa
+
+        runs = self.live_set.runs()
+        names = [self.streams.records[int(i)].id for i in runs.episode]
+        env = pa.array(runs.env, mask=runs.env == NO_ENV)
+        return pa.table(
+            {
+                "env_id": env,
+                "position": runs.position,
+                "length": runs.length,
+                "episode_id": pa.array(names, pa.string()),
+            }
+        )
+
+    def set_weights(self, uuid: Any, update_count: int | None) -> None:
+        self._undo.attributes(self, "_weights")
+        self._weights = Weights(
+            None if uuid is None else check_text(str(uuid), "model_weights_uuid"),
+            None if update_count is None else intake.update_count(update_count),
+        )

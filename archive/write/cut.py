@@ -1,0 +1,189 @@
+"""Pure, no I/O: one buffer at the moment of a checkpoint: its live steps, columns, attributes and state, copied."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import ColumnError, UsageError, check_text, escape, jsontree
+from archive.fields import dtypes, nesting
+from archive.fields.state import trees
+from archive.manifest import OWN, Runs, Stream, tables
+from archive.write.streams import EpisodeRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = np.ndarray[Any, Any]
+POLICIES = ("keep", "drop")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One value a live step, in live order, in stored form."""
+
+    array: Array
+    dtype: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a checkpoint says of one buffer."""
+
+    name: str
+    live: pa.Table
+    steps: int
+    episodes: int
+    next_positions: dict[int, int]
+    open_episodes: dict[int, str]
+    columns: dict[str, Column]
+    attributes: dict[str, str]  # name -> JSON of {episode id: value}
+    state: tuple[dict[str, Any], dict[str, Array]] | None
+    discarded: dict[str, dict[str, int]]
+
+
+def make(
+    name: str, place: tuple[str, int], runs: Runs, records: Mapping[int, EpisodeRecord], streams: Sequence[Stream],
+    positions: tuple[dict[int, int], dict[int, str]], *, columns: Mapping[str, Any] | None,
+    attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str,
+) -> Cut:  # fmt: skip
+    """Copy what belongs to the checkpoint; errors name what does not fit, and nothing is written."""
+    if incomplete not in POLICIES:
+        raise UsageError(f"incomplete={incomplete!r}: give 'keep' or 'drop'")
+    made = {n: _column(n, v, runs, records) for n, v in (columns or {}).items()}
+    texts = {n: _attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
+    flat = None if state is None else trees.flatten(state, where="state")
+    dropped, keep = _incomplete(runs, records)
+    if incomplete == "drop" and not keep.all():
+        steps = np.repeat(keep, runs.length)
+        made = {n: _picked(c, steps) for n, c in made.items()}
+        runs = runs.pick(keep)
+    else:
+        dropped = {}
+    return Cut(
+        name, live_table(name, place, runs, streams), runs.steps, len(np.unique(runs.episode)), *positions, made, texts,
+        flat, dropped,
+    )  # fmt: skip
+
+
+def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:
+    """Rows of the live table: runs joined over episodes, streams named."""
+    session, rank = place
+    joined = _joined(runs)
+    own = joined.stream == OWN
+    named = [
+        (session, rank, int(e)) if o else streams[int(s)]
+        for o, s, e in zip(own, joined.stream, joined.env, strict=True)
+    ]
+    return tables.from_columns(
+        "live",
+        {
+            "rank": np.full(len(own), rank), "buffer": [buffer] * len(own), "env_id": joined.env,
+            "position": joined.position, "session": [n[0] for n in named], "stream_rank": [n[1] for n in named],
+            "stream_env": [n[2] for n in named], "lo": joined.lo, "hi": joined.lo + joined.length,
+        },
+    )  # fmt: skip
+
+
+def _joined(runs: Runs) -> Runs:
+    """Neighbouring steps of one stream as one run, whatever episodes they belong to; episodes without steps alone."""
+    full = runs.pick(runs.length > 0)
+    empty = runs.pick(runs.length == 0)
+    if len(full.env):
+        ends = (full.position + full.length, full.lo + full.length)
+        seam = (full.env[1:] != full.env[:-1]) | (full.stream[1:] != full.stream[:-1])
+        seam |= (full.position[1:] != ends[0][:-1]) | (full.lo[1:] != ends[1][:-1])
+        heads = np.flatnonzero(np.r_[True, seam])
+        full = full.pick(heads)._replace(length=np.add.reduceat(full.length, heads))
+    both = Runs(*map(np.concatenate, zip(full, empty, strict=True)))
+    return both.pick(np.lexsort((both.position, both.env)))
+
+
+def _incomplete(runs: Runs, records: Mapping[int, EpisodeRecord]) -> tuple[dict[str, dict[str, int]], Any]:
+    """Live steps of episodes that lack their beginning or their end, counted by reason; mask of the others' runs."""
+    first_of: dict[int, int] = {}
+    for i, index in enumerate(runs.episode.tolist()):
+        first_of.setdefault(index, i)
+    headless, unfinished = set(), set()
+    for index, i in first_of.items():
+        record = records[index]
+        if record.headless or int(runs.position[i]) > record.begin:
+            headless.add(index)
+        if record.end is None or record.broken:
+            unfinished.add(index)
+    counts: dict[str, dict[str, int]] = {}
+    for reason, members in (("headless", headless), ("open", unfinished - headless)):
+        mine = np.isin(runs.episode, list(members))
+        if members:
+            counts[reason] = {"episodes": len(members), "steps": int(runs.length[mine].sum())}
+    return counts, ~np.isin(runs.episode, list(headless | unfinished))
+
+
+def _column(name: str, value: Any, runs: Runs, records: Mapping[int, EpisodeRecord]) -> Column:
+    check_text(name, "column name")
+    array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nesting.as_array(value, name)
+    if array.ndim == 0 or len(array) != runs.steps:
+        count = "no axis" if array.ndim == 0 else f"{len(array)} values"
+        raise ColumnError(
+            f"column {name!r} has {count}, the buffer has {runs.steps} live steps; give one value a live step, in the "
+            "order of w.live, or a dict of episode id to array"
+        )
+    stored, logical = dtypes.to_stored(array)
+    return _copied(stored, logical)
+
+
+def _copied(stored: Array, logical: str) -> Column:
+    copy = np.array(stored, copy=True, order="C")
+    return Column(copy, logical, digest(copy))
+
+
+def _picked(column: Column, steps: Any) -> Column:
+    return _copied(column.array[steps], column.dtype)
+
+
+def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> Array:
+    """Values in live order, from one array an episode."""
+    arrays = {key: nesting.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
+    taken = dict.fromkeys(arrays, 0)
+    parts = []
+    for index, length in zip(runs.episode.tolist(), runs.length.tolist(), strict=True):
+        key = records[index].id
+        if key not in arrays:
+            raise ColumnError(f"column {name!r} has no values for live episode {key!r}; give one array a live episode")
+        parts.append(arrays[key][taken[key] : taken[key] + length])
+        taken[key] += length
+    wrong = [k for k, a in arrays.items() if len(a) != taken[k]]
+    if wrong:
+        raise ColumnError(
+            f"column {name!r} has {len(arrays[wrong[0]])} values for episode {wrong[0]!r}, of which {taken[wrong[0]]} "
+            "steps are live; give one value a live step"
+        )
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> str:
+    live = {records[int(i)].id for i in np.unique(runs.episode)}
+    unknown = [k for k in values if k not in live]
+    if unknown:
+        raise ColumnError(
+            f"attribute {name!r} has a value for {unknown[0]!r}, which is not among the {len(live)} live episodes"
+        )
+    return jsontree.dumps(dict(values), where=f"attributes.{check_text(name, 'attribute name')}")
+
+
+def column_path(buffer: str, name: str) -> str:
+    return f"columns/{escape(buffer)}/{escape(name)}"
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """Tells whether a column has changed."""
+    head = f"{array.dtype.str}{array.shape}".encode()
+    if array.dtype == object:
+        return hashlib.sha256(head + json.dumps(array.tolist()).encode()).hexdigest()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -1,0 +1,72 @@
+"""Episode ids and segment numbers of one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from archive.base import DuplicateEpisodeError, FieldError, Undo
+from archive.manifest import Place
+
+
+class Ids:
+    """Episode ids of one writer: new ones, and the claim to those that the user gives."""
+
+    def __init__(self, place: Place, known: Callable[[], set[str]], undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
+        self._prefix = f"{place.session}-{place.rank:05d}-"
+        self._count = 0
+        self.sequence = 0  # of the next segment of this rank and session, over all buffers
+        self._load = known
+        self._known: set[str] | None = None
+        self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
+        self._new: list[str] = []  # claimed by the call under way
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """What is claimed within is given back if the call is refused."""
+        self._new.clear()
+        try:
+            yield
+        except BaseException:
+            self.claimed.difference_update(self._new)
+            if self._known is not None:
+                self._known.difference_update(self._new)
+            raise
+
+    def new(self) -> str:
+        self._count += 1
+        return f"{self._prefix}{self._count - 1:09d}"
+
+    def check_new(self, name: str | None) -> None:
+        """Refuse to replace a known episode by one of which no step is given."""
+        if name is not None and self._is_known(name):
+            raise FieldError(
+                f"no steps were given for episode {name!r}, which would be replaced by one of length 0; nothing was changed: "
+                "to change its metadata, read it and add it again whole (with its weights, update count and flags), "
+                f"w.add_episode(arc.episodes[{name!r}].read(), episode_id={name!r}, replace=True, metadata={{...}})"
+            )
+
+    def _is_known(self, name: str) -> bool:
+        if self._known is None:
+            self._known = self._load()
+        return name in self._known or name.startswith(self._prefix)
+
+    def claim(self, name: str, *, replace: bool) -> bool:
+        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+        known = self._is_known(name)
+        if known and not replace:
+            raise DuplicateEpisodeError(
+                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its steps) for a "
+                "new revision"
+            )
+        assert self._known is not None
+        self._undo.member(self._known, name)
+        self._undo.member(self.claimed, name)
+        self._known.add(name)
+        if replace:
+            self.claimed.discard(name)  # it may replace what another writer commits meanwhile, too
+        elif not known:
+            self.claimed.add(name)
+            self._new.append(name)
+        return known

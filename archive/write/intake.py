@@ -1,0 +1,250 @@
+"""Pure, no I/O: what a call of the writer hands in, checked and put into blocks. Nothing is kept of a refused call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import FieldError, UsageError, check_text, jsontree, show
+from archive.fields import NODES, Array, Fields, FieldSpec, Ragged, Schema, ShardSchema, nesting, shard_schema, to_path
+from archive.read import empty_rows
+from archive.write.blocks import Block
+from archive.write.streams import Rows
+
+_MAX_UPDATE = np.iinfo(np.int64).max
+REWARDS = (("reward",), ("rewards",), ("next", "reward"))
+
+
+class Weights(NamedTuple):
+    """Which weights made the steps: one value, or one a step."""
+
+    uuid: Array | str | None = None
+    update_count: Ints | int | None = None
+
+
+def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fields, ShardSchema]:
+    """The fields of some steps, their rows in agreement. Empty lists are of the kind that their field is `known` to be."""
+    fields = _of_known_kind(nesting.normalise(nest, schema), known)
+    return fields, shard_schema(fields.specs, schema)
+
+
+def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
+    told = [n for n in fields.vague if n in known and _fits(fields, n, known[n])]
+    if not told:
+        return fields
+    specs, data = dict(fields.specs), dict(fields.data)
+    for name in told:
+        spec, given = known[name], data[name]
+        specs[name], none = spec, empty_rows(spec)
+        lengths = given.lengths if isinstance(given, Ragged) else np.zeros(len(given), np.int64)
+        data[name] = Ragged(none, lengths) if spec.axis == "ragged" else none
+    return Fields(fields.length, specs, data, fields.vague - set(told))
+
+
+def _fits(fields: Fields, name: str, known: FieldSpec) -> bool:
+    """Whether no rows at all, or steps without values, may be of that kind."""
+    return known.axis == "ragged" or (known.axis not in NODES and not isinstance(fields.data[name], Ragged))
+
+
+def check_rows(fields: Fields, *, last: bool) -> None:
+    """Fields on an offset axis have as many rows as steps, and their extra ones where the episode ends."""
+    for name, spec in fields.specs.items():
+        if spec.axis != "offset":
+            continue
+        rows, allowed = len(fields.data[name]), {fields.length, fields.length + spec.extra}
+        if rows not in allowed or (last and rows != fields.length + spec.extra):
+            raise FieldError(
+                f"field {show(spec.path)!r} has {rows} rows for {fields.length} steps; on axis 'offset:{spec.extra}' it "
+                f"has {fields.length + spec.extra} (the extra ones with the episode's last step)"
+            )
+
+
+def has_whole_fields(fields: Fields) -> bool:
+    """Whether some field is not one row a step, so that the steps must belong to one episode."""
+    return any(s.axis in ("offset", "free") for s in fields.specs.values())
+
+
+def has_steps(fields: Fields) -> bool:
+    """Whether there is a field of steps at all, be it of none."""
+    return any(s.axis in ("step", "offset", "ragged") for s in fields.specs.values())
+
+
+def weights(uuid: Any, update_count: Any, default: Weights, fields: Fields) -> Weights:
+    """The weights of these steps: given for all, per step or by a field's name; else those set before."""
+    return Weights(
+        default.uuid if uuid is None else _uuids(uuid, fields),
+        default.update_count if update_count is None else _updates(update_count, fields),
+    )
+
+
+def _uuids(value: Any, fields: Fields) -> Array | str:
+    if isinstance(value, str):
+        named = _field(value, fields)
+        return check_text(value, "model_weights_uuid") if named is None else _uuids(named, fields)
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return check_text(str(value), "model_weights_uuid")  # a uuid.UUID, say
+    values = value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
+    out = np.empty(len(values), object)
+    out[:] = [None if v is None else check_text(str(v), "model_weights_uuid") for v in values]
+    return _per_step(out, "model_weights_uuid", fields)
+
+
+def _updates(value: Any, fields: Fields) -> Ints | int:
+    if isinstance(value, str):
+        named = _field(value, fields)
+        if named is None:
+            raise FieldError(f"update_count={value!r} names no field of these steps")
+        value = named
+    array = np.asarray(nesting.as_array(value, "update_count"))
+    if array.size == 0 and array.ndim and fields.length == 0:
+        return np.zeros(0, np.int64)
+    if (
+        array.dtype.kind not in "iu"
+        or int(array.max(initial=0)) > _MAX_UPDATE
+        or int(array.min(initial=0)) < -_MAX_UPDATE
+    ):
+        raise FieldError(f"update_count must be an integer of 64 bits (or one a step), not {value!r}")
+    return int(array) if array.ndim == 0 else _per_step(array.astype(np.int64), "update_count", fields)
+
+
+def update_count(value: Any) -> int:
+    """One update count for all steps to come."""
+    array = np.asarray(nesting.as_array(value, "update_count"))
+    if array.size != 1 or array.dtype.kind not in "iu" or abs(int(array.reshape(-1)[0])) > _MAX_UPDATE:
+        raise FieldError(f"update_count must be an integer of 64 bits, not {value!r}")
+    return int(array.reshape(-1)[0])
+
+
+def _field(name: str, fields: Fields) -> Array | None:
+    path = to_path(name)
+    for key, spec in fields.specs.items():
+        if spec.path == path and spec.axis not in NODES:
+            value = fields.data[key]
+            return value if isinstance(value, np.ndarray) else None
+    return None
+
+
+def _per_step(array: Array, what: str, fields: Fields) -> Array:
+    array = array.reshape(-1)  # (T, 1) is one a step as well
+    if len(array) != fields.length:
+        raise FieldError(f"{what} has {len(array)} values for {fields.length} steps; give one value, or one a step")
+    return array
+
+
+def env_ids(value: Any, length: int) -> Ints:
+    """Env row of each appended row: one for all, one a row, or None for rows 0 to length."""
+    if value is None:
+        return np.arange(length)
+    array = np.asarray(
+        nesting.as_array(value if np.isscalar(value) or hasattr(value, "__array__") else list(value), "env_ids")
+    )
+    if array.size and array.dtype.kind not in "iu":
+        raise UsageError(f"env_ids must be integers, not {array.dtype}")
+    if array.size and int(array.min()) < 0:
+        raise UsageError(f"env id {int(array.min())} is negative; env rows count from 0")
+    if array.ndim == 0:
+        return np.full(length, int(array), np.int64)
+    if len(array) != length:
+        raise UsageError(f"{len(array)} env_ids for {length} rows; give one for all, or one a row")
+    return array.astype(np.int64)
+
+
+def mask(value: Any, length: int, what: str, *, run_at: int | None = None) -> Any:
+    """A mask a row. One True stands for all rows, or, of a run of steps of one env, for the row at `run_at`."""
+    if value is None:
+        return None
+    array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), what)).astype(bool)
+    if array.ndim == 0 and run_at is not None:
+        out = np.zeros(length, bool)
+        out[run_at:][:1] = bool(array)
+        return out
+    if array.ndim == 0:
+        return np.full(length, bool(array))
+    if array.reshape(-1).shape != (length,):
+        raise UsageError(f"{what} has shape {array.shape} for {length} rows; give one value a row")
+    return array.reshape(-1)
+
+
+def texts(value: Any, length: int, what: str) -> Sequence[str | None] | None:
+    """A string or None a row; one string stands for all rows."""
+    if value is None:
+        return None
+    values = [value] * length if isinstance(value, str) else list(value)
+    if len(values) != length:
+        raise UsageError(f"{what} has {len(values)} values for {length} rows; give one a row")
+    return [None if v is None else check_text(v if isinstance(v, str) else str(v), what) for v in values]
+
+
+def rows(
+    length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any, positions: Any
+) -> Rows:  # fmt: skip
+    """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
+    run = given_envs is not None and np.ndim(given_envs) == 0
+    given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
+    places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
+    masks = {n: mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
+    if masks["last"] is None and (terminated is not None or truncated is not None):
+        none = np.zeros(length, bool)
+        masks["last"] = (none if masks["terminated"] is None else masks["terminated"]) | (
+            none if masks["truncated"] is None else masks["truncated"]
+        )
+    given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
+    return Rows(
+        env_ids(given_envs, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
+        texts(episode_ids, length, "episode_ids"), given,
+    )  # fmt: skip
+
+
+def check_single(fields: Fields, rows: Rows) -> None:
+    """Steps with fields that belong to a whole episode are a run of one episode."""
+    several = len(np.unique(rows.env_ids)) > 1
+    inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
+    if several or inner or fields.length == 0:
+        raise FieldError(
+            "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; append "
+            "the env rows and episodes one by one, or use add_episode"
+        )
+    check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
+
+
+def owned(block: Block) -> Block:
+    """The block with its arrays copied, so that the caller may change his."""
+    data = {
+        name: Ragged(v.values.copy(), v.lengths.copy()) if isinstance(v, Ragged) else np.array(v, copy=True, order="C")
+        for name, v in block.data.items()
+    }
+    return Block(
+        block.schema, data, block.env_ids, block.positions, block.episodes, block.uuids, block.updates, block.single,
+        block.env_id, block.position,
+    )  # fmt: skip
+
+
+def reward_field(schema: Schema, shard: ShardSchema) -> str | None:
+    """Name of the field that is summed into an episode's return."""
+    wanted = REWARDS if schema.reward is None else (schema.reward,)
+    names = {f.path: f.name for f in shard.fields if f.per_step and f.dtype not in ("str", "json")}
+    return next((names[p] for p in wanted if p in names), None)
+
+
+def own_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of the metadata, as it will be read back."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise UsageError(f"metadata must be a dict, not {type(metadata).__name__}")
+    copied: dict[str, Any] = jsontree.loads(jsontree.dumps(metadata, where="metadata"))
+    return copied
+
+
+def position_range(given: Any, limit: int) -> tuple[int, int]:
+    """(start, stop) of a range of positions, within what there is."""
+    if isinstance(given, (range, slice)) and given.step in (None, 1):
+        given = (given.start or 0, limit if given.stop is None else given.stop)
+    if not isinstance(given, tuple) or len(given) != 2 or not 0 <= int(given[0]) <= int(given[1]) <= limit:
+        raise UsageError(
+            f"positions={given!r}: give (start, stop) within 0 to {limit}, half-open, or a list of positions"
+        )
+    return int(given[0]), int(given[1])

@@ -1,0 +1,273 @@
+"""Background work of a writer: blocks are laid out, encoded, packed and uploaded off the caller's thread.
+
+One thread lays out, in order, because an episode's segments follow each other; encoding and uploading run beside it.
+Memory is bounded: `hand_in` waits while too many bytes are under way. A failed upload keeps its data and is tried
+again by whoever waits for it next; until then every call raises the failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.arrays import Memory, Shelf
+from archive.base import layout
+from archive.manifest import tables
+from archive.shard import groups, packing
+from archive.store import Storage
+from archive.write.blocks import Block, Slab, assemble
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are in memory at once
+_SHELF_FROM_BYTES = 8 * 1024 * 1024  # of steps that are compressed: for fewer, a shard's memory is too much
+MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
+_LOOK_S = 0.2  # while waiting for room
+
+Describe = Callable[[Slab, str], "pa.Table"]
+
+
+class Written(NamedTuple):
+    """What one upload adds to the manifest."""
+
+    segments: pa.Table | None
+    chunks: pa.Table | None
+    data_bytes: int
+
+
+class _Job:
+    """A laid-out slab on its way to the store; run again if it failed, and done once."""
+
+    def __init__(self, pipeline: Pipeline, slab: Slab, key: str, segments: pa.Table, nbytes: int) -> None:
+        self.pipeline, self.key, self.segments, self.nbytes = pipeline, key, segments, nbytes
+        self._slab: Slab | None = slab
+        self._members: list[packing.Member] | None = None  # kept until they are in the store
+        self._written: Written | None = None
+        self._running = threading.Lock()
+        self.future: Future[Written] | None = None
+
+    def run(self) -> Written:
+        with self._running:
+            if self._written is None:
+                if self._slab is not None:
+                    self._members = self.pipeline.encode(self._slab)
+                    self._slab = None
+                chunks = self.pipeline.upload(self._members or [], self.key)
+                self._members = None
+                self._written = Written(self.segments, chunks, self.nbytes)
+            return self._written
+
+
+class Work:
+    """Blocks that become a shard, or rows without data; in its pipeline until it is committed."""
+
+    def __init__(self, lay_out: Callable[[Work, Pipeline], _Job | Written], nbytes: int) -> None:
+        self._lay_out: Callable[[Work, Pipeline], _Job | Written] | None = lay_out
+        self.nbytes = nbytes
+        self.begun = False
+        self.laid_out: Future[_Job | Written] = Future()
+
+    def lay_out(self, pipeline: Pipeline) -> None:
+        """On the ordered thread: nobody else begins it, and no signal comes in between."""
+        work, self._lay_out = self._lay_out, None
+        try:
+            assert work is not None
+            self.laid_out.set_result(work(self, pipeline))
+        except BaseException as error:
+            self.laid_out.set_exception(error)
+        pipeline.finished(self)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it may still come to an end by itself."""
+        if not self.laid_out.done():
+            return True
+        job = None if self.laid_out.exception() else self.laid_out.result()
+        return isinstance(job, _Job) and job.future is not None and not job.future.done()
+
+    def error(self) -> BaseException | None:
+        """What it failed with, so far."""
+        if not self.laid_out.done():
+            return None
+        if failed := self.laid_out.exception():
+            return failed
+        job = self.laid_out.result()
+        upload = job.future if isinstance(job, _Job) else None
+        if upload is None or not upload.done() or upload.cancelled():  # closing cancels what has not begun: no failure
+            return None
+        return upload.exception()
+
+    def written(self, pipeline: Pipeline) -> Written:
+        """Wait for it. What failed is tried once more; if that fails too, its error is raised."""
+        job = self.laid_out.result()
+        if isinstance(job, Written):
+            return job
+        if job.future is None or (job.future.done() and job.future.exception() is not None):
+            job.future = pipeline.retry(self, job)
+        try:
+            return job.future.result()
+        except Exception:
+            job.future = pipeline.retry(self, job)
+            return job.future.result()
+
+
+def shard(blocks: Sequence[Block], reward: str | None, describe: Describe) -> Work:
+    """Blocks of one schema as one shard. `describe(slab, key)` gives its rows of the segments table."""
+    own, nbytes = list(blocks), sum(b.nbytes for b in blocks)
+    return Work(lambda work, pipeline: pipeline.lay_out(work, own, reward, describe, nbytes), nbytes)
+
+
+def rows_alone(of: Callable[[], pa.Table | None]) -> Work:
+    """Rows of the segments table without data (episodes that were closed)."""
+    return Work(lambda work, pipeline: Written(of(), None, 0), 0)
+
+
+class Pipeline:
+    """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in.
+
+    What is handed in stays listed until it is forgotten, which is after the commit. The list is what counts: whoever waits
+    sees to it that all of it is begun, so an interrupt between two lines leaves nothing that nobody will finish.
+    """
+
+    def __init__(
+        self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
+        chunk_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
+        self._compression, self._chunk_bytes = compression, chunk_bytes
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
+        self._ordered = ThreadPoolExecutor(1, "archive-layout")
+        self._uploads = ThreadPoolExecutor(2, "archive-upload")
+        self._encoding = threading.Lock()
+        self._moved = threading.Event()  # something came to an end
+        self._works: list[Work] = []  # changed by single calls only: the caller's thread takes no lock that others need
+        self._open: dict[Work, None] = {}  # those that are begun and have not come to a good end
+
+    def hand_in(self, work: Work, *, wait: bool = True) -> None:
+        """Begin this work after all that came before; waits for room first, unless told not to. Handed in again, the
+        newest work stays as it is."""
+        self._begin()
+        while wait and not self._has_room(work.nbytes):
+            self._pause(_LOOK_S)
+        if work not in self._works[-1:]:
+            self._works.append(work)
+        self._begin()
+
+    def uncommitted(self) -> list[Work]:
+        """What was handed in so far and is not forgotten; what comes later is not part of it."""
+        return list(self._works)
+
+    def wait(self, works: Sequence[Work]) -> list[Written]:
+        """Wait for these; what was written. What failed stays, and is tried again the next time."""
+        self._begin()
+        return [work.written(self) for work in works]
+
+    def forget(self, works: Sequence[Work]) -> None:
+        """These are committed."""
+        for work in works:
+            self._open.pop(work, None)
+            with suppress(ValueError):
+                self._works.remove(work)
+
+    def failure(self) -> BaseException | None:
+        """The error of what failed so far, if any."""
+        return next((error for work in list(self._open) if (error := work.error())), None)
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until nothing is on its way to the store; what failed is not."""
+        self._begin()
+        stop = time.monotonic() + timeout_s
+        while self._under_way() and (left := stop - time.monotonic()) > 0:
+            self._pause(min(left, _LOOK_S))
+
+    def retry(self, work: Work, job: _Job) -> Future[Written]:
+        future = self._uploads.submit(job.run)
+        future.add_done_callback(lambda _: self.finished(work))
+        return future
+
+    def close(self) -> None:
+        self._ordered.shutdown(wait=True, cancel_futures=True)
+        self._uploads.shutdown(wait=True, cancel_futures=True)
+
+    def _pause(self, seconds: float) -> None:
+        """Until something comes to an end; it may have just before, so no longer than that."""
+        self._moved.wait(seconds)
+        self._moved.clear()
+
+    def _under_way(self) -> list[Work]:
+        return [work for work in [*self._open, *self._not_begun()] if work.under_way]
+
+    def _not_begun(self) -> list[Work]:
+        """The newest works, in order: they are begun in order."""
+        return list(takewhile(lambda work: not work.begun, reversed(self._works.copy())))[::-1]
+
+    def _has_room(self, nbytes: int) -> bool:
+        under_way = sum(work.nbytes for work in self._under_way())
+        return not under_way or under_way + nbytes <= MAX_UNDER_WAY_BYTES
+
+    def _begin(self) -> None:
+        """See to it that all work is begun: a call that was interrupted may have left some that is not."""
+        if self._not_begun():
+            self._ordered.submit(self._lay_out_all)
+
+    def _lay_out_all(self) -> None:
+        while works := self._not_begun():
+            self._open[works[0]] = None
+            works[0].begun = True
+            works[0].lay_out(self)
+
+    def lay_out(self, work: Work, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int) -> _Job:
+        """Lay blocks out, and send them off; on the ordered thread."""
+        slab = assemble(blocks, reward)
+        blocks.clear()
+        key = layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._layout)
+        job = _Job(self, slab, key, describe(slab, key), nbytes)
+        job.future = self.retry(work, job)
+        return job
+
+    def finished(self, work: Work) -> None:
+        """On a background thread: something came to an end."""
+        if not work.under_way and work.error() is None:
+            self._open.pop(work, None)
+        self._moved.set()
+
+    def encode(self, slab: Slab) -> list[packing.Member]:
+        attributes: dict[str, Any] = {
+            "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
+        }
+        with self._encoding if self._compression else nullcontext():
+            large = self._compression is not None and _stored_bytes(slab) >= _SHELF_FROM_BYTES
+            hold = Shelf(self.memory.take()).hold if large else None
+            return groups.encode(
+                slab.arrays, attributes=attributes, compression=self._compression, chunk_bytes=self._chunk_bytes,
+                runs=slab.runs, copy=False, hold=hold,
+            )  # fmt: skip
+
+    def upload(self, members: list[packing.Member], key: str) -> pa.Table:
+        """Write one encoded shard; its rows of the chunk table."""
+        if self._layout == "packed":
+            buffers, placed = packing.pack(members)
+            self._storage.put(key, buffers)
+        else:
+            objects, placed = packing.loose(members)
+            self._storage.put_many((f"{key}/{name}", data) for name, data in objects)
+        return chunk_rows(key, members, placed)
+
+
+def _stored_bytes(slab: Slab) -> int:
+    return sum(array.nbytes for array in slab.arrays.values())
+
+
+def chunk_rows(key: str, members: Sequence[packing.Member], placed: Sequence[packing.Placed]) -> pa.Table:
+    """Rows of the chunk table for one shard."""
+    columns = {
+        name: [getattr(p, name) for p in placed] for name in ("array", "chunk", "rows", "offset", "size", "crc32c")
+    }
+    return tables.from_columns("chunks", {"shard": key, "member": [p.name for p in placed], **columns})

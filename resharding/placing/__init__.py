@@ -1,0 +1,29 @@
+"""Who gets what: live episodes and rules come in; placements, and what reading them takes, go out. Reads no
+data."""
+
+from __future__ import annotations
+
+from resharding.placing.assignment import FILTERED, Dropped, Parts, Placement, Rules, identity, place, within_bounds
+from resharding.placing.cost import read_cost
+from resharding.placing.pieces import cut_pieces, gather, joined, piece_positions
+from resharding.placing.source import Source, SourceBuffer, filtered, schemas_of
+
+__all__ = [
+    "Dropped",
+    "FILTERED",
+    "Parts",
+    "Placement",
+    "Rules",
+    "Source",
+    "SourceBuffer",
+    "cut_pieces",
+    "filtered",
+    "gather",
+    "identity",
+    "joined",
+    "piece_positions",
+    "place",
+    "read_cost",
+    "schemas_of",
+    "within_bounds",
+]

@@ -1,0 +1,250 @@
+"""A checkpoint as units to deal out: its live episodes per buffer, from the manifest alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from archive.arrays import Ints, sums
+from archive.base import NotFoundError, UsageError, cached_property
+from archive.checkpoint import Checkpoint
+from archive.fields import loads
+from archive.manifest import Located, Snapshot
+from resharding.placing.assignment import Mask, Units
+
+
+@dataclass(frozen=True)
+class SourceBuffer:
+    """The live steps of one buffer over all source ranks: pieces of segments, grouped into units."""
+
+    name: str
+    pieces: Located
+    rank: Ints  # per piece
+    env: Ints
+    heads: Ints  # first piece of each unit
+    number: Ints  # per unit: its episode in the index
+    column_at: Ints  # per piece: where its steps stand in the source rank's columns
+
+    @property
+    def offsets(self) -> Ints:
+        return np.append(self.heads, len(self.pieces.row))
+
+    @property
+    def steps(self) -> Ints:
+        return sums(self.pieces.hi - self.pieces.lo, self.offsets)
+
+    @property
+    def position(self) -> Ints:
+        return self.pieces.position[self.heads]
+
+
+class Source:
+    """What a plan needs to know of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._units: dict[tuple[str, str | None], Units] = {}
+
+    @cached_property
+    def buffers(self) -> dict[str, SourceBuffer]:
+        """By name; those without live steps too."""
+        live, located = self.checkpoint.live, self.checkpoint.located
+        names = np.array(live["buffer"].cast("string").to_pylist(), object)
+        rank = live["rank"].to_numpy().astype(np.int64)[located.run]
+        env = live["env_id"].to_numpy()[located.run]
+        out = {}
+        for name in self.checkpoint.buffers:
+            mine = np.flatnonzero((names == name)[located.run])
+            out[name] = self._buffer(name, located.pick(mine), rank[mine], env[mine])
+        return out
+
+    def _buffer(self, name: str, pieces: Located, rank: Ints, env: Ints) -> SourceBuffer:
+        steps = pieces.hi - pieces.lo
+        ends = np.cumsum(steps)
+        new_rank = np.r_[True, rank[1:] != rank[:-1]] if len(rank) else np.zeros(0, bool)
+        at = ends - steps
+        column_at = at - np.maximum.accumulate(np.where(new_rank, at, 0)) if len(at) else at
+        episode = self.checkpoint.index.episode_of_row[pieces.row]
+        heads = _heads(episode, rank, env, pieces)
+        return SourceBuffer(name, pieces, rank, env, heads, episode[heads], column_at)
+
+    def open_episodes(self, name: str) -> dict[tuple[int, int], str]:
+        """(rank, env) -> id of the episode that is open there."""
+        out: dict[tuple[int, int], str] = {}
+        for rank in self.checkpoint.ranks:
+            entry = self.checkpoint.staged(rank).index["buffers"].get(name, {"open": []})
+            out |= {(rank, int(env)): str(episode) for env, episode in entry["open"]}
+        return out
+
+    def gapless(self, buffer: SourceBuffer) -> bool:
+        """Whether the steps of each env row follow each other up to where its next one goes, as a ring's do."""
+        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
+        after = buffer.position + np.maximum(buffer.steps, 1)
+        inside = (rank[1:] == rank[:-1]) & (env[1:] == env[:-1])
+        if (after[:-1] != buffer.position[1:])[inside].any():
+            return False
+        newest = np.flatnonzero(np.r_[~inside, True][: len(env)])
+        following = {
+            (rank, env): at
+            for rank in self.checkpoint.ranks
+            for env, at in self.checkpoint.staged(rank).index["buffers"].get(buffer.name, {"next": []})["next"]
+        }
+        rows = zip(rank[newest].tolist(), env[newest].tolist(), after[newest].tolist(), strict=True)
+        return all(following.get((r, e)) == at for r, e, at in rows)
+
+    def divisible(self, buffer: SourceBuffer) -> bool:
+        """Whether steps are independent of each other, by the schema of all that is live."""
+        schemas = self._schemas(buffer)
+        return bool(schemas) and all(loads(text).unit == "step" for text in schemas)
+
+    def _schemas(self, buffer: SourceBuffer) -> set[str]:
+        rows = np.unique(buffer.pieces.row)
+        column = self.checkpoint.snapshot.take(rows, ["schema"])["schema"]
+        return set(column.cast("string").unique().to_pylist())
+
+    def units(self, buffer: SourceBuffer, weights: str | None = None) -> Units:
+        key = (buffer.name, weights)
+        if key not in self._units:
+            self._units[key] = self._made_units(buffer, weights)
+        return self._units[key]
+
+    def _made_units(self, buffer: SourceBuffer, weights: str | None) -> Units:
+        first, steps = buffer.heads, buffer.steps
+        index = self.checkpoint.index
+        table = self.checkpoint.snapshot.columns(["episode_start", "commit", "position"])
+        commit, begin, position = (table[n].to_numpy() for n in ("commit", "episode_start", "position"))
+        rows, offset = buffer.pieces.row[first], buffer.pieces.lo[first]
+        start = begin[rows] + offset
+        headless = (start > 0) | ~self._flag("first", index.chains.firsts()[buffer.number])
+        whole = index.column("length").to_numpy()[buffer.number]
+        tailless = (start + steps < whole) | ~self._flag("last", index.chains.lasts()[buffer.number])
+        return Units(
+            buffer.rank[first], buffer.env[first], steps, self._weights(buffer, weights, steps),
+            _ages(commit[rows], position[rows] + offset), headless, tailless, tailless & self._going_on(buffer),
+        )  # fmt: skip
+
+    def _going_on(self, buffer: SourceBuffer) -> Mask:
+        """Units that are the newest live part of an episode that is open in their env row."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        opened = self.open_episodes(buffer.name)
+        if not opened or not len(buffer.heads):
+            return np.zeros(len(buffer.heads), bool)
+        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
+        newest = np.flatnonzero(np.r_[(rank[1:] != rank[:-1]) | (env[1:] != env[:-1]), True])
+        ids = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number[newest]))
+        out = np.zeros(len(buffer.heads), bool)
+        out[newest] = pc.is_in(ids, value_set=pa.array(list(opened.values()), pa.string())).to_numpy()
+        return out
+
+    def ids(self, name: str) -> list[str]:
+        """Episode id of each unit."""
+        return self._ids(self.buffers[name])
+
+    def _ids(self, buffer: SourceBuffer) -> list[str]:
+        import pyarrow as pa
+
+        ids: list[str] = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number)).to_pylist()
+        return ids
+
+    def _flag(self, name: str, rows: Ints) -> Mask:
+        values: Mask = self.checkpoint.snapshot.columns([name])[name].to_numpy()
+        return values[rows]
+
+    def _weights(self, buffer: SourceBuffer, weights: str | None, steps: Ints) -> Ints:
+        if weights in (None, "steps"):
+            return steps
+        if weights == "bytes":
+            return steps * self._bytes_per_step(buffer)
+        if not self._has_column(buffer.name, str(weights)):
+            return steps
+        parts = [self.checkpoint.column(str(weights), r, buffer.name) for r in np.unique(buffer.rank).tolist()]
+        parts = [np.asarray(p, np.float64).reshape(len(p), -1).sum(axis=1) for p in parts if len(p)]
+        values = np.concatenate([np.zeros(0), *parts])
+        if (values < 0).any() or not np.isfinite(values).all():
+            raise UsageError(
+                f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced"
+            )
+        scale = 2**40 / max(float(values.sum()), 1e-300)
+        return sums(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
+
+    def _has_column(self, buffer: str, name: str) -> bool:
+        """Whether a buffer has a column; an error if no buffer of the checkpoint has one of that name."""
+        columns = {n: about["columns"] for n, about in self.checkpoint.buffers.items()}
+        if self.checkpoint.replay_saved and not any(name in of for of in columns.values()):
+            known = sorted({c for of in columns.values() for c in of})
+            raise NotFoundError(
+                f"weights={name!r}: give 'steps', 'bytes' or one of the columns: {', '.join(known) or 'none'}"
+            )
+        return name in columns[buffer]
+
+    def _bytes_per_step(self, buffer: SourceBuffer) -> Ints:
+        """Bytes of one step of each unit's fields, by its schema (fields of any length count as nothing)."""
+        rows = buffer.pieces.row[buffer.heads]
+        texts, codes = schemas_of(self.checkpoint.snapshot, rows)
+        return np.array([loads(t).row_bytes for t in texts] or [0], np.int64)[codes]
+
+
+def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:
+    """Schemas of rows of the segments table: the distinct ones, and which of them each row has."""
+    column = snapshot.take(rows, ["schema"])["schema"].combine_chunks()
+    if not len(rows):
+        return [], np.zeros(0, np.int64)
+    return column.dictionary.to_pylist(), column.indices.to_numpy().astype(np.int64)
+
+
+def _ages(commit: Ints, position: Ints) -> Ints:
+    """Smaller is older: by commit, then by position in the stream, which is the time of a ring's step."""
+    span = int(position.max(initial=0)) + 1
+    if int(commit.max(initial=0)) < 2**62 // span:
+        return commit * span + position
+    out = np.empty_like(commit)
+    out[np.lexsort((position, commit))] = np.arange(len(commit))
+    return out
+
+
+def _heads(episode: Ints, rank: Ints, env: Ints, pieces: Located) -> Ints:
+    """Where a unit begins: another episode, rank or env row, or a hole in the row."""
+    if not len(episode):
+        return np.zeros(0, np.int64)
+    hole = pieces.position[1:] != (pieces.position + pieces.hi - pieces.lo)[:-1]
+    seam = (episode[1:] != episode[:-1]) | (rank[1:] != rank[:-1]) | (env[1:] != env[:-1]) | hole
+    return np.flatnonzero(np.r_[True, seam])
+
+
+def filtered(source: Source, buffer: SourceBuffer, conditions: Any) -> Mask:
+    """Which units a filter lets pass; conditions as `Episodes.filter` takes them, or a condition as text."""
+    if conditions is None:
+        return np.ones(len(buffer.heads), bool)
+    given = {"where": conditions} if isinstance(conditions, str) else dict(conditions)
+    complete = given.pop("complete", None)
+    mask = source.checkpoint.index.mask(**{k: v for k, v in given.items() if k != "where"})[buffer.number]
+    if complete is not None:
+        mask &= _complete(source, buffer) == bool(complete)
+    if given.get("where") is not None:
+        mask &= _where(source, buffer, given["where"])
+    return mask
+
+
+def _complete(source: Source, buffer: SourceBuffer) -> Mask:
+    units = source.units(buffer)
+    return ~(units.headless | units.tailless)
+
+
+def _where(source: Source, buffer: SourceBuffer, condition: Any) -> Mask:
+    """As `Episodes.filter(where=)` has it of a checkpoint: lengths and completeness are those of the live steps."""
+    import pyarrow as pa
+
+    from archive.manifest import matching
+
+    index, numbers = source.checkpoint.index, pa.array(buffer.number)
+
+    def column(name: str) -> Any:
+        if name == "complete":
+            return pa.array(_complete(source, buffer))
+        return pa.array(buffer.steps) if name == "length" else index.column(name).take(numbers)
+
+    return matching(condition, column, len(buffer.heads))

@@ -1,0 +1,11 @@
+"""Plans: a checkpoint and a number of ranks come in; who gets which steps, and what reading them takes, goes
+out. Reads no data."""
+
+from __future__ import annotations
+
+from resharding.planning.planning import Plan, plan
+
+__all__ = [
+    "Plan",
+    "plan",
+]

@@ -1,0 +1,79 @@
+"""Pure, no I/O: env ids and trajectory ids in an episode's fields become those of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import FieldError, show
+from archive.fields import Ragged, schema
+
+Roles = dict[schema.Path, str]
+
+
+@lru_cache(maxsize=256)
+def roles_of(text: str) -> Roles:
+    """Field -> "env_id" or "episode_id", of a shard's schema."""
+    of = schema.loads(text)
+    names = [(n, "env_id") for n in of.env_id] + [(n, "episode_id") for n in of.episode_id]
+    return {of.by_name[name].path: role for name, role in names if name in of.by_name}
+
+
+def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str) -> None:
+    """Every value of an id field becomes the env row `env` (unless there is none: -1), or the trajectory's new id:
+    `place` in fields of numbers, `name` in fields of text."""
+    for path, role in roles.items():
+        if role == "env_id" and env < 0:
+            continue
+        inner: Any = data
+        for key in path[:-1]:
+            inner = inner.get(key, {})
+        if path[-1] in inner:
+            number, text = (env, str(env)) if role == "env_id" else (place, name)
+            inner[path[-1]] = _filled(inner[path[-1]], number, text, path)
+
+
+def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
+    """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the env
+    row or the place is -1, the old id stays."""
+    for path, role in roles.items():
+        inner: Any = batch
+        for key in path[:-1]:
+            inner = inner.get(key, {})
+        if path[-1] in inner:
+            numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
+            inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
+
+
+def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -> Any:
+    if isinstance(old, Ragged):
+        owner = np.repeat(np.arange(len(numbers)), old.lengths)
+        return Ragged(_filled_rows(old.values, numbers[owner], [texts[i] for i in owner], path), old.lengths)
+    if not isinstance(old, np.ndarray) or old.dtype.kind not in "iuf" or not len(old):
+        filled = [_filled(v, n, t, path) if n >= 0 else v for v, n, t in zip(old, numbers.tolist(), texts, strict=True)]
+        return np.array(filled, object if old.dtype == object else None) if isinstance(old, np.ndarray) else filled
+    _filled(old[:1], int(numbers.max()), "", path)  # refuses an id that the dtype cannot hold
+    new = numbers.astype(old.dtype).reshape(-1, *[1] * (old.ndim - 1))
+    return np.where((numbers >= 0).reshape(new.shape), new, old)
+
+
+def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
+    """A value of the same form, with the new id everywhere."""
+    if isinstance(old, list):
+        return [_filled(value, number, text, path) for value in old]
+    if not isinstance(old, np.ndarray):
+        return text if isinstance(old, str) else number
+    if old.dtype == object:
+        return np.full(old.shape, text if all(isinstance(v, str) for v in old.flat) else number, object)
+    if old.dtype.kind == "U":
+        return np.full(old.shape, text)
+    if old.dtype == bool or (old.dtype.kind in "iu" and number > np.iinfo(old.dtype).max):
+        raise FieldError(
+            f"field {show(path)!r} of dtype {old.dtype} cannot hold the new id {number}; read the share without it "
+            "(fields=...), or archive it with a wider dtype"
+        )
+    return np.full(old.shape, number, old.dtype)

@@ -1,0 +1,310 @@
+"""One buffer of a share: its episodes in order, ids renumbered, columns and attributes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints, sums
+from archive.base import cached_property
+from archive.checkpoint import resuming
+from archive.fields import dtypes
+from archive.manifest import BufferResume, Located, Runs
+from archive.read import Episode, Episodes, LiveParts
+from resharding.placing import Parts, SourceBuffer, cut_pieces, gather, joined, piece_positions, read_cost, schemas_of
+from resharding.sharing.renumbering import Roles, renumber, renumber_rows, roles_of
+
+if TYPE_CHECKING:
+    from resharding.sharing.share import Share
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the episodes of a share stand: one entry each, in order of env row and position."""
+
+    env_id: Ints
+    position: Ints
+    length: Ints
+    open: np.ndarray[Any, np.dtype[np.bool_]]
+    headless: np.ndarray[Any, np.dtype[np.bool_]]
+    source_rank: Ints
+    source_env: Ints
+
+
+class ShareEpisode(Episode):
+    """An episode of a share. `read()` has env ids and episode ids renumbered where steps have moved; `lineage` has the
+    old ones."""
+
+    env: int
+    place: int
+    lineage: dict[str, Any]
+    renumbered: bool
+    roles: Roles
+
+    def read(
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
+        derive: Any = (),
+    ) -> dict[str, Any]:
+        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive)
+        return self._renumber(data)
+
+    def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.renumbered:
+            renumber(data, self.roles, self.env, self.place, self.id)
+        return data
+
+
+class ShareBuffer:
+    """One buffer of a share."""
+
+    def __init__(self, share: Share, name: str) -> None:
+        self._share, self.name = share, name
+        self._plan = share.plan
+        placement = self._plan.placements[name]
+        self._parts: Parts = placement.parts.pick(np.flatnonzero(placement.parts.target == share.rank))
+
+    @cached_property
+    def _source(self) -> SourceBuffer:
+        return self._share.source.buffers[self.name]
+
+    @cached_property
+    def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
+        """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
+        return cut_pieces(self._source, self._parts)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Env row, position and length of each episode, in order; which are open or headless."""
+        units = self._share.source.units(self._source)
+        unit, parts = self._parts.unit, self._parts
+        ends = parts.hi == self._source.steps[unit]
+        return Layout(
+            parts.env, parts.position, parts.steps, units.open[unit] & ends, units.headless[unit] | (parts.lo > 0),
+            units.rank[unit], units.env[unit],
+        )  # fmt: skip
+
+    @cached_property
+    def moved(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Episodes that get ids of the target when they are read: all but those where nothing moves.
+
+        Nothing moves now, but sessions whose steps an earlier resume dealt to other ranks or env rows have in the
+        archive the ids that they were first written with, and in the buffers those that they got then.
+        """
+        if not self._plan.is_identity:
+            return np.ones(len(self), bool)
+        live = self._plan.checkpoint.live
+        session = np.array(live["session"].cast("string").to_pylist(), object)
+        pairs = (("rank", "stream_rank"), ("env_id", "stream_env"))
+        elsewhere = np.any([live[now].to_numpy() != live[origin].to_numpy() for now, origin in pairs], axis=0)
+        offsets, pieces, _, _ = self._pieces
+        return sums(np.isin(session, session[elsewhere])[pieces.run].astype(np.int64), offsets) > 0
+
+    @cached_property
+    def next_positions(self) -> dict[int, int]:
+        """Env row -> where the next step goes."""
+        if self._plan.is_identity:
+            entry = self._plan.checkpoint.staged(self._share.rank).index["buffers"].get(self.name, {"next": []})
+            return {int(env): int(position) for env, position in entry["next"]}
+        taken = np.maximum(self._parts.steps, 1)
+        out: dict[int, int] = {}
+        for env, end in zip(self._parts.env.tolist(), (self._parts.position + taken).tolist(), strict=True):
+            out[env] = max(end, out.get(env, 0))
+        return out
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The share's episodes, in order, as the checkpoint has them (ids not renumbered)."""
+        offsets, pieces, _, _ = self._pieces
+        ck = self._plan.checkpoint
+        numbers = self._source.number[self._parts.unit]
+        return Episodes(ck.reader, ck.index, numbers, LiveParts(offsets, pieces.row, pieces.lo, pieces.hi), ck)
+
+    def __len__(self) -> int:
+        return len(self._parts.unit)
+
+    @property
+    def steps(self) -> int:
+        return int(self._parts.steps.sum())
+
+    def __iter__(self) -> Iterator[ShareEpisode]:
+        where, roles = self.layout, self._roles
+        for i, ep in enumerate(self.episodes):
+            own = ShareEpisode.__new__(ShareEpisode)
+            own.__dict__.update(ep.__dict__)
+            own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(self.moved[i])
+            own.roles = roles[i]
+            own.lineage = {
+                "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
+                "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
+            }  # fmt: skip
+            yield own
+
+    @cached_property
+    def _roles(self) -> list[Roles]:
+        """Which fields of each episode are ids; one dict for all episodes of the same schemas."""
+        offsets, pieces, _, _ = self._pieces
+        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
+        if len(texts) == 1:
+            return [roles_of(texts[0])] * len(self)
+        known: dict[tuple[int, ...], Roles] = {}
+        ends, every, out = offsets.tolist(), codes.tolist(), []
+        for a, b in pairwise(ends):
+            key = tuple(every[a:b])
+            if key not in known:
+                known[key] = {path: role for code in key for path, role in roles_of(texts[code]).items()}
+            out.append(known[key])
+        return out
+
+    @cached_property
+    def schema_numbers(self) -> Ints:
+        """Of each episode a number: those of the same one have the same fields."""
+        offsets, pieces, _, _ = self._pieces
+        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
+        if len(texts) == 1:
+            return np.zeros(len(self), np.int64)
+        known: dict[tuple[int, ...], int] = {}
+        every = [tuple(sorted(set(codes[a:b].tolist()))) for a, b in pairwise(offsets.tolist())]
+        return np.array([known.setdefault(key, len(known)) for key in every], np.int64)
+
+    def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+        """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
+        for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
+            yield ep, ep._renumber(steps)
+
+    @cached_property
+    def _step_bytes(self) -> int:
+        units = self._share.source.units(self._source, "bytes")
+        return max(1, int(units.weight.sum()) // max(1, int(units.steps.sum())))
+
+    def read(self, fields: Any = None) -> list[dict[str, Any]]:
+        """The steps of all its episodes, in order, fetched together."""
+        return [data for _, data in self.stream(fields, max_bytes=2**40)]
+
+    def renumber_rows(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+        """A batch whose item i is of the share's episode numbers[i], with env ids and episode ids renumbered."""
+        if not self.moved.any():
+            return batch
+        of = {id(self._roles[n]): self._roles[n] for n in np.unique(numbers).tolist()}
+        for roles in of.values():
+            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool) & self.moved[numbers]
+            env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
+            if own.any():
+                renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
+        return batch
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        ids: list[str] = self.episodes.table["episode_id"].to_pylist()
+        return ids
+
+    @property
+    def seed(self) -> int:
+        return self._share.seed
+
+    @cached_property
+    def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Name -> one value a live step, in the share's order."""
+        names = self._plan.checkpoint.buffers[self.name]["columns"]
+        return {name: self._column(name) for name in names}
+
+    def _column(self, name: str) -> np.ndarray[Any, Any]:
+        """Rows of each source rank's column, fetched once a rank, put in the share's order."""
+        _, pieces, at, rank = self._pieces
+        steps = pieces.hi - pieces.lo
+        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []
+        for source_rank in np.unique(rank[steps > 0]).tolist():
+            mine = np.flatnonzero((rank == source_rank) & (steps > 0))
+            entry = self._plan.checkpoint.column_entry(name, source_rank, self.name)
+            runs = joined(at[mine], steps[mine])
+            rows = np.concatenate(self._plan.checkpoint.file(entry).column_rows(entry, runs))
+            parts.append((mine, gather(at[mine], steps[mine], runs, rows)))
+        if not parts:
+            return self._no_rows(name)
+        out = np.empty((int(steps.sum()), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
+        begins = np.cumsum(steps) - steps
+        for mine, rows in parts:
+            ends = np.cumsum(steps[mine])
+            out[np.arange(len(rows)) + np.repeat(begins[mine] - (ends - steps[mine]), steps[mine])] = rows
+        return out
+
+    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
+        """No values, of the column's dtype and shape as any rank has it."""
+        ck = self._plan.checkpoint
+        entries = (ck.staged(rank).index["columns"].get(self.name, {}).get(name) for rank in ck.ranks)
+        entry = next(e for e in entries if e is not None)
+        return np.zeros((0, *_logical_shape(entry)), dtypes.to_numpy(entry["dtype"]))
+
+    @cached_property
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Name -> {episode id: value}, of its own episodes."""
+        own = set(self.episodes.table["episode_id"].to_pylist())
+        out: dict[str, dict[str, Any]] = {}
+        for rank in np.unique(self.layout.source_rank).tolist() if len(self) else ():
+            for name, values in self._plan.checkpoint.attributes(rank, self.name).items():
+                out.setdefault(name, {}).update({k: v for k, v in values.items() if k in own})
+        return out
+
+    @property
+    def state(self) -> Any:
+        """The state of the same rank, where nothing moves; else None: see `source_states`."""
+        return self._plan.checkpoint.state(self._share.rank, self.name) if self._plan.is_identity else None
+
+    @property
+    def source_states(self) -> dict[int, Any]:
+        """Source rank -> its state, of all ranks."""
+        return {rank: self._plan.checkpoint.state(rank, self.name) for rank in self._plan.checkpoint.ranks}
+
+    def cost(self) -> dict[str, int]:
+        """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
+        offsets, pieces, _, _ = self._pieces
+        cost = read_cost(self._plan.checkpoint.reader, offsets, pieces, lambda some: self.episodes[some].parts())
+        return cost | {"needed_bytes": self.steps * self._step_bytes}
+
+    def to_resume(self) -> BufferResume:
+        """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
+        if not self._plan.checkpoint.replay_saved:
+            return BufferResume(Runs.empty(), [], [], {}, {})
+        _, pieces, _, _ = self._pieces
+        ck = self._plan.checkpoint
+        counts = np.diff(self._pieces[0])
+        env = np.repeat(self._parts.env, counts)
+        position = piece_positions(self._parts, counts, pieces)
+        opened, to_close = self._open()
+        resume = resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
+        # told once, by one rank: its next checkpoint has it in `discarded`
+        return replace(resume, dropped=self._plan.dropped_of(self.name) if self._share.rank == 0 else {})
+
+    def _open(self) -> tuple[dict[int, str], list[str]]:
+        """Open episodes: those that go on, by env row, and those that are closed here."""
+        every = self._share.source.open_episodes(self.name)
+        if self._plan.is_identity:
+            return {env: name for (rank, env), name in every.items() if rank == self._share.rank}, []
+        where = self.layout
+        ids = self.episodes.table["episode_id"].to_pylist()
+        last = {int(env): i for i, env in enumerate(where.env_id)}
+        opened: dict[int, str] = {}
+        to_close = []
+        for i in np.flatnonzero(where.open).tolist():
+            env = int(where.env_id[i])
+            if self._plan.rules[self.name].unfinished == "continue" and last[env] == i and env >= 0:
+                opened[env] = ids[i]
+            else:
+                to_close.append(ids[i])
+        return opened, to_close
+
+
+def _logical_shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    """Shape of one row as the user gave it, from that of a stored one."""
+    shape = tuple(entry["shape"])
+    trailing = len(dtypes.stored_trailing(entry["dtype"], ()))
+    return shape[: len(shape) - trailing] if trailing else shape

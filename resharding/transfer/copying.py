@@ -1,0 +1,147 @@
+"""Copying shards from one archive to another; what is there already is not copied again.
+
+A store that holds both copies by itself: size and ETag are compared, and damage in the source stays what it was, an
+error when it is read. Elsewhere the bytes come through here, and each is compared with its checksum on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError
+from archive.shard import checksum
+from archive.store import Roots, Storage, split_key
+from resharding.transfer.engines import spread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AT_ONCE = 4
+SHARDS_PER_TASK = 8
+METADATA = "zarr.json"
+_SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z")
+
+Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its members as rows of the chunk table
+
+
+def copy_shards(
+    source: Roots,
+    target: Storage,
+    chunks: pa.Table,
+    known: Collection[str],
+    *,
+    engine: str = "local",
+    verify: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied.
+
+    verify: read and check every byte, even where the store would copy by itself.  progress: called with (shards done,
+    shards) of what this machine copies.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in chunks.to_pylist():
+        rows.setdefault(row["shard"], []).append(row)
+    present = set(target.list("shards"))
+    jobs = [
+        job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
+    ]
+    if engine == "local":
+        copy_all(source, target, verify, jobs, progress)
+        return len(jobs)
+    size = SHARDS_PER_TASK
+    spread(engine, copy_all, (source, target, verify), [jobs[i : i + size] for i in range(0, len(jobs), size)])
+    return len(jobs)
+
+
+def _plain(shard: str) -> str:
+    """The shard's key in any archive. Nothing else may be written to, whatever the source's tables say."""
+    key = split_key(shard)[1]
+    if not _SHARD.match(key):
+        raise UnsafePathError(
+            f"a table of the source names the shard {shard!r}, which is no shard's name; it was not copied"
+        )
+    return key
+
+
+def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
+    """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
+    name = shard.removeprefix("shards/")
+    return name in present or (f"{name}/" in present and target.exists(f"{shard}/{METADATA}"))
+
+
+def copy_all(
+    source: Roots,
+    target: Storage,
+    verify: bool,
+    jobs: Sequence[Job],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Copy some shards, a few at once; the first error ends it."""
+    pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
+    try:
+        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, verify, *job), jobs)):
+            if progress is not None:
+                progress(i + 1, len(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _copy(source: Roots, target: Storage, verify: bool, shard: str, members: list[dict[str, Any]]) -> None:
+    members = sorted(members, key=lambda m: m["member"] == METADATA)
+    if verify or not _copied_by_store(source, target, shard, members):
+        _stream(source, target, shard, members)
+
+
+def _copied_by_store(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> bool:
+    """Have the store copy a shard, if it can. One that refuses to is no error: the bytes can be streamed."""
+    base, inside = split_key(shard)
+    origin, key = source.storage(base), _plain(shard)
+    if not target.copies_from(origin):
+        return False
+    try:
+        if key.endswith(".zip"):
+            target.copy_from(origin, inside, key, least_bytes=max(m["offset"] + m["size"] for m in members))
+        for member in members if not key.endswith(".zip") else ():
+            name = member["member"]
+            target.copy_from(origin, f"{inside}/{name}", f"{key}/{name}", least_bytes=member["size"])
+    except (StorageError, AccessDeniedError) as e:
+        if type(e) not in (StorageError, AccessDeniedError):
+            raise
+        logging.getLogger("archive").info("%s does not copy by itself, so the bytes are streamed: %s", target.url, e)
+        return False
+    return True
+
+
+def _stream(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> None:
+    key = _plain(shard)
+    if key.endswith(".zip"):
+        data = memoryview(source.get(shard))
+        for member in members:
+            _check(source, shard, member, data[member["offset"] : member["offset"] + member["size"]])
+        target.put(key, data)
+        return
+    ranges = [ByteRange(f"{shard}/{m['member']}", 0, m["size"]) for m in members]
+    objects = list(zip(members, source.get_ranges(ranges), strict=True))
+    for member, part in objects:
+        _check(source, shard, member, memoryview(part))
+    target.put_many((f"{key}/{m['member']}", part) for m, part in objects[:-1])
+    target.put(f"{key}/{objects[-1][0]['member']}", objects[-1][1])
+
+
+def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) -> None:
+    """A chunk ends in its own checksum, which must be the one in the table and that of what is before it."""
+    sound = len(data) == member["size"]
+    if sound and member["chunk"] < 0:
+        sound = checksum(data) == member["crc32c"]
+    elif sound:
+        sound = int.from_bytes(data[-4:], "little") == member["crc32c"] == checksum(data[:-4])
+    if not sound:
+        raise CorruptChunkError(
+            f"{member['member']!r} of {source.full_url(shard)} does not match its checksum: the shard is damaged and was not "
+            "copied, and nothing was committed; run `archive verify` on the source"
+        )

@@ -1,0 +1,119 @@
+"""Episodes as the rows of a Parquet file, one a step: `episode_id`, `step`, and the fields as columns.
+
+| field | column |
+|---|---|
+| one row a step | `<field>`; of several axes as one flat list of fixed length a step, complex numbers as two |
+| ragged | `<field>`: a list a step, of any length; of more axes the rows are flat lists of fixed length in it |
+| offset (T+1 observations) | `<field>` has the rows of the steps; `<field>.after` the list of those beyond, at the last step |
+| free (belongs to the episode) | `<field>`: at the first step, a value or the list of its rows; null at the others |
+| JSON | text; dtypes that numpy itself does not know (bfloat16) are their bits |
+
+A field that an episode lacks is null. Episodes of no steps have no rows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from archive.base import FieldError, escape_path, show
+from archive.fields import Array, Ragged, flatten
+from archive.read import Episode, Episodes
+
+
+def parquet(episodes: Episodes, data: Sequence[dict[str, Any]]) -> bytes:
+    """The file that holds these episodes, read with ragged="flat"."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = [_table(ep, steps) for ep, steps in zip(episodes, data, strict=True)]
+    try:
+        table = pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as e:
+        raise FieldError(
+            f"a field differs between episodes in dtype or shape, and a Parquet file has one kind of each: {e}; leave it out "
+            "with fields= (--field), or use npz"
+        ) from e
+    out = io.BytesIO()
+    pq.write_table(table, out, compression="zstd")
+    return out.getvalue()
+
+
+def plain(array: Array) -> Array:
+    """An array of a dtype that numpy itself knows: others are their bits."""
+    own = array.dtype.kind != "V" or array.dtype.names is not None
+    return array if own else array.view(f"u{array.dtype.itemsize}")
+
+
+def _table(episode: Episode, steps: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
+    length, specs = episode.length, episode.specs
+    columns: dict[str, Any] = {"episode_id": pa.array([episode.id] * length), "step": pa.array(np.arange(length))}
+    for path, leaf in flatten(steps):
+        axis = specs[path].axis if path in specs else "step"
+        try:
+            columns |= _columns(escape_path(path), leaf, length, axis, path in specs and specs[path].scalar)
+        except (pa.ArrowException, TypeError, ValueError) as e:
+            raise FieldError(
+                f"field {show(path)!r} of episode {episode.id!r} does not go into Parquet ({e}); leave it out with fields= "
+                "(--field), or use npz"
+            ) from e
+    return pa.table(columns)
+
+
+def _columns(name: str, leaf: Any, length: int, axis: str, scalar: bool) -> dict[str, Any]:
+    if isinstance(leaf, Ragged):
+        return {name: _lists(_values(leaf.values), leaf.lengths)}
+    if isinstance(leaf, list):
+        leaf = np.array([json.dumps(value, default=str) for value in leaf], object)
+    if not isinstance(leaf, np.ndarray):  # an empty dict, or None
+        return {}
+    if axis == "free":
+        return {name: _at(0, _values(leaf.reshape(1) if scalar else leaf), length, scalar=scalar)}
+    own = {name: _values(leaf[:length])}
+    return own | ({f"{name}.after": _at(length - 1, _values(leaf[length:]), length)} if len(leaf) > length else {})
+
+
+def _values(array: Array) -> Any:
+    """One Arrow value a row."""
+    import pyarrow as pa
+
+    array = plain(np.ascontiguousarray(array))
+    if array.dtype.kind == "c":
+        array = array[..., None].view(array.real.dtype)
+    if array.dtype.kind in "OU":
+        return _fixed(pa.array(array.reshape(-1).tolist(), pa.string()), array)
+    return _fixed(pa.array(array.reshape(-1)), array)
+
+
+def _fixed(flat: Any, array: Array) -> Any:
+    import pyarrow as pa
+
+    if array.ndim == 1:
+        return flat
+    width = int(np.prod(array.shape[1:]))
+    if not width:
+        raise ValueError("its rows have no elements")
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _lists(values: Any, lengths: Array, mask: Array | None = None) -> Any:
+    import pyarrow as pa
+
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, values, mask=None if mask is None else pa.array(mask))
+
+
+def _at(step: int, values: Any, length: int, *, scalar: bool = False) -> Any:
+    """All of the values at one step (as its list, or as its value), null at the others."""
+    import pyarrow as pa
+
+    elsewhere = np.arange(length) != step
+    if scalar:
+        return values.take(pa.array(np.zeros(length, np.int64), mask=elsewhere))
+    return _lists(values if length else values[:0], np.where(elsewhere, 0, len(values)), elsewhere)

@@ -1,0 +1,361 @@
+"""Merging and splitting archives: episodes of some archives become visible in another, by reference or as copies.
+
+Ids are never renumbered. Everything is written before one commit makes it visible, so a run that fails leaves the
+target as it was; run again, it finds the copies that are there and goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import Archive
+from archive import open as open_archive
+from archive.arrays import Ints
+from archive.base import AlreadyExistsError, AmbiguousWriteError, NotFoundError, UsageError, cached_property, layout
+from archive.manifest import (
+    Body,
+    Branches,
+    Commit,
+    CommitLog,
+    Origin,
+    Snapshot,
+    commits,
+    new_session,
+    run_of_session,
+    tablefiles,
+    tables,
+)
+from archive.store import Roots, join_key, split_key
+from resharding.transfer.copying import copy_shards
+from resharding.transfer.engines import check_engine
+from resharding.transfer.holdings import COLUMNS, Holdings, Row, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of one archive's segments table that go to another."""
+
+    archive: Archive
+    rows: Ints
+
+    @cached_property
+    def names(self) -> list[Row]:
+        return rows_of(self.archive.snapshot.take(self.rows, COLUMNS))
+
+    @cached_property
+    def origin(self) -> Holdings:
+        """All that its archive holds."""
+        return Holdings(rows_of(self.archive.snapshot.columns(COLUMNS)))
+
+    @cached_property
+    def roots(self) -> Roots:
+        return Roots(self.archive.storage, self.archive.head.body.get("bases", {}))
+
+    def segments(self) -> pa.Table:
+        taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
+        return tables.from_columns("segments", _as_columns(taken))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to; `archive` is None as long as it is not there."""
+
+    to: Any
+    copy: bool
+    engine: str
+    options: Mapping[str, Any] | None
+    allow_bases: Any
+    verify: bool = False
+    progress: Callable[[int, int], None] | None = None
+    single_writer: bool = False
+
+    def opened(self, *, create: bool) -> Archive | None:
+        if isinstance(self.to, Archive):
+            return self.to.refresh()
+        try:
+            return open_archive(
+                self.to, create=create, storage_options=self.options, allow_bases=self.allow_bases,
+                single_writer=self.single_writer,
+            )  # fmt: skip
+        except NotFoundError:
+            return None
+
+
+def merge(
+    urls: Sequence[Any], to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
+) -> Archive:  # fmt: skip
+    """Make the episodes of several archives visible in one, which is made if it is not there.
+
+    copy=False refers to the sources' shards (they are pinned there; the target must be opened with `allow_bases`);
+    copy=True copies them: a store that has both archives does so by itself, and compares sizes and ETags; with
+    verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local", or "ray" to copy on
+    a Ray cluster.  Merging again adds what is new.
+    progress: called with (shards copied, shards) of each source.  single_writer: of the target, as `archive.open` has it.
+    """
+    given = [urls] if isinstance(urls, (str, Archive)) else urls
+    sources = [_opened(url, storage_options, allow_bases) for url in given]
+    selections = [Selection(a, a.index.chains.rows) for a in sources]
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer(selections, target)
+
+
+def split(
+    url: Any, to: Any, count: int, *, copy: bool = False, verify: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
+) -> Archive:  # fmt: skip
+    """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
+    source = _opened(url, storage_options, allow_bases)
+    if not 0 < count <= len(source.episodes):
+        raise UsageError(
+            f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
+        )
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer([_episodes(source, np.arange(count))], target)
+
+
+def filter(
+    url: Any, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
+    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
+    single_writer: bool = False, progress: Callable[[int, int], None] | None = None, **conditions: Any,
+) -> Archive:  # fmt: skip
+    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
+    source = _opened(url, storage_options, allow_bases)
+    chosen = source.episodes.filter(**conditions)
+    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
+    return _transfer([_episodes(source, chosen.numbers)], target)
+
+
+def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Sequence[str]) -> Archive:
+    return url if isinstance(url, Archive) else open_archive(url, storage_options=options, allow_bases=allow_bases)
+
+
+def _episodes(source: Archive, chosen: Ints) -> Selection:
+    parts = [source.index.chains.of(int(i)) for i in chosen]
+    return Selection(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))
+
+
+def _transfer(selections: Sequence[Selection], target: Target) -> Archive:
+    check_engine(target.engine, *(s.archive.url for s in selections))
+    present = target.opened(create=False)
+    _check_places(selections, target, present)
+    fresh = _fresh(selections, present.snapshot if present else None, present.url if present else str(target.to))
+    archive = present or target.opened(create=True)
+    nothing = not any(len(s.rows) for s in fresh) and not _branches(selections, present.snapshot if present else None)
+    if archive is None or nothing:
+        return archive or open_archive(target.to, storage_options=target.options)
+    session = new_session()
+    taken = partial(_copied, session=session, target=target) if target.copy else _referring
+    segments = [taken(s, archive) for s in fresh]
+    _claim_sessions(archive, fresh)
+    _commit(archive, (selections, fresh), tables.concat("segments", segments), session, target.copy)
+    return archive.refresh()
+
+
+def _check_places(selections: Sequence[Selection], target: Target, present: Archive | None) -> None:
+    """Refuse what cannot work, before anything is written."""
+    for source in (s.archive for s in selections):
+        if present and source.id == present.id:
+            raise UsageError(f"{present.url} is one of the sources; give another archive as target")
+        where = present.url if present else open_url(target)
+        if not target.copy and _protocol(source.url) != _protocol(where):
+            raise UsageError(
+                f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True"
+            )
+        if target.copy:
+            check_engine(target.engine, where)
+
+
+def open_url(target: Target) -> str:
+    """The URL of an archive that is not there yet."""
+    from archive.store import Storage
+
+    return Storage.connect(target.to, target.options).url
+
+
+def _protocol(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str) -> list[Selection]:
+    """Without the rows that the target, or a source before, has already. An id of something else is refused."""
+    known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
+    out = []
+    for selection in selections:
+        new = [i for i, row in enumerate(selection.names) if not known.has(row)]
+        rows = [selection.names[i] for i in new]
+        known.check(rows, partial(getattr, selection, "origin"), where)
+        known.add(rows)
+        out.append(Selection(selection.archive, selection.rows[np.array(new, np.int64)]))
+    return out
+
+
+def _branches(selections: Sequence[Selection], present: Snapshot | None) -> Branches:
+    """What sessions went on from, as far as it tells how the episodes that are transferred stand, and is not there."""
+    known = present.branches if present else Branches({}, {})
+    origins: dict[str, Origin] = {}
+    runs: dict[str, str] = {}
+    for selection in selections:
+        new = selection.archive.snapshot.branches.around({row.session for row in selection.names}).beyond(known)
+        origins |= {name: origin for name, origin in new.origins.items() if name not in origins}
+        runs |= new.runs
+    return Branches(origins, runs)
+
+
+def _commit(
+    archive: Archive, selections: tuple[Sequence[Selection], Sequence[Selection]], rows: pa.Table, session: str, copy: bool
+) -> None:  # fmt: skip
+    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
+    log = CommitLog(archive.storage, archive.id, archive.head)
+    seen = archive.head.number
+    every, fresh = selections
+    bases = {} if copy else _bases(fresh)
+
+    def build(parent: Commit, attempt: int) -> Body:
+        new, fold = rows, attempt == 0
+        snapshot = Snapshot(archive.storage, parent)
+        if parent.number != seen:  # others committed meanwhile: perhaps some of the same
+            kept = _fresh(fresh, snapshot, archive.url)
+            wanted = {row.address for s in kept for row in s.names}
+            new = rows.filter([row.address in wanted for row in rows_of(rows)])
+        branches = tables.from_columns("branches", _branches(every, snapshot).columns())
+        body, _ = tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold)
+        more, _ = tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold)
+        known = {**parent.body.get("bases", {}), **bases}
+        about = {"kind": "merge", "run": "", "session": session, "added": {"segments": new.num_rows}, "bases": known}
+        found = more if more["branches"] else {}
+        return {**commits.carried(parent), **body, **found, **about, "runs": parent.runs}
+
+    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
+
+
+def _transaction(selections: Sequence[Selection], copy: bool, branches: Branches) -> str:
+    """The same for the same rows, so that two processes that do the same commit once."""
+    what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
+    what += [list(branches.origins)] if branches else []
+    return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
+
+
+def _claim_sessions(archive: Archive, selections: Sequence[Selection]) -> None:
+    """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
+
+    runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
+
+    def claim(place: tuple[str, int]) -> None:
+        body = json.dumps(
+            {"run": runs.get(place[0]) or "", "session": place[0], "rank": place[1], "nonce": "merge"}
+        ).encode()
+        with suppress(AlreadyExistsError, AmbiguousWriteError):
+            archive.storage.create(layout.rank_key(*place), body)
+
+    places = dict.fromkeys((row.session, row.rank) for s in selections for row in s.names)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(claim, places))
+
+
+def _as_columns(table: pa.Table) -> dict[str, Any]:
+    import pyarrow as pa
+
+    texts = {f.name for f in table.schema if pa.types.is_dictionary(f.type)}
+    return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
+
+
+def _referring(selection: Selection, target: Archive) -> pa.Table:
+    """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
+    rows = selection.segments()
+    needed: dict[str, set[str]] = {}
+    for name in ("shard", "chunks"):
+        values = [None if v is None else join_key(selection.archive.id, v) for v in rows[name].to_pylist()]
+        for base, key in (split_key(v) for v in values if v is not None):
+            needed.setdefault(str(base), set()).add(key)
+        rows = _with(rows, name, values)
+    for base, keys in needed.items():
+        _pin(selection.roots.storage(None if base == selection.archive.id else base), target, sorted(keys))
+    return rows
+
+
+def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    field = rows.schema.field(name)
+    column = pa.array(values, pa.string()).dictionary_encode().cast(field.type)
+    return rows.set_column(rows.schema.get_field_index(name), field, column)
+
+
+def _bases(selections: Sequence[Selection]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for selection in selections:
+        out |= selection.archive.head.body.get("bases", {})
+        out[selection.archive.id] = {"url": selection.archive.url}
+    return out
+
+
+def _pin(source: Any, target: Archive, keys: list[str]) -> None:
+    """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
+    body = {"archive": target.id, "url": target.url, "objects": keys}
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+    source.put(f"pins/{target.id}-{digest}.json", json.dumps(body).encode())
+
+
+def _copied(selection: Selection, archive: Archive, session: str, target: Target) -> pa.Table:
+    """The rows after their shards were copied, with one chunk table of their own."""
+    rows = selection.segments()
+    if not rows.num_rows:
+        return rows
+    shards = [s for s in rows["shard"].to_pylist() if s is not None]
+    chunks = _chunk_tables(selection.roots, rows, set(shards))
+    known = {
+        s for s in archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
+    }
+    copy_shards(
+        selection.roots,
+        archive.storage,
+        chunks,
+        known,
+        engine=target.engine,
+        verify=target.verify,
+        progress=target.progress,
+    )
+    ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
+    if chunks.num_rows:
+        plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
+        ref = tablefiles.write(archive.storage, session, "chunks", plain)
+    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
+        rows = tables.set_column(rows, name, ref[key])
+    return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])
+
+
+def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
+    """The chunk rows of the wanted shards, each shard once; shards named as the source names them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = (rows[n].to_pylist() for n in ("chunks", "chunks_bytes", "chunks_crc32c"))
+    refs = {
+        p: {"path": p, "bytes": size, "crc32c": crc} for p, size, crc in zip(*columns, strict=True) if p is not None
+    }
+    left = {split_key(shard)[1] for shard in wanted}
+    parts = []
+    for data, path in zip(tablefiles.fetch(roots, list(refs.values())), refs, strict=True):
+        table = tables.loads(data, "chunks", where=roots.full_url(path))
+        base = split_key(path)[0]
+        table = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
+        names = table["shard"].cast(pa.string())
+        mine = {s for s in pc.unique(names).to_pylist() if s in wanted and split_key(s)[1] in left}
+        left -= {split_key(s)[1] for s in mine}
+        parts.append(table.filter(pc.is_in(names, value_set=pa.array(sorted(mine), pa.string()))))
+    return tables.concat("chunks", parts)
