@@ -33,13 +33,13 @@ from archive.adapters.datasets import (
 )
 
 __all__ = [
-    "Array",
     "EXISTING",
-    "Imported",
     "LEAVE_OUT",
+    "UNFINISHED",
+    "Array",
+    "Imported",
     "Report",
     "Saved",
-    "UNFINISHED",
     "about_of",
     "archive_dataset",
     "check_option",

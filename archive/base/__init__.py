@@ -61,6 +61,7 @@ from archive.base.waiting import Patience, ranks
 
 __all__ = [
     "ARCHIVE_KEY",
+    "MAX_PAGE_BYTES",
     "AccessDeniedError",
     "AlreadyExistsError",
     "AmbiguousWriteError",
@@ -86,7 +87,6 @@ __all__ = [
     "IntegrityError",
     "Job",
     "Losses",
-    "MAX_PAGE_BYTES",
     "MissingObjectError",
     "MissingPackageError",
     "NotExclusiveError",

@@ -16,11 +16,11 @@ from archive.checkpoint.saving import next_sequence, rows_of
 from archive.checkpoint.staged import StagedFile
 
 __all__ = [
+    "MAIN_BUFFER",
     "Checkpoint",
     "Checkpoints",
     "Joint",
     "Keep",
-    "MAIN_BUFFER",
     "Pending",
     "Runs",
     "Saver",

@@ -22,15 +22,15 @@ from archive.fields.schema import (
 )
 
 __all__ = [
+    "LENGTHS",
+    "NODES",
+    "PLACES",
     "Array",
     "Bools",
     "Derivation",
     "FieldSpec",
     "Fields",
     "Kinds",
-    "LENGTHS",
-    "NODES",
-    "PLACES",
     "Path",
     "Ragged",
     "Rows",

@@ -7,8 +7,8 @@ from archive.ring.appending import MAX_CALL_BYTES, append
 from archive.ring.refilling import Filled, fill, rebuild
 
 __all__ = [
-    "Filled",
     "MAX_CALL_BYTES",
+    "Filled",
     "append",
     "fill",
     "rebuild",

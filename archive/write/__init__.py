@@ -15,6 +15,7 @@ from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
 from archive.write.slabs import slab_bytes
 
 __all__ = [
+    "SHARD_BYTES",
     "Block",
     "Buffer",
     "BufferWriter",
@@ -23,7 +24,6 @@ __all__ = [
     "Cut",
     "Ids",
     "Pipeline",
-    "SHARD_BYTES",
     "Slab",
     "Work",
     "Written",

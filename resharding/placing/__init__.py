@@ -9,8 +9,8 @@ from resharding.placing.pieces import cut_pieces, gather, joined, piece_position
 from resharding.placing.source import Source, SourceBuffer, filtered, schemas_of
 
 __all__ = [
-    "Dropped",
     "FILTERED",
+    "Dropped",
     "Parts",
     "Placement",
     "Rules",

@@ -39,8 +39,8 @@ from archive.adapters.rlinf.trajectory import Steps
 
 __all__ = [
     "NUMBER",
-    "Problem",
     "SYSTEM",
+    "Problem",
     "Steps",
     "export_checkpoint",
     "import_checkpoint",
