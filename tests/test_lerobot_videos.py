@@ -19,6 +19,7 @@ from archive.adapters import lerobot
 from archive.adapters.lerobot import videos as videos
 from archive.adapters.lerobot.adapter import EPISODES
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
+from archive.store import Storage
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 LENGTHS = (5, 1, 7)
@@ -146,7 +147,7 @@ def test_each_step_has_the_frame_of_its_time(tmp_path: Path) -> None:
     for episode, numbers in ((first, range(20)), (second, range(20, 35))):
         seen = pictures(episode)["top"].mean((1, 2, 3)) / 7
         assert np.abs(seen - np.array(numbers)).max() < 0.4
-    store = archive.storage.Storage.connect(str(root), {})
+    store = Storage.connect(str(root), {})
     info = json.loads((root / "meta/info.json").read_text())
     about = pq.read_table(root / EPISODES.format(chunk_index=0, file_index=0)).to_pylist()
     backwards = videos.Videos(store, info, ["observation.images.top"])
