@@ -172,3 +172,15 @@ def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -
     ks = range(1, count + 1) if most is None else sorted({1 + i * (count - 1) // (most - 1) for i in range(most)})
     for k in ks:
         one(name, k, most or 0)
+
+
+def test_an_upload_that_closing_cancelled_is_no_failure(tmp_path: Path) -> None:
+    arc = archive.create(tmp_path / "a")
+    with arc.writer() as w:
+        work = pipeline.shard([], None, lambda slab, key: slab)  # type: ignore[arg-type, return-value]
+        job = pipeline._Job(w._pipeline, None, "k", None, 0)  # type: ignore[arg-type]
+        job.future = pipeline.Future()
+        work.laid_out.set_result(job)
+        assert work.error() is None
+        job.future.cancel()
+        assert work.error() is None
