@@ -276,20 +276,15 @@ def plan(
         )
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"
-    unknown = [n for n in capacity if n not in source.buffers] if isinstance(capacity, Mapping) else []
-    if unknown:
-        raise UsageError(f"capacity= names {unknown[0]!r}; the checkpoint's buffers are {', '.join(source.buffers)}")
+    room = _capacities(capacity, source)
     rules = {
         name: Rules(
-            world_size, num_envs, max_length, capacity.get(name) if isinstance(capacity, Mapping) else capacity, max_episodes,
-            incomplete, chosen, policy, source.divisible(buffer),
+            world_size, num_envs, max_length, room[name], max_episodes, incomplete, chosen, policy, source.divisible(buffer),
         )
         for name, buffer in source.buffers.items()
     }  # fmt: skip
     plain = filter is None and weights is None and (incomplete, policy, chosen) == ("keep", "balanced", "continue")
-    same = plain and world_size == checkpoint.world_size and checkpoint.whole
-    same = same and all(within_bounds(source.units(buffer), rules[name]) for name, buffer in source.buffers.items())
-    same = same and (num_envs is None or all(map(source.gapless, source.buffers.values())))
+    same = plain and world_size == checkpoint.world_size and checkpoint.whole and _held_already(source, rules, num_envs)
     if unfinished is None and not same:
         rules = {name: replace(one, unfinished="close") for name, one in rules.items()}
     placements = {}
@@ -299,3 +294,19 @@ def plan(
             identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
         )
     return Plan(checkpoint, world_size, rules, placements, same, None if filter is None else str(filter))
+
+
+def _capacities(capacity: int | Mapping[str, int] | None, source: Source) -> dict[str, int | None]:
+    """Steps that a target holds, by buffer; UsageError for a buffer that the checkpoint does not have."""
+    if not isinstance(capacity, Mapping):
+        return dict.fromkeys(source.buffers, capacity)
+    unknown = [name for name in capacity if name not in source.buffers]
+    if unknown:
+        raise UsageError(f"capacity= names {unknown[0]!r}; the checkpoint's buffers are {', '.join(source.buffers)}")
+    return {name: capacity.get(name) for name in source.buffers}
+
+
+def _held_already(source: Source, rules: Mapping[str, Rules], num_envs: int | None) -> bool:
+    """Whether the same ranks keep all bounds as they are, so that nothing need move."""
+    within = all(within_bounds(source.units(buffer), rules[name]) for name, buffer in source.buffers.items())
+    return within and (num_envs is None or all(map(source.gapless, source.buffers.values())))
