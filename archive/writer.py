@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -45,7 +46,11 @@ class Writer(Buffer):
         on_commit: Callable[[Commit], None], resume: Resume | None = None, keep: Keep | None = None,
         chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        self._storage, self._log, self._place, self._schema, self._on_commit = storage, log, place, schema, on_commit
+        self._storage = storage
+        self._log = log
+        self._place = place
+        self._schema = schema
+        self._on_commit = on_commit
         imports.start(git_revision)
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -59,6 +64,7 @@ class Writer(Buffer):
         self._saver = Saver(
             storage, log, place, self._pipeline.wait, self._saved, None if resume is None else resume.checkpoint
         )
+        self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
@@ -162,7 +168,7 @@ class Writer(Buffer):
         the ranks that have not staged; default: a bar, on a terminal.
         """
         with self._entered():
-            self._saver.give_up() if partial else self._settle()
+            self._give_up() if partial else self._settle()
             if unconsumed is None and rewind is not None:
                 unconsumed = rewind()
             request = self._saver.request(
@@ -266,6 +272,12 @@ class Writer(Buffer):
     def _settle(self) -> None:
         """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
         self._saver.settle()
+        self._take_note()
+
+    def _give_up(self) -> None:
+        """Wait for the checkpoint that is under way, but not for other ranks; its error stays to be raised."""
+        self._saver.give_up()
+        self._take_note()
 
     def _sent(self) -> list[Work]:
         """Send off everything added so far; all that is not committed."""
@@ -283,13 +295,20 @@ class Writer(Buffer):
         return failed
 
     def _saved(self, commit: Commit, works: Sequence[Work]) -> None:
-        """These have been committed."""
-        for written in self._pipeline.wait(works):
-            if written.segments is not None:
-                self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
-                self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
-        self._pipeline.forget(works)
+        """These have been committed. The saver's thread says so, and holds no lock: others wait for it with theirs."""
+        self._committed.append(works)
         self._on_commit(commit)
+
+    def _take_note(self) -> None:
+        """Keep what was committed no longer. Interrupted, the next call does the same again."""
+        while self._committed:
+            works = self._committed[0]
+            for written in self._pipeline.wait(works):
+                if written.segments is not None:
+                    self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
+                    self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
+            self._pipeline.forget(works)
+            self._committed.popleft()
 
     def _commit_rows(self, works: Sequence[Work], written: Sequence[Written], message: str | None) -> Commit:
         segments, chunks = rows_of(written)
@@ -304,6 +323,7 @@ class Writer(Buffer):
         # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
         commit = self._log.append(f"{self.session}/{self.rank}/rows-{segments['sequence'][-1].as_py()}", build)
         self._saved(commit, works)
+        self._take_note()
         return commit
 
     def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:

@@ -347,3 +347,26 @@ def test_an_error_of_the_store_keeps_its_class(monkeypatch: pytest.MonkeyPatch) 
             w.checkpoint(1, wait=True)
         w.clear()
         monkeypatch.undo()
+
+
+def test_what_the_writer_lists_is_changed_under_its_lock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        forget = w._pipeline.forget
+        locked: list[bool] = []
+
+        def watched(works: Any) -> None:
+            locked.append(w._lock._is_owned())  # type: ignore[attr-defined]
+            forget(works)
+
+        monkeypatch.setattr(w._pipeline, "forget", watched)
+        w.add_episode(steps(range(5)), episode_id="a")
+        w.checkpoint(1).result()
+        assert arc.checkpoints.latest is not None, "the archive shows it at once"
+        w.append(steps([7]), env_ids=0)
+        w.checkpoint(2).result()
+        w.commit()
+        assert w._pipeline.uncommitted() == []
+    assert locked
+    assert all(locked)
+    assert len(reopened(arc).episodes) == 2

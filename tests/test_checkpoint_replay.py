@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from checkpoint_helpers import fresh, reopened, serials, steps, value_of
 
@@ -74,6 +76,8 @@ def test_latest_with_replay_is_the_newest_that_has_data() -> None:
     assert found is not None
     assert found.name == "step-2"
     assert found(replay=True) is found
+    assert not any(callable(ck) for ck in reopened(arc).checkpoints), "only the latest is asked for its data"
+    assert callable(pickle.loads(pickle.dumps(found)))
 
 
 def test_rewind_is_called_for_the_list_and_only_if_it_is_not_given() -> None:

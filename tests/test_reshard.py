@@ -422,6 +422,18 @@ def test_a_plan_prints_as_its_dry_run(ring_of_three: Checkpoint) -> None:
     assert repr(plan) == f"<Plan 'step-1' 3 -> 2 ranks, steps {plan.steps}>"
 
 
+def test_a_plan_prints_the_same_whatever_was_read_before() -> None:
+    writers = writers_of(fresh(), 2)
+    for rank, w in enumerate(writers):
+        w.add_episode({"t": np.arange(50) + rank, "obs": np.ones((50, 100))})
+    plan = resharding.plan(save(writers), 1)
+    before = (str(plan), plan.cost())
+    plan.share(0).read(["t"])
+    assert (str(plan), plan.cost()) == before
+    for w in writers:
+        w.close()
+
+
 def test_a_plan_survives_json_and_pickle_and_compares(ring_of_three: Checkpoint) -> None:
     plan = resharding.plan(ring_of_three, world_size=4, capacity=40, filter="length > 2")
     again = resharding.Plan.from_json(plan.to_json(), ring_of_three)

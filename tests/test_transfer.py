@@ -430,3 +430,17 @@ def test_what_came_by_reference_is_checked_when_read(tmp_path: Path) -> None:
     with pytest.raises(archive.errors.IntegrityError):
         merged.episodes.read()
     assert body(commit_files(tmp_path / "to")[0])["kind"] == "merge"
+
+
+@pytest.mark.parametrize("verb", ["merge", "split", "filter"])
+def test_progress_moves_from_none_to_all(local: Place, verb: str) -> None:
+    local.source("a", 0, 6)
+    seen: list[tuple[int, int]] = []
+    more: dict[str, Any] = {"merge": {}, "split": {"count": 4}, "filter": {"where": "length > 0"}}[verb]
+    getattr(resharding, verb)(
+        local.url("a"), to=local.url("to"), copy=True, progress=lambda done, total: seen.append((done, total)), **more
+    )
+    done, total = zip(*seen, strict=True)
+    assert list(done) == sorted(done)
+    assert set(total) == {max(done)}
+    assert max(done) > 1

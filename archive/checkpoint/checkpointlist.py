@@ -17,11 +17,28 @@ if TYPE_CHECKING:
 MAX_NAMED = 10  # runs that a message names
 
 
+class Latest(Checkpoint):
+    """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called, for one with its buffers."""
+
+    def __call__(self, *, replay: bool = False) -> Latest | None:
+        """This one or, with replay=True where it was saved without its buffers, the newest whole one that has them."""
+        if not replay or self.replay_saved:
+            return self
+        mark = self.commit.runs.get(self.run, {}).get("latest_replay")
+        return (
+            None
+            if mark is None
+            else Latest(self._storage, checkpoint_at(self._storage, self.commit, mark["commit"]).commit)
+        )
+
+
 class Checkpoints:
     """The checkpoints of an archive, oldest first."""
 
     def __init__(self, storage: Storage, head: Commit, run: str | None = None) -> None:
-        self._storage, self._head, self._run = storage, head, run
+        self._storage = storage
+        self._head = head
+        self._run = run
 
     @cached_property
     def table(self) -> pa.Table:
@@ -41,9 +58,13 @@ class Checkpoints:
         return Checkpoints(self._storage, self._head, run)
 
     @property
-    def latest(self) -> Checkpoint | None:
-        """The newest whole one; None if there is none, UsageError if several runs have one: ask `.of(run)` then."""
-        return self.newest()
+    def latest(self) -> Latest | None:
+        """The newest whole one; None if there is none, UsageError if several runs have one: ask `.of(run)` then.
+
+        `latest(replay=True)` is the newest whole one that has its buffers.
+        """
+        found = self.newest()
+        return None if found is None else Latest(self._storage, found.commit)
 
     def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
         """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""

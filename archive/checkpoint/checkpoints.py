@@ -277,13 +277,6 @@ class Checkpoint:
             rank = 0
         return resuming.same_rank(self, rank)
 
-    def __call__(self, *, replay: bool = False) -> Checkpoint | None:
-        """So that `arc.checkpoints.latest(replay=True)` reads as it does: this, or the newest whole one with its data."""
-        if not replay or self.replay_saved:
-            return self
-        mark = self.commit.runs.get(self.run, {}).get("latest_replay")
-        return None if mark is None else checkpoint_at(self._storage, self.commit, mark["commit"])
-
     @property
     def steps_per_rank(self) -> dict[int, int]:
         """Rank -> its live steps, in all buffers."""

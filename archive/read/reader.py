@@ -118,8 +118,8 @@ class Reader:
         return [job.stored(arrays) for job in jobs]
 
     def plan(self, slices: Sequence[Slice]) -> ReadPlan:
-        """The byte ranges that these rows take, chunk and metadata bytes included."""
-        return self._plan(_by_shard(slices), self._views, {})
+        """The byte ranges that these rows take, chunk and metadata bytes included; the same whatever was read before."""
+        return self._plan(_by_shard(slices), {}, {})
 
     def _plan(self, wanted: Mapping[str, chunkindex.Wanted], known: Mapping[str, ShardView], tails: Tails) -> ReadPlan:
         held = {shard: {name: t.chunk for name, t in of.items()} for shard, of in tails.items()}
