@@ -27,6 +27,7 @@ ROOMS = (
     "archive.store.drivers",
     "archive.store",
     "archive.fields",
+    "archive.fields.axes",
     "archive.fields.state",
     "archive.shard",
     "archive.manifest",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.arrays import memory
+from archive.arrays import end_to_end, memory
 from archive.arrays.ranges import merge_runs
 from archive.shard import groups, rawchunks
 from archive.write import arena, bufferwriter
@@ -75,7 +75,7 @@ def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> 
         for value in original.data.values():
             value[...] = 0  # type: ignore[index]
     parts = [c.data["a"] for c in copies if c is not None]
-    joined = arena.end_to_end(parts)  # type: ignore[arg-type]
+    joined = end_to_end(parts)  # type: ignore[arg-type]
     assert joined.tolist() == list(range(13))
     assert np.shares_memory(joined, piece)
 
@@ -92,10 +92,10 @@ def test_an_arena_that_is_full_or_of_other_rows_says_so() -> None:
 def test_arrays_that_do_not_lie_end_to_end_are_copied() -> None:
     whole = np.arange(10)
     for parts in ([whole[:4], whole[5:]], [whole[5:], whole[:5]], [whole[:4], whole[4:].copy()], [whole[::2]] * 2):
-        joined = arena.end_to_end(parts)
+        joined = end_to_end(parts)
         assert joined.tolist() == np.concatenate(parts).tolist()
         assert not np.shares_memory(joined, whole)
-    assert np.shares_memory(arena.end_to_end([whole[:4], whole[4:]]), whole)
+    assert np.shares_memory(end_to_end([whole[:4], whole[4:]]), whole)
 
 
 def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:

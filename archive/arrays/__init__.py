@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from archive.arrays.memory import Memory, Shelf
+from archive.arrays.memory import Memory, Shelf, end_to_end
 from archive.arrays.ranges import Ints, coalesce, covered, merge_runs, spans, sums, widest_gap
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Shelf",
     "coalesce",
     "covered",
+    "end_to_end",
     "merge_runs",
     "spans",
     "sums",

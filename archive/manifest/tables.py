@@ -121,6 +121,20 @@ def from_columns(kind: str, columns: Mapping[str, Sequence[Any] | Any]) -> pa.Ta
     return pa.table(arrays, schema=schema(kind))
 
 
+def extents(fields: Mapping[str, tuple[Any, Any]], count: int) -> pa.Array:
+    """The column of extents of so many segments, from the first row and the number of rows of each, by field."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind = schema("segments").field("extents").type
+    if not fields:
+        return pa.nulls(count, kind)
+    starts, rows = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*fields.values(), strict=True))
+    names = pa.array(list(fields) * count, pa.string())
+    entries = pa.StructArray.from_arrays([names, pa.array(starts), pa.array(rows)], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * len(fields), pa.int32()), entries).cast(kind)
+
+
 def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 

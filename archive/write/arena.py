@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,24 +58,3 @@ def _row_bytes(value: Array | Ragged, length: int) -> int:
     if isinstance(value, Ragged) or value.dtype.hasobject or len(value) != length or not length:
         return 0
     return value.nbytes // length
-
-
-def end_to_end(parts: Sequence[Array]) -> Array:
-    """The arrays as one; without a copy if they lie so in memory already."""
-    if len(parts) == 1:
-        return parts[0]
-    base: Any = parts[0].base
-    if base is None or not all(p.base is base and p.flags.c_contiguous for p in parts) or not _adjacent(parts):
-        return np.concatenate(parts)
-    shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
-    return np.ndarray(shape, parts[0].dtype, buffer=base, offset=_address(parts[0]) - _address(base))
-
-
-def _adjacent(parts: Sequence[Array]) -> bool:
-    first = parts[0]
-    alike = all(p.dtype == first.dtype and p.shape[1:] == first.shape[1:] for p in parts)
-    return alike and all(_address(a) + a.nbytes == _address(b) for a, b in pairwise(parts))
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, spans
-from archive.fields import LENGTHS, PLACES, Array, FieldSpec, Ragged, ShardSchema, dtypes
-from archive.write import arena
+from archive.arrays import Ints
+from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
+from archive.fields.axes import Extent, Layout, axis_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Slab(NamedTuple):
     position: Ints
     start: Ints
     length: Ints
-    extents: list[list[dict[str, Any]] | None]
+    extents: dict[str, Extent]  # by field, where its rows are not one a step
     uuids: list[list[str]]
     update_min: list[int | None]
     update_max: list[int | None]
@@ -117,25 +117,14 @@ def _joined(values: list[Any], blocks: Sequence[Block]) -> Any:
 
 
 def _rows(block: Block, lo: int, hi: int) -> Block:
-    data = {name: _cut(block.schema.by_name[name], v, lo, hi, block.length) for name, v in block.data.items()}
+    axes = {name: axis_of(block.schema.by_name[name]) for name in block.data}
+    data = {name: axes[name].cut(v, lo, hi, block.length) for name, v in block.data.items()}
     uuids = block.uuids[lo:hi] if isinstance(block.uuids, np.ndarray) else block.uuids
     updates = block.updates[lo:hi] if isinstance(block.updates, np.ndarray) else block.updates
     return replace(
         block, data=data, env_ids=block.env_ids[lo:hi], positions=block.positions[lo:hi],
         episodes=block.episodes[lo:hi], uuids=uuids, updates=updates,
     )  # fmt: skip
-
-
-def _cut(spec: FieldSpec, value: Array | Ragged, lo: int, hi: int, length: int) -> Array | Ragged:
-    """Steps [lo, hi) of a field: extra rows of an offset field go with the last step, free rows with the first."""
-    if isinstance(value, Ragged):
-        ends = np.concatenate([[0], np.cumsum(value.lengths)])
-        return Ragged(value.values[ends[lo] : ends[hi]], value.lengths[lo:hi])
-    if spec.axis == "offset":
-        return value[lo:] if hi == length else value[lo:hi]
-    if spec.axis == "free":
-        return value if lo == 0 else value[:0]
-    return value[lo:hi]
 
 
 def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
@@ -150,11 +139,11 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
             start, length = np.r_[start, len(envs)], np.r_[length, 0]
             env_id = np.r_[env_id, block.env_id]
             position, episode = np.r_[position, block.position], np.r_[episode, block.single]
-    arrays, extents = _arrays(schema, blocks, order, episode, length)
-    _drop_repeats(schema, arrays, extents, start, length)
+    layout = Layout(order, start, length, np.array([b.length for b in blocks], np.int64), _segment_of(blocks, episode))
+    arrays, extents = _arrays(schema, blocks, layout)
     uuids, low, high = _weights(blocks, order, start, length)
     return Slab(
-        schema, arrays, episode, env_id, position, start, length, [e or None for e in extents], uuids, low, high,
+        schema, arrays, episode, env_id, position, start, length, extents, uuids, low, high,
         _returns(schema, arrays, reward, start, length), _runs(blocks, envs),
     )  # fmt: skip
 
@@ -186,96 +175,24 @@ def _runs(blocks: Sequence[Block], envs: Ints) -> int:
     return 1 + int(np.count_nonzero(envs[1:] != envs[:-1]))
 
 
-Extents = list[list[dict[str, Any]]]
-
-
-def _arrays(
-    schema: ShardSchema, blocks: Sequence[Block], order: Ints | None, episode: Ints, length: Ints
-) -> tuple[dict[str, Array], Extents]:
+def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tuple[dict[str, Array], dict[str, Extent]]:
+    """The arrays by zarr path, and where the rows of the fields lie that are not one row a step."""
     arrays: dict[str, Array] = {}
-    extents: Extents = [[] for _ in episode]
-    for spec in schema.fields:
-        parts = [b.data[spec.name] for b in blocks if spec.name in b.data]
-        if not parts:
+    extents: dict[str, Extent] = {}
+    for spec in sorted(schema.fields, key=lambda spec: bool(spec.next_of)):  # after what they follow
+        if spec.axis in NODES:
             continue
-        if spec.axis == "ragged":
-            arrays[spec.name], arrays[spec.name + LENGTHS] = _ragged([p for p in parts if isinstance(p, Ragged)], order)
-            ends = np.concatenate([[0], np.cumsum(arrays[spec.name + LENGTHS])])
-            stops = np.cumsum(length)
-            _extend(extents, spec.name, ends[stops - length], ends[stops] - ends[stops - length])
-        elif spec.axis in ("offset", "free"):
-            arrays[spec.name] = _whole(spec, blocks, episode, extents)
-        else:
-            rows = arena.end_to_end([p for p in parts if isinstance(p, np.ndarray)])
-            arrays[spec.name] = rows if order is None else rows[order]
+        stored = axis_of(spec).lay_out([b.data[spec.name] for b in blocks], layout, arrays)
+        arrays |= stored.arrays
+        if stored.extent is not None:
+            extents[spec.name] = stored.extent
     return arrays, extents
 
 
-def _ragged(parts: Sequence[Ragged], order: Ints | None) -> tuple[Array, Array]:
-    values = np.concatenate([p.values for p in parts])
-    lengths = np.concatenate([p.lengths for p in parts])
-    if order is None:
-        return values, lengths
-    starts = np.cumsum(lengths) - lengths
-    taken = lengths[order]
-    return values[spans(starts[order], taken)], taken
-
-
-def _whole(spec: FieldSpec, blocks: Sequence[Block], episode: Ints, extents: Extents) -> Array:
-    """Rows of a field that are not one a step: each segment's rows from its episode's blocks, end to end."""
-    pieces: dict[int, list[tuple[Array, int]]] = {}
-    for block in blocks:
-        value = block.data.get(spec.name)
-        if isinstance(value, np.ndarray) and block.single is not None:
-            pieces.setdefault(block.single, []).append((value, block.length))
-    out: list[Array] = []
-    at = 0
-    for i, index in enumerate(episode):
-        rows = _joinable(spec, pieces.pop(int(index), []))
-        count = sum(len(r) for r in rows)
-        extents[i].append({"field": spec.name, "start": at, "rows": count})
-        out += rows
-        at += count
-    return np.concatenate(out)
-
-
-def _joinable(spec: FieldSpec, pieces: list[tuple[Array, int]]) -> list[Array]:
-    """An offset field's extra rows come again as the first ones of the block that follows."""
-    if spec.axis != "offset":
-        return [rows for rows, _ in pieces]
-    return [rows if i == len(pieces) - 1 else rows[:length] for i, (rows, length) in enumerate(pieces)]
-
-
-def _extend(extents: Extents, name: str, starts: Ints, rows: Ints) -> None:
-    for entry, start, count in zip(extents, starts.tolist(), rows.tolist(), strict=True):
-        entry.append({"field": name, "start": start, "rows": count})
-
-
-def _drop_repeats(schema: ShardSchema, arrays: dict[str, Array], extents: Extents, start: Ints, length: Ints) -> None:
-    """Fields declared in next_of keep only the rows that are not the next row of the field they follow."""
-    for spec in schema.fields:
-        if not spec.next_of or spec.name not in arrays:
-            continue
-        rows, followed = arrays[spec.name], arrays[spec.next_of]
-        keep = np.ones(len(rows), bool)
-        if len(rows) > 1 and rows.dtype == followed.dtype and rows.shape == followed.shape:
-            keep[:-1] = _differ(rows[:-1], followed[1:])
-        keep[(start + length - 1)[length > 0]] = True
-        kept = np.flatnonzero(keep)
-        arrays[spec.name] = rows[kept]
-        first, last = np.searchsorted(kept, start), np.searchsorted(kept, start + length)
-        arrays[spec.name + PLACES] = kept - np.repeat(start, last - first)
-        _extend(extents, spec.name, first, last - first)
-
-
-def _differ(a: Array, b: Array) -> Any:
-    """Per row: whether the bits differ (so that NaN equals itself and -0.0 is not 0.0)."""
-    if a.dtype == object:
-        return (a != b).reshape(len(a), -1).any(axis=1)
-    if a[0:1].nbytes == 0:
-        return np.zeros(len(a), bool)
-    bits = [np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (a, b)]
-    return (bits[0] != bits[1]).any(axis=1)
+def _segment_of(blocks: Sequence[Block], episode: Ints) -> Ints:
+    """Of each block the first segment of its episode; -1 for blocks of several episodes."""
+    first = {index: i for i, index in reversed(list(enumerate(episode.tolist())))}
+    return np.array([-1 if b.single is None else first[b.single] for b in blocks], np.int64)
 
 
 def _weights(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import FieldError, UsageError, check_text, jsontree, show
+from archive.base import FieldError, UsageError, check_text, jsontree
 from archive.fields import NODES, Array, Fields, FieldSpec, Ragged, Schema, ShardSchema, nesting, shard_schema, to_path
-from archive.read import empty_rows
+from archive.fields.axes import Axis, axis_of, normalise
 from archive.write.blocks import Block
 from archive.write.streams import Rows
 
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fields, ShardSchema]:
     """The fields of some steps, their rows in agreement. Empty lists are of the kind that their field is `known` to be."""
-    fields = _of_known_kind(nesting.normalise(nest, schema), known)
+    fields = _of_known_kind(normalise(nest, schema), known)
     return fields, shard_schema(fields.specs, schema)
 
 
@@ -37,39 +37,36 @@ def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:
         return fields
     specs, data = dict(fields.specs), dict(fields.data)
     for name in told:
-        spec, given = known[name], data[name]
-        specs[name], none = spec, empty_rows(spec)
-        lengths = given.lengths if isinstance(given, Ragged) else np.zeros(len(given), np.int64)
-        data[name] = Ragged(none, lengths) if spec.axis == "ragged" else none
+        given = data[name]
+        specs[name] = known[name]
+        data[name] = axis_of(known[name]).nothing(len(given.lengths) if isinstance(given, Ragged) else len(given))
     return Fields(fields.length, specs, data, fields.vague - set(told))
 
 
 def _fits(fields: Fields, name: str, known: FieldSpec) -> bool:
     """Whether no rows at all, or steps without values, may be of that kind."""
-    return known.axis == "ragged" or (known.axis not in NODES and not isinstance(fields.data[name], Ragged))
+    return known.axis not in NODES and axis_of(known).takes_none_of(fields.data[name])
+
+
+def axes(fields: Fields) -> dict[str, Axis[Any]]:
+    """The fields that have data, each on its axis."""
+    return {name: axis_of(fields.specs[name]) for name in fields.data}
 
 
 def check_rows(fields: Fields, *, last: bool) -> None:
-    """Fields on an offset axis have as many rows as steps, and their extra ones where the episode ends."""
-    for name, spec in fields.specs.items():
-        if spec.axis != "offset":
-            continue
-        rows, allowed = len(fields.data[name]), {fields.length, fields.length + spec.extra}
-        if rows not in allowed or (last and rows != fields.length + spec.extra):
-            raise FieldError(
-                f"field {show(spec.path)!r} has {rows} rows for {fields.length} steps; on axis 'offset:{spec.extra}' it "
-                f"has {fields.length + spec.extra} (the extra ones with the episode's last step)"
-            )
+    """Fields have as many rows as their axis wants of so many steps. last: the episode's last step is among them."""
+    for name, axis in axes(fields).items():
+        axis.check(fields.data[name], fields.length, last=last)
 
 
 def has_whole_fields(fields: Fields) -> bool:
     """Whether some field is not one row a step, so that the steps must belong to one episode."""
-    return any(s.axis in ("offset", "free") for s in fields.specs.values())
+    return any(axis.whole for axis in axes(fields).values())
 
 
 def has_steps(fields: Fields) -> bool:
     """Whether there is a field of steps at all, be it of none."""
-    return any(s.axis in ("step", "offset", "ragged") for s in fields.specs.values())
+    return any(axis.of_steps for axis in axes(fields).values())
 
 
 def weights(uuid: Any, update_count: Any, default: Weights, fields: Fields) -> Weights:

@@ -40,7 +40,7 @@ class SegmentRows:
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
         return self._table(
             columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
-            extents=slab.extents, schema=slab.schema.dumps(), model_weights_uuids=slab.uuids,
+            extents=tables.extents(slab.extents, len(episodes)), schema=slab.schema.dumps(), model_weights_uuids=slab.uuids,
             update_count_min=slab.update_min, update_count_max=slab.update_max,
         )  # fmt: skip
 

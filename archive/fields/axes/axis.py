@@ -1,0 +1,176 @@
+"""Pure, no I/O: what all kinds of axis have in common, and the records that they take and give."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import FieldError, jsontree, show
+from archive.fields import Array, FieldSpec, Path, Ragged, dtypes, nesting
+
+Value = Array | Ragged
+V = TypeVar("V", Array, Ragged)
+MAX_NDIM = 8  # of what zarr stores; other dtypes than its own take one more for their bytes
+
+
+class Layout(NamedTuple):
+    """How the steps of some blocks lie in one shard, the same for all of their fields."""
+
+    order: Ints | None  # of the steps as they came, which one lies at each row; None: as they came
+    start: Ints  # of each segment: its first row
+    length: Ints  # of each segment: its steps
+    block_length: Ints  # of each block: its steps
+    block_segment: Ints  # of each block: the segment that it is of, where each is of one
+
+
+class Extent(NamedTuple):
+    """Where the rows of a field lie, for each segment, where they are not one a step."""
+
+    start: Ints
+    rows: Ints
+
+
+class Stored(NamedTuple):
+    """A field as it lies in a shard: its array and maybe a companion, by zarr path, and its extent if it needs one."""
+
+    arrays: dict[str, Array]
+    extent: Extent | None = None
+
+
+@dataclass(frozen=True)
+class Axis(ABC, Generic[V]):
+    """One field on its kind of axis; `V` is what its values are in stored form.
+
+    whole: its rows belong to a run of steps of one episode, so that blocks of several episodes cannot have it.
+    of_steps: its rows say how many steps there are, be they none.
+    """
+
+    kind: ClassVar[str]
+    whole: ClassVar[bool] = False
+    of_steps: ClassVar[bool] = True
+
+    spec: FieldSpec
+
+    @classmethod
+    def claims(cls, leaf: Any) -> bool:
+        """Whether a leaf whose axis nobody declared is on this one; a step axis takes what nobody claims."""
+        return False
+
+    @classmethod
+    @abstractmethod
+    def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
+        """What a leaf is, and its stored form; FieldError for what cannot be stored."""
+
+    @classmethod
+    def json(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
+        """The same for a leaf of any JSON values; FieldError if they cannot be on this axis."""
+        raise FieldError(f"a field of JSON values is not {cls.kind!r}: each step's value may be a list as it is")
+
+    def steps(self, value: V) -> int | None:
+        """How many steps these rows are of; None where they do not say."""
+        return None
+
+    def steps_at_a_guess(self, value: V) -> int | None:
+        """How many steps an episode of these rows has, where no field says; None where these do not either."""
+        return None
+
+    def check(self, value: V, steps: int, *, last: bool) -> None:
+        """FieldError if so many steps have other rows. last: whether the episode's last step is among them."""
+
+    def takes_none_of(self, given: Value) -> bool:
+        """Whether steps without a value, whose kind nobody can tell, may be of this field."""
+        return not isinstance(given, Ragged)
+
+    @abstractmethod
+    def nothing(self, steps: int) -> V:
+        """Steps without a value, or no rows where each step has one."""
+
+    @abstractmethod
+    def cut(self, value: V, lo: int, hi: int, steps: int) -> V:
+        """The rows of steps [lo, hi) out of those of so many steps."""
+
+    @abstractmethod
+    def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
+        """The field in a shard, from its values in each block.
+
+        arrays: of the fields that are laid out already; those that follow another one (`next_of`) come last.
+        """
+
+
+class Rows(Axis[Array]):
+    """An axis whose values are one array.
+
+    scalars: whether a value may be a number, which is kept as one row.
+    """
+
+    scalars: ClassVar[bool] = False
+
+    @classmethod
+    def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, Array]:
+        where = repr(show(path))
+        array = nesting.as_array(leaf, where)
+        scalar = array.ndim == 0
+        if scalar and not cls.scalars:
+            raise FieldError(
+                f"field {where} has no step axis (it is 0-d); give one row a step, or declare "
+                f"Schema(axes={{{where}: 'free'}}) for a value that belongs to the whole episode"
+            )
+        plain, dtype = stored(path, array[None] if scalar else array)
+        return FieldSpec(path, cls.kind, dtype, array.shape[1:], extra, scalar), plain
+
+    @classmethod
+    def json(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, Array]:
+        where = repr(show(path))
+        if not isinstance(leaf, (list, tuple, np.ndarray)):
+            raise FieldError(f"field {where} is JSON: give a list of one value a step, not {type(leaf).__name__}")
+        rows = np.empty(len(leaf), object)
+        for i, value in enumerate(leaf):
+            rows[i] = jsontree.dumps(value, where=f"{where}[{i}]")
+        return FieldSpec(path, cls.kind, "json", extra=extra), rows
+
+    def nothing(self, steps: int) -> Array:
+        return empty_rows(self.spec)
+
+
+class WholeRows(Rows):
+    """An axis whose rows are a segment's and not its steps': they lie segment by segment, each with an extent."""
+
+    whole = True
+
+    @abstractmethod
+    def before_more(self, value: Array, steps: int) -> Array:
+        """The rows of a block which another block of the same segment follows."""
+
+    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
+        order = np.argsort(layout.block_segment, kind="stable")
+        segment = layout.block_segment[order]
+        goes_on = np.append(segment[1:] == segment[:-1], False)
+        pieces = [
+            self.before_more(parts[i], int(layout.block_length[i])) if more else parts[i]
+            for i, more in zip(order.tolist(), goes_on.tolist(), strict=True)
+        ]
+        rows = np.zeros(len(layout.start), np.int64)
+        np.add.at(rows, segment, [len(piece) for piece in pieces])
+        return Stored({self.spec.name: np.concatenate(pieces)}, Extent(np.cumsum(rows) - rows, rows))
+
+
+def empty_rows(spec: FieldSpec) -> Array:
+    """No rows of a field, in their stored form: its dtype and shape."""
+    dtype = dtypes.to_numpy(spec.dtype)
+    shape = (0, *dtypes.stored_trailing(spec.dtype, spec.shape))
+    return dtypes.to_stored(np.zeros((0, *spec.shape), dtype))[0].reshape(shape)
+
+
+def stored(path: Path, array: Array) -> tuple[Array, str]:
+    """The plain array that is stored, and the logical dtype; FieldError, naming the field, if zarr cannot have it."""
+    plain, dtype = dtypes.to_stored(array)
+    if plain.ndim > MAX_NDIM:
+        raise FieldError(
+            f"field {show(path)!r} has {plain.ndim} dimensions; at most {MAX_NDIM} can be stored: reshape it"
+        )
+    return plain, dtype
