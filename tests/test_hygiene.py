@@ -1,4 +1,4 @@
-"""Promises of sources and packaging: nothing is unpickled or evaluated, the documented error tree is the real one."""
+"""Promises of sources and packaging: nothing is unpickled or evaluated, errors are drawn as they are, tests lie in rooms."""
 
 from __future__ import annotations
 
@@ -139,3 +139,43 @@ def test_packages_ship_their_types() -> None:
 def test_no_package_index_is_named(name: str) -> None:
     text = (ROOT / name).read_text("utf-8")
     assert not re.search(r"index-url|find-links|https?://|file://", text)
+
+
+# -- where tests lie -------------------------------------------------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+NO_ROOMS = {"benchmarks", "data", "examples", "golden", "support", "whole"}
+MODULES = [
+    p for p in sorted(TESTS.rglob("*.py")) if p.relative_to(TESTS).parts[0] not in NO_ROOMS - {"support", "whole"}
+]
+
+
+def _tests_imported(source: str) -> list[str]:
+    out = []
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names]
+        out += [name for name in names if re.search(r"\b(test_\w+|conftest)\b", name)]
+    return out
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_no_test_is_imported_by_another(path: Path) -> None:
+    assert _tests_imported(path.read_text("utf-8")) == [], "what tests share lies in tests/support"
+
+
+@pytest.mark.parametrize(
+    "source", ["import test_a", "from tests.read.test_a import b", "from tests.read import test_a", "import conftest"]
+)
+def test_an_imported_test_is_noticed(source: str) -> None:
+    assert len(_tests_imported(f"def f():\n    {source}\nfrom tests.support.servers import moto")) == 1
+
+
+def test_tests_lie_in_the_folder_of_a_room() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in MODULES}
+    for folder in sorted(folder for folder in folders if folder.parts and folder.parts[0] not in NO_ROOMS):
+        assert (ROOT / folder).is_dir() or (ROOT / "archive" / folder).is_dir(), (
+            f"tests/{folder} is named after no room"
+        )
+    assert [str(folder) for folder in sorted(folders) if not (TESTS / folder / "__init__.py").exists()] == []

@@ -138,9 +138,17 @@ def test_links_lead_somewhere(name: str) -> None:
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize(
+    "name", ["CONTRIBUTING.md", "archive/ARCHITECTURE.md", "archive/FORMAT.md", "archive/docs/cluster.md"]
+)
+def test_tests_are_named_by_where_they_are(name: str) -> None:
+    for path in re.findall(r"`(tests/[\w./]+)`", (ROOT / name).read_text("utf-8")):
+        assert (ROOT / path).exists(), path
+
+
 def test_the_architecture_names_what_exists() -> None:
     text = (ROOT / "archive" / "ARCHITECTURE.md").read_text("utf-8")
-    for name in re.findall(r"`((?:test_|format_)\w+\.py)`", text):
+    for name in re.findall(r"`(?:tests/)?((?:\w+/)*(?:test_|format_)\w+\.py)`", text):
         assert (ROOT / "tests" / name).exists(), name
     listed = [
         cell

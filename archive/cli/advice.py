@@ -1,6 +1,6 @@
 """Tool: what the library's messages advise, in words of the command line: an argument of Python is an option here.
 
-A message that names an argument which no command has would send people to write a program; `tests/test_cli_advice.py`
+A message that names an argument which no command has would send people to write a program; `tests/cli/test_advice.py`
 looks for such.
 """
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,10 +112,9 @@ def requests_after(commits: int) -> dict[str, int]:
     """Requests that open and filter take on S3, after that many commits."""
     import fsspec
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    import servers
-
+    sys.path.insert(0, str(common.ROOT))
     import archive
+    from tests.support import servers
 
     servers.set_environment()
     fill("memory://bench-index", 20 * commits, commits)

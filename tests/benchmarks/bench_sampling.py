@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ try:
 except ImportError:  # run as a script
     import common  # type: ignore[import-not-found,no-redef]
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(common.ROOT))
 
 TITLE = "sampling: batches of 256 random steps"
 TRAJECTORIES, STEPS, FRAME = 500, 200, (84, 84)
@@ -140,10 +139,9 @@ def _timed(work: Callable[[], Any], times: int, check: Callable[[Any], None] = l
 
 def child_remote(url: str, endpoint: str, fill: str) -> dict[str, Any]:
     """From an empty cache: steps a second over the first batches, and requests for each distinct chunk."""
-    import servers
-
     import archive
     from archive.torch import Sampler
+    from tests.support import servers
 
     arc = archive.open(url, storage_options=servers.s3fs_options(endpoint))
     assert len(arc.episodes)
@@ -168,9 +166,9 @@ def child_remote(url: str, endpoint: str, fill: str) -> dict[str, Any]:
 
 def child_write_remote(url: str, endpoint: str) -> dict[str, Any]:
     import numpy as np
-    import servers
 
     import archive
+    from tests.support import servers
 
     arc = archive.create(url, storage_options=servers.s3fs_options(endpoint))
     with arc.writer(compression=None) as w:
@@ -185,8 +183,8 @@ def child_write_remote(url: str, endpoint: str) -> dict[str, Any]:
 @contextmanager
 def _remote() -> Iterator[tuple[str, str, Any]]:
     """(URL, the server's endpoint, a proxy before it)."""
-    import servers
-    from fault_proxy import FaultProxy
+    from tests.support import servers
+    from tests.support.fault_proxy import FaultProxy
 
     with pytest.MonkeyPatch.context() as patch, servers.seaweedfs() as endpoint:
         for name, value in servers.ENVIRONMENT.items():

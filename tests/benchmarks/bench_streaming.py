@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import servers
-from fault_proxy import FaultProxy
 
 import archive
+from tests.support import servers
+from tests.support.fault_proxy import FaultProxy
 
 EPISODES, STEPS = 1000, 20
 

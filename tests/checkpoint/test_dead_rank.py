@@ -1,0 +1,205 @@
+"""A rank that is gone: the others say so after seconds, and what they have is saved when they are told to end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+import resharding
+from archive.base import shutdown, waiting
+from archive.checkpoint import joining, progressbar, requests
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
+    monkeypatch.setattr(waiting, "FIRST_S", 0.2)
+    monkeypatch.setattr(joining, "PARTIAL_STEP_IN_S", 0.05)
+
+
+def until(ready: Callable[[], Any], timeout_s: float = 90.0) -> Any:
+    end = time.monotonic() + timeout_s
+    while not (found := ready()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+    return found
+
+
+def one_of_two(name: str) -> archive.Writer:
+    w = archive.create(f"memory://dead-{name}").writer(0, 2, session="s")
+    w.append({"x": np.arange(2)}, env_ids=0)
+    return w
+
+
+def test_two_of_three_ranks_save_what_they_have_when_they_are_told_to_end(tmp_path: Path) -> None:
+    url = str(tmp_path / "root")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.dead_rank", json.dumps({"url": url, "folder": str(tmp_path), "rank": r})],
+            env=env, stderr=subprocess.PIPE, text=True,
+        )
+        for r in range(3)
+    ]  # fmt: skip
+    try:
+
+        def said(rank: int) -> list[dict[str, Any]]:
+            log = tmp_path / f"rank-{rank}.log"
+            return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+        until(lambda: all(said(r) for r in range(3)))
+        ranks[1].kill()
+        ranks[1].wait(30)
+        (tmp_path / "go").touch()
+        until(lambda: all(len(said(r)) == 2 for r in (0, 2)))
+        for r in (0, 2):
+            assert said(r)[1]["waiting_for"] == [1]
+            assert said(r)[1]["told"][0] == [1]
+            assert "waits for rank 1" in said(r)[1]["shown"]
+        began = time.monotonic()
+        for r in (0, 2):
+            ranks[r].send_signal(signal.SIGTERM)
+        errors = {r: ranks[r].communicate(timeout=90)[1] for r in (0, 2)}
+        took = time.monotonic() - began
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait(30)
+            if process.stderr is not None:
+                process.stderr.close()
+    assert [ranks[r].returncode for r in (0, 2)] == [0, 0], errors
+    assert took < 60, "the six seconds of the shutdown, and what a busy machine takes to save"
+    arc = archive.open(url)
+    assert [c.name for c in arc.checkpoints if c.whole] == ["step-1"]
+    latest = arc.checkpoints.latest
+    assert latest is not None
+    assert latest.name == "step-1"
+    for r in (0, 2):
+        assert (said(r)[2]["last"], said(r)[2]["missing"], said(r)[2]["earlier"]) == ("last", [1], [1])
+        assert "has waited" in errors[r]
+        assert "for rank 1 of this job" in errors[r]
+    last = arc.checkpoints["last"]
+    assert last.missing_ranks == [1]
+    share = resharding.plan(last, world_size=1, allow_missing=True).share(0)
+    found = sorted(int(one) for data in share.read() for one in data["serial"])
+    assert found == sorted(r * 1000 + s for r in (0, 2) for s in range(said(r)[2]["serial"]))
+
+
+def test_a_log_line_names_the_missing_rank_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "archive")
+    w = one_of_two("logs")
+    pending = w.checkpoint(1)
+    assert pending.waiting_for == ()
+    until(lambda: len(caplog.messages) >= 2)
+    assert "checkpoint 'step-1' has waited" in caplog.messages[0]
+    assert "rank 1 of this job" in caplog.messages[0]
+    assert pending.waiting_for == (1,)
+    with pytest.raises(archive.DeadlineError, match="waits for rank 1"):
+        pending.result(0.01)
+    pending._saver.give_up()  # type: ignore[attr-defined]
+    with pytest.raises(archive.RanksMissingError, match="rank 1 of 2"):
+        pending.result()
+    w._end()
+
+
+def test_the_process_ends_within_its_time_and_nothing_is_lost() -> None:
+    shutdown.set_within(2.0)
+    w = one_of_two("ends")
+    earlier = w.checkpoint(1, timeout_s=600)
+    time.sleep(0.1)
+    began = time.monotonic()
+    shutdown.process.begin()
+    w.append({"x": np.arange(3)}, env_ids=0)
+    last = w.checkpoint(2, timeout_s=600).result()
+    assert time.monotonic() - began < 10
+    assert (earlier.result().missing_ranks, last.missing_ranks, last.whole) == ([1], [1], False)
+    assert [ep.length for ep in last.episodes] == [5]
+    w.close()
+
+
+def test_a_late_rank_makes_it_whole_and_one_that_is_in_a_partial_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shutdown.set_within(2.0)
+    monkeypatch.setattr(joining, "PARTIAL_STEP_IN_S", 3.0)
+    arc = archive.create("memory://dead-three")
+    writers = [arc.writer(rank, 3, session="s") for rank in range(3)]
+    for w in writers:
+        w.append({"x": np.arange(2)}, env_ids=0)
+    pending = [w.checkpoint(1) for w in writers[:2]]
+    shutdown.process.begin()
+    made = [p.result() for p in pending]
+    assert [ck.missing_ranks for ck in made] == [[2], [2]]
+    assert made[0].number == made[1].number
+    assert writers[2].checkpoint(1).result().whole  # late, but all have staged now
+    for w in writers:
+        w._end()
+
+
+def test_a_rank_that_does_not_answer_a_request_is_named_and_a_shutdown_does_not_wait_for_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "archive")
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
+    before = {n: signal.getsignal(n) for n in requests.SIGNALS}
+    w = one_of_two("agree")
+    try:
+        requests.listen(shutdown_s=20.0)
+        threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        requests.request()
+        began = time.monotonic()
+        while not requests.requested():
+            assert time.monotonic() - began < 60
+        assert time.monotonic() - began > 4.0  # a fifth of the twenty seconds
+        assert requests.terminating()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert "waits for rank 1 of this job" in caplog.messages[0]
+    w._end()
+
+
+def test_time_for_a_shutdown_is_a_positive_number() -> None:
+    with pytest.raises(archive.UsageError, match="above 0"):
+        shutdown.set_within(0)
+
+
+def test_a_process_that_lives_on_was_not_told_to_end() -> None:
+    one = shutdown.Shutdown()
+    assert not one.passed(0.0)
+    one.begin()
+    assert one.announced
+    assert one.passed(0.0)
+    assert not one.passed(1.0)
+    one.began = time.monotonic() - 1000
+    assert not one.announced
+    assert not one.passed(0.5)
+    one.begin()
+    assert one.announced
+
+
+def test_ranks_are_named_for_people() -> None:
+    assert waiting.ranks([1]) == "rank 1"
+    assert waiting.ranks([2, 0]) == "ranks 0, 2"
+    assert waiting.ranks(range(30)).endswith("19 and 10 more")
+
+
+def test_the_bar_names_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = progressbar.Bar()
+    for phase in ("uploading", "staging"):
+        bar({"phase": phase, "name": "a", "step": 1})
+    bar({"phase": "joining", "name": "a", "step": 1, "waiting_for": [1, 2]})
+    assert bar._drawn.tasks[0].fields["phase"] == "waiting for ranks 1, 2"
+    bar({"phase": "failed", "name": "a", "step": 1})

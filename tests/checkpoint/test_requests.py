@@ -1,0 +1,340 @@
+"""Asking a running job for a checkpoint: true on every rank at the same step; and saving when it crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import archive
+from archive.base import shutdown
+from archive.base.errors import StorageFullError, UsageError
+from archive.base.layout import agreement_key
+from archive.checkpoint import requests
+from archive.store.storage import Storage
+from tests.support.backends import Backend
+from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.places import ROOT
+from tests.support.servers import free_ports
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test has handlers and requests of its own."""
+    handlers = {number: signal.getsignal(number) for number in requests.SIGNALS}
+    monkeypatch.setattr(requests, "_asked", requests._Asked())
+    monkeypatch.setattr(shutdown, "process", shutdown.Shutdown())
+    monkeypatch.setattr(requests, "POLL_S", 0.05)
+    monkeypatch.setattr(requests, "AGREE_POLL_S", 0.01)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _until(ready: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    end = time.monotonic() + timeout_s
+    while not (found := ready()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+    return found
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", requests.SIGNALS)
+def test_a_signal_is_a_request_once(number: signal.Signals) -> None:
+    assert not requests.requested()
+    os.kill(os.getpid(), number)
+    assert requests.requested()
+    assert not requests.requested()
+
+
+def test_the_handler_that_was_there_is_called_too() -> None:
+    got: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
+    requests.listen([signal.SIGUSR2])
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert (got, requests.requested()) == ([signal.SIGUSR2], True)
+
+
+def test_a_second_sigterm_does_what_it_did_before() -> None:
+    got: list[int] = []
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requests.listen()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == requests._on_signal, "asked by SIGUSR2 before: still the first SIGTERM"
+    assert requests.requested()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    assert not got
+
+
+_TERMINATED = """
+import os, signal, time
+from archive import checkpointing
+assert not checkpointing.requested()
+os.kill(os.getpid(), signal.SIGTERM)
+assert checkpointing.requested()
+print("saved", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(20)
+"""
+
+
+def test_a_second_sigterm_ends_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TERMINATED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
+
+
+def test_not_in_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    thread = threading.Thread(target=requests.requested)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_a_request_in_the_bucket_is_seen_once_by_whoever_writes_then() -> None:
+    arc = fresh()
+    requests.post(arc._storage)
+    with arc.writer() as w:
+        time.sleep(0.2)
+        assert not requests.requested(), "one from before the writer was opened is not for it"
+        requests.post(arc._storage)
+        _until(requests.requested)
+        w.checkpoint(1).result()
+        time.sleep(0.2)
+        assert not requests.requested()
+    requests.post(arc._storage)
+    time.sleep(0.2)
+    assert not requests.requested(), "nobody writes any more"
+
+
+def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fresh().writer():
+
+        def broken(self: Storage, prefix: str) -> list[str]:
+            raise StorageFullError("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Storage, "list", broken)
+            time.sleep(0.2)
+            assert not requests.requested()
+
+
+def test_an_http_endpoint_takes_requests() -> None:
+    endpoint = requests.serve()
+    try:
+        assert endpoint.url.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(
+            urllib.request.Request(endpoint.url, method="POST", data=b"{}"), timeout=10
+        ) as answer:
+            assert (answer.status, json.load(answer)) == (202, {"requested": True})
+        assert requests.requested()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(endpoint.url + "s", method="POST"), timeout=10)
+        with refused.value as error:
+            assert (error.code, json.load(error)) == (404, {"error": "POST /checkpoint"})
+        assert not requests.requested()
+    finally:
+        endpoint.close()
+
+
+def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = fresh()._storage
+    key = agreement_key("s", 0, 1)
+    requests._put_once(storage, key, {"ready": 3})
+    with pytest.raises(UsageError, match="two processes have this rank of the session"):
+        requests._put_once(storage, key, {"ready": 3})
+    real = Storage.create
+
+    def unclear(self: Storage, name: str, data: Any) -> None:
+        real(self, name, data)
+        raise archive.AmbiguousWriteError("no answer")
+
+    monkeypatch.setattr(Storage, "create", unclear)
+    requests._put_once(storage, agreement_key("s", 0, 2), {"ready": 5})
+    assert json.loads(storage.get(agreement_key("s", 0, 2)))["ready"] == 5
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+class Job:
+    """Ranks that step until each was asked `count` times; what they say is in their logs."""
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self.folder, self.world_size = folder, world_size
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: list[str], given: dict[str, Any]) -> None:
+        text = json.dumps({**given, "folder": str(self.folder)})
+        log = (self.folder / f"output-{len(self.processes)}").open("wb")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONWARNINGS": "ignore",
+            "OMP_NUM_THREADS": "1",
+        }
+        with log:
+            self.processes.append(
+                subprocess.Popen(
+                    [*command, "-m", "tests.support.checkpoint_requests", text], env=environment, stdout=log, stderr=log
+                )
+            )
+
+    def _lines(self, rank: int) -> list[dict[str, Any]]:
+        log = self.folder / f"rank-{rank}.log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def said(self, count: int) -> list[dict[str, Any]]:
+        """The `count`-th line of each rank; a rank that has failed is told with its output."""
+
+        def ready() -> list[dict[str, Any]] | None:
+            for i, process in enumerate(self.processes):
+                assert not process.poll(), (self.folder / f"output-{i}").read_text()
+            lines = [self._lines(rank) for rank in range(self.world_size)]
+            return [one[count] for one in lines] if min(map(len, lines)) > count else None
+
+        found: list[dict[str, Any]] = _until(ready)
+        return found
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def check(self, count: int) -> None:
+        """Every rank acted `count` times, at the same steps and into the same commits."""
+        assert [process.wait(60) for process in self.processes] == [0] * len(self.processes)
+        acted = [[(line["step"], line["number"]) for line in self._lines(rank)[1:]] for rank in range(self.world_size)]
+        assert acted == [acted[0]] * self.world_size
+        assert len(acted[0]) == count
+
+
+def _holds(url: str, options: dict[str, Any], world_size: int) -> None:
+    for ck in archive.open(url, storage_options=options).checkpoints:
+        for rank in range(world_size):
+            (data,) = ck.episodes.filter(rank=rank).read()
+            assert data["serial"].tolist() == [rank * 1_000_000 + i for i in range(1, ck.step + 1)]
+
+
+@pytest.mark.parametrize("backend", ["local", "seaweedfs"], indirect=True)
+def test_ranks_without_a_process_group_act_at_the_same_step(backend: Backend, tmp_path: Path) -> None:
+    job = Job(tmp_path, 3)
+    given = {"url": backend.url, "options": backend.storage_options, "world_size": 3, "count": 4}
+    try:
+        for rank in range(3):
+            job.start([sys.executable], {**given, "rank": rank})
+        about = job.said(0)
+        os.kill(about[1]["pid"], signal.SIGUSR2)
+        job.said(1)
+        with urllib.request.urlopen(urllib.request.Request(about[2]["url"], method="POST"), timeout=10):
+            job.said(2)
+        requests.post(backend.connect())
+        job.said(3)
+        for (
+            one
+        ) in about:  # all at once, as a preemption does it: one checkpoint, and no rank waits for another for ever
+            os.kill(one["pid"], signal.SIGTERM)
+        job.check(4)
+    finally:
+        job.end()
+    _holds(backend.url, backend.storage_options, 3)
+
+
+def test_ranks_of_a_process_group_under_torchrun(tmp_path: Path) -> None:
+    """gloo, three ranks: the session is broadcast, requests are agreed on by one reduction a step."""
+    pytest.importorskip("torch")
+    job, url = Job(tmp_path, 3), str(tmp_path / "root")
+    run = ["--nproc-per-node", "3", "--master-addr", "127.0.0.1", "--master-port", str(free_ports(1)[0])]
+    try:
+        job.start([sys.executable, "-m", "torch.distributed.run", *run], {"url": url, "options": {}, "count": 3})
+        about = job.said(0)
+        assert len({one["session"] for one in about}) == 1
+        os.kill(about[2]["pid"], signal.SIGUSR2)
+        job.said(1)
+        requests.post(Storage.connect(url))
+        job.said(2)
+        time.sleep(0.5)  # in which no rank takes the same request for another
+        os.kill(about[1]["pid"], signal.SIGTERM)
+        job.check(3)
+    finally:
+        job.end()
+    _holds(url, {}, 3)
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_saves_and_the_error_goes_on() -> None:
+    arc = fresh()
+    w = arc.writer(1, 2, session="s")
+    w.append(steps([7]), env_ids=0)
+    with (
+        pytest.raises(ZeroDivisionError),
+        requests.save_on_crash(lambda name: w.checkpoint(3, name, partial=True)),
+    ):
+        raise ZeroDivisionError("boom")
+    w._end()
+    (ck,) = reopened(arc).checkpoints
+    assert ck.name.startswith("crash-ZeroDivisionError-")
+    assert (ck.step, ck.missing_ranks, serials(ck)) == (3, [0], [7])
+    assert reopened(arc).checkpoints.latest is None
+
+
+def test_nothing_is_saved_if_nothing_crashes_and_a_failed_save_hides_nothing() -> None:
+    called: list[str] = []
+    with requests.save_on_crash(lambda name: called.append(name)):
+        pass
+    assert not called
+
+    def failing(name: str) -> None:
+        raise StorageFullError("no space left")
+
+    with pytest.raises(ZeroDivisionError) as caught, requests.save_on_crash(failing):
+        raise ZeroDivisionError("boom")
+    assert caught.value.__notes__ == ["the checkpoint on crash failed too: no space left"]
+
+
+_HOOKED = """
+import archive
+from archive import checkpointing
+w = archive.create({url!r}).writer()
+w.append({{"serial": [1, 2]}}, env_ids=0)
+checkpointing.install_excepthook(lambda name: w.checkpoint(9, name, partial=True))
+raise LookupError("nobody catches this")
+"""
+
+
+def test_an_error_that_nobody_catches_saves_too(tmp_path: Path) -> None:
+    url = str(tmp_path / "root")
+    done = subprocess.run(
+        [sys.executable, "-c", _HOOKED.format(url=url)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("LookupError: nobody catches this")
+    ck = archive.open(url).checkpoints.latest
+    assert ck is not None
+    assert (ck.step, ck.name[:18]) == (9, "crash-LookupError-"), "a world of one is whole"
+    assert [e.read()["serial"].tolist() for e in ck.episodes] == [[1, 2]]

@@ -1,0 +1,104 @@
+"""Which checkpoints a run's policy retains, and what policy leaves out of them, as data."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from archive.base.errors import UsageError
+from archive.checkpoint.retention import Candidate, Keep
+from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+
+NAN = float("nan")
+
+
+def _kept(keep: Keep, metrics: list[dict[str, float]]) -> list[int]:
+    return keep.kept([Candidate(100 + i, i, m) for i, m in enumerate(metrics)])
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (Keep(), [0, 1, 2, 3, 4, 5]),
+        (Keep(last=2), [4, 5]),
+        (Keep(last=99), [0, 1, 2, 3, 4, 5]),
+        (Keep(every=3), [0, 3, 5]),
+        (Keep(best=("return", "max")), [3, 5]),
+        (Keep(best=("return", "min")), [1, 5]),
+        (Keep(best=("absent", "max")), [5]),
+        (Keep(last=1, every=4, best=("return", "min")), [0, 1, 4, 5]),
+    ],
+)
+def test_a_checkpoint_is_kept_if_one_rule_wants_it(keep: Keep, expected: list[int]) -> None:
+    metrics: list[dict[str, float]] = [{"return": v} for v in (2.0, -1.0, 9.0, 9.0, NAN)]
+    assert _kept(keep, [*metrics, {}]) == [100 + i for i in expected]
+    assert Keep.from_json(keep.to_json()) == keep
+
+
+def test_no_checkpoints_no_problem() -> None:
+    assert _kept(Keep(last=1, best=("x", "max")), []) == []
+    assert Keep.from_json(None) == Keep()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"last": 0}, {"every": -1}, {"last": 1.5}, {"last": True}, {"best": ("a",)}, {"best": ("a", "up")}]
+)
+def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=rf"keep\.{next(iter(wrong))}="):
+        Keep(**wrong)
+
+
+def test_the_policy_is_in_the_archive_and_goes_on_over_sessions() -> None:
+    arc = fresh()
+    with arc.writer(keep=Keep(last=1, best=("loss", "min"))) as w:
+        for step, loss in enumerate([3.0, 1.0, 2.0, 5.0]):
+            w.checkpoint(step, metrics={"loss": loss}).result()
+    assert [c.name for c in reopened(arc).checkpoints.kept()] == ["step-1", "step-3"]
+    with reopened(arc).writer() as w:
+        w.checkpoint(9, metrics={"loss": 0.5}).result()
+    assert [c.name for c in reopened(arc).checkpoints.kept()] == ["step-9"]
+    assert len(reopened(arc).checkpoints) == 5, "nothing is deleted by it"
+    with reopened(arc).writer(keep=Keep(last=2)):
+        pass
+    assert [c.name for c in reopened(arc).checkpoints.kept()] == ["step-3", "step-9"]
+
+
+def test_each_run_has_its_own() -> None:
+    arc = fresh()
+    for run, keep in (("a", Keep(last=1)), ("b", None)):
+        with arc.writer(run=run, keep=keep) as w:
+            w.checkpoint(1).result()
+            w.checkpoint(2).result()
+    kept = reopened(arc).checkpoints
+    assert [(c.run, c.step) for c in kept.kept()] == [("a", 2), ("b", 1), ("b", 2)]
+    assert [(c.run, c.step) for c in kept.of("a").kept()] == [("a", 2)]
+
+
+def test_what_policy_leaves_out_is_counted_logged_and_in_the_commit(caplog: pytest.LogCaptureFixture) -> None:
+    arc = fresh()
+    with arc.writer() as w, caplog.at_level(logging.INFO, logger="archive"):
+        w.append(steps(range(4)), env_ids=0, last=True)  # whole
+        w.append(steps(range(4, 10)), env_ids=0, last=True)  # loses its beginning, below
+        w.append(steps(range(10, 13)), env_ids=1)  # open
+        w.append(steps(range(13, 18)), env_ids=2, first=True)  # loses its beginning and is open: headless
+        w.evict(0, positions=[4, 5])
+        w.evict(2, before=1)
+        live = [*range(4), *range(6, 13), *range(14, 18)]
+        kept = w.checkpoint(1, columns={"p": value_of(live)}).result()
+        assert not caplog.records
+        dropped = w.checkpoint(2, columns={"p": value_of(live)}, incomplete="drop").result()
+        with pytest.raises(UsageError, match="give 'keep' or 'drop'"):
+            w.checkpoint(3, incomplete="some")
+    assert serials(kept) == live
+    assert kept.discarded == {}
+    assert serials(dropped) == [0, 1, 2, 3]
+    assert (dropped.column("p", 0) == value_of([0, 1, 2, 3])).all()
+    expected = {"headless": {"episodes": 2, "steps": 8}, "open": {"episodes": 1, "steps": 3}}
+    assert reopened(arc).checkpoints["step-2"].discarded == expected
+    assert [r.getMessage() for r in caplog.records] == [
+        "checkpoint 'step-2' left out 2 headless episodes with 8 steps",
+        "checkpoint 'step-2' left out 1 open episodes with 3 steps",
+    ]
+    assert sorted(e.length for e in reopened(arc).episodes) == [3, 4, 5, 6], "the archive has all of them"

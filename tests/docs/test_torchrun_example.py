@@ -1,0 +1,127 @@
+"""The example as its readers run it: torchrun on 4 ranks, one is killed, and it goes on with 3 and then with 6."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+import resharding
+from tests.support.places import ROOT
+
+EXAMPLE = ROOT / "tests" / "examples" / "train_resume.py"
+ENVS = 12
+LAUNCH_S = 120
+
+
+@contextmanager
+def torchrun(url: Path, ranks: int, steps: int, every: int) -> Iterator[subprocess.Popen[str]]:
+    """The example under torchrun, in a process that ends with the block."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        environment.pop(name, None)
+    with (url.parent / f"log-{ranks}").open("w+") as log, subprocess.Popen(
+        [sys.executable, *launch, str(EXAMPLE), str(url), "--steps", str(steps), "--every", str(every)],
+        stdout=log, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+    ) as job:  # fmt: skip
+        try:
+            yield job
+        finally:
+            for pid in [*workers(job), job.pid] if job.poll() is None else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def finished(url: Path, ranks: int, steps: int, every: int) -> archive.Archive:
+    """The archive after a launch that ends by itself."""
+    with torchrun(url, ranks, steps, every) as job:
+        code = job.wait(LAUNCH_S)
+    assert code == 0, (url.parent / f"log-{ranks}").read_text()[-3000:]
+    return archive.open(url)
+
+
+def workers(job: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+
+
+def end(job: subprocess.Popen[str], survivors: list[int]) -> None:
+    """Ranks that wait for the dead one inside of gloo do not see torchrun's SIGTERM; it would kill them after 30 s."""
+    with suppress(subprocess.TimeoutExpired):
+        job.wait(3)
+    for pid in survivors:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def latest_step(url: Path) -> int:
+    try:
+        latest = archive.open(url).checkpoints.latest
+    except archive.NotFoundError:
+        return 0
+    return latest.step if latest else 0
+
+
+def accounted(episodes: list[dict[str, Any]]) -> list[int]:
+    """Which steps are there, if each is what its checksum says."""
+    found: list[int] = []
+    for data in episodes:
+        bits = np.ascontiguousarray(data["obs"]).view(np.int32).astype(np.int64).sum(-1)
+        assert ((bits * 31 + data["action"]) * 31 + data["serial"] == data["checksum"]).all()
+        found += data["serial"].tolist()
+    return sorted(found)
+
+
+def check_whole(ck: Any) -> None:
+    """All steps that were ever made up to the checkpoint are in it once, each with its priority."""
+    assert accounted(ck.episodes.read()) == list(range(ck.step * ENVS))
+    priority = np.concatenate([ck.column("priority", rank) for rank in ck.ranks])
+    rewards = np.concatenate([data["reward"] for data in ck.episodes.read("reward")])
+    assert np.array_equal(priority, np.abs(rewards))
+
+
+def check_shares(ck: Any, ranks: int) -> None:
+    """Over so many ranks, all steps of the checkpoint are in the shares once."""
+    plan = resharding.plan(ck, ranks, num_envs=ENVS // ranks, max_length=1024)
+    assert plan.dropped == {}
+    steps = [data for rank in range(ranks) for data in plan.share(rank).read()]
+    assert accounted(steps) == list(range(ck.step * ENVS))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's workers in /proc")
+def test_killed_on_four_resumed_on_three_and_on_six(tmp_path: Path) -> None:
+    url = tmp_path / "run"
+    with torchrun(url, 4, 1000, 5) as job:
+        stop = time.monotonic() + LAUNCH_S
+        while latest_step(url) < 10 and time.monotonic() < stop and job.poll() is None:
+            time.sleep(0.05)
+        assert job.poll() is None, (tmp_path / "log-4").read_text()[-3000:]
+        pids = workers(job)
+        os.kill(pids[2], signal.SIGKILL)
+        end(job, [pid for pid in pids if pid != pids[2]])
+        assert job.wait(LAUNCH_S) != 0
+    latest = archive.open(url).checkpoints.latest
+    assert (latest.world_size, latest.whole) == (4, True)
+    check_whole(latest)
+
+    for ranks in (3, 6):
+        check_shares(latest, ranks)
+        arc = finished(url, ranks, latest.step + 20, 10)
+        after = arc.checkpoints.latest
+        assert (after.world_size, after.step, after.progress) == (ranks, latest.step + 20, {"step": latest.step + 20})
+        check_whole(after)
+        rows = arc.snapshot.columns(["session", "length"]).to_pylist()
+        assert sum(row["length"] for row in rows if row["session"] == after.session) == 20 * ENVS  # only what is new
+        state = after.state(ranks - 1)
+        assert int(state["optimizer"]["state"][0]["step"]) == after.step  # the optimizer went on, too
+        latest = after

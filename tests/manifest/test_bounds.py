@@ -1,0 +1,231 @@
+"""What has a bound is read within it, and JSON that is too deep, too long or of another shape is an error that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.base import plainjson
+from archive.base.errors import (
+    ArchiveError,
+    CorruptChunkError,
+    CorruptCommitError,
+    CorruptManifestError,
+    CorruptStateError,
+)
+from archive.checkpoint import staging
+from archive.maintain import maintenance
+from archive.manifest import commits
+from archive.shard.groups import ShardView
+from tests.support.backends import Proxied
+from tests.support.tampering import body, change_commit, change_table, commit_files, replace_text, seal, write_some
+
+DEEP = 200_000
+
+
+def deep(opening: str = '{"a":', closing: str = "}") -> bytes:
+    return (opening * DEEP + "1" + closing * DEEP).encode()
+
+
+def sealed(line: bytes) -> bytes:
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_some(tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize(
+    "text", [deep(), deep("[", "]"), b"[" * DEEP, b'{"magic": "trajectory-archive", "id": ' + deep()]
+)
+def test_archive_json_that_is_nested_deeply(root: Path, text: bytes) -> None:
+    (root / "archive.json").write_bytes(text[: plainjson.MAX_SMALL_BYTES])
+    with pytest.raises(CorruptCommitError, match=r"archive\.json"):
+        archive.open(str(root))
+    (root / "archive.json").write_bytes(text)
+    with pytest.raises(CorruptCommitError, match=r"archive\.json has more than 65536 bytes"):
+        archive.open(str(root), create=True)
+
+
+@pytest.mark.parametrize("text", [deep(), deep("[", "]"), deep()[:-DEEP]])
+def test_a_commit_that_is_nested_deeply(root: Path, text: bytes) -> None:
+    commit_files(root)[-1].write_bytes(sealed(text[:990_000]))
+    with pytest.raises(CorruptCommitError, match="commit 2 at"):
+        archive.open(str(root))
+
+
+def test_a_commit_that_is_nested_less_deeply_than_python_can_read(root: Path) -> None:
+    nested: Any = 1
+    for _ in range(plainjson.MAX_DEPTH + 10):
+        nested = {"a": nested}
+    change_commit(root, lambda commit: commit.update(later=nested))
+    with pytest.raises(CorruptCommitError, match=r"commit 2 at .* is nested more than 64 levels deep"):
+        archive.open(str(root))
+
+
+def shape_changes() -> dict[str, Callable[[dict[str, Any]], Any]]:
+    return {
+        "no created_at": lambda c: c.pop("created_at"),
+        "created_at of another kind": lambda c: c.update(created_at="yesterday"),
+        "runs is a list": lambda c: c.update(runs=[]),
+        "a run is text": lambda c: c["runs"].update(main="x"),
+        "segments is an object": lambda c: c.update(segments={}),
+        "a file without a path": lambda c: c["segments"][0].pop("path"),
+        "a path that is a number": lambda c: c["segments"][0].update(path=3),
+        "bytes below zero": lambda c: c["segments"][0].update(bytes=-1),
+        "bytes that are text": lambda c: c["segments"][0].update(bytes="9"),
+        "rows that are true": lambda c: c["segments"][0].update(rows=True),
+        "chunks is a list": lambda c: c.update(chunks=[]),
+        "bases without a URL": lambda c: c.update(bases={"0" * 32: {}}),
+        "a checkpoint that is none": lambda c: c.update(checkpoint={"name": "x"}),
+        "features of no list": lambda c: c["format"].update(features=5),
+        "an archive that is a list": lambda c: c.update(archive=[]),
+    }
+
+
+@pytest.mark.parametrize("how", shape_changes())
+def test_a_commit_of_another_shape(root: Path, how: str) -> None:
+    change_commit(root, shape_changes()[how])
+    with pytest.raises(ArchiveError, match="commit 2 at"):
+        archive.open(str(root))
+
+
+def test_a_schema_and_a_dtype_that_are_nested_deeply(tmp_path: Path) -> None:
+    for place, text in enumerate([deep("[", "]").decode(), '{"fields": ' + deep("[", "]").decode() + "}"]):
+        root = tmp_path / str(place)
+        write_some(root)
+        change_table(root, "segments", replace_text("schema", r"(?s).*", text))
+        with pytest.raises(CorruptManifestError, match="schema"):
+            archive.open(str(root)).episodes.read()
+    root = tmp_path / "dtype"
+    write_some(root)
+    dtype = json.dumps("[" * 50_000)[1:-1]
+    change_table(root, "segments", replace_text("schema", r"<f4", dtype))
+    with pytest.raises(ArchiveError):
+        archive.open(str(root)).episodes.read()
+
+
+def test_zarr_json_that_is_nested_deeply() -> None:
+    for text in (deep(), deep("[", "]"), b"{}", b"[]", b"1"):
+        with pytest.raises(CorruptChunkError):
+            ShardView(text).read("x", 0, 1, {})
+
+
+def staged(root: Path) -> Path:
+    with archive.create(str(root)).writer() as w:
+        w.append({"x": np.arange(3)}, env_ids=0, first=True)
+        w.checkpoint(1, state={"a": 1}, progress={"n": 1}).result()
+    (found,) = root.glob("states/**/*.zip")
+    return found
+
+
+def with_index(path: Path, text: bytes) -> None:
+    """The object with another index, whose length its header says."""
+    data = path.read_bytes()
+    start, stop = staging.index_span(data, "")
+    header = data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start]
+    path.write_bytes(header + text + data[stop:])
+
+
+@pytest.mark.parametrize("text", [deep(), deep("[", "]"), b"[]", b"{}"])
+def test_a_staged_index_that_is_nested_deeply_or_of_another_shape(tmp_path: Path, text: bytes) -> None:
+    with_index(staged(tmp_path / "root"), sealed(text))
+    with pytest.raises(ArchiveError, match=r"rank-00000\.zip"):
+        archive.open(str(tmp_path / "root")).checkpoints["step-1"].state(0)
+
+
+@pytest.mark.parametrize("name", ["rank", "session", "members", "buffers", "columns", "states", "nonce", "progress"])
+def test_a_staged_index_that_lacks_or_changes_a_part(tmp_path: Path, name: str) -> None:
+    path = staged(tmp_path / "root")
+    start, stop = staging.index_span(path.read_bytes(), "")
+    whole = json.loads(path.read_bytes()[start:stop].split(b"\n")[0])
+    for changed in ({k: v for k, v in whole.items() if k != name}, whole | {name: [[1]]}):
+        with_index(path, sealed(json.dumps(changed).encode()))
+        with pytest.raises(CorruptStateError, match=rf"(?s)rank-00000\.zip.*{name}"):
+            archive.open(str(tmp_path / "root")).checkpoints["step-1"].state(0)
+
+
+def test_an_index_that_claims_four_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = staged(tmp_path / "root")
+    data = path.read_bytes()
+    path.write_bytes(data[:18] + b"\xff" * 8 + data[26:])
+    with pytest.raises(CorruptStateError, match=r"rank-00000\.zip says that its index has 4294967295 bytes"):
+        archive.open(str(tmp_path / "root")).checkpoints["step-1"].state(0)
+
+
+def grow(path: Path, size: int = 1 << 31) -> None:
+    """Makes a file of 2 GB that takes no room."""
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def test_commits_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
+    grow(commit_files(root)[-1])
+    before = archive.open(str(root), commit=1)
+    spent = before.io_stats()
+    with pytest.raises(CorruptCommitError, match=r"commit 2 at .*000000002\.json has more than 1000066 bytes"):
+        before.storage.stats and commits.read(before.storage, 2)
+    assert (before.io_stats() - spent).bytes_in < 1_100_000
+    assert not maintenance.verify(archive.open(str(root), commit=1)).findings
+    with pytest.raises(ArchiveError, match="move it away yourself"):
+        maintenance.repair(before.storage)
+
+
+def test_archive_json_and_claims_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
+    (claim,) = root.glob("sessions/*/rank-*.json")
+    grow(claim)
+    arc = archive.open(str(root))
+    spent = arc.io_stats()
+    (found,) = maintenance.verify(arc).findings
+    assert "rank-00000.json has more than 65536 bytes" in found.problem
+    assert (arc.io_stats() - spent).bytes_in < 200_000
+    grow(root / "archive.json")
+    with pytest.raises(CorruptCommitError, match=r"archive\.json has more than 65536 bytes"):
+        archive.open(str(root))
+
+
+@pytest.mark.parametrize("proxied", ["moto", "obstore"], indirect=True)
+def test_a_bound_costs_no_request_and_an_empty_object_is_damage(proxied: Proxied) -> None:
+    archive.create(proxied.url, storage_options=proxied.storage_options).writer(session="s").close()
+    proxied.proxy.reset()
+    archive.open(proxied.url, storage_options=proxied.storage_options)
+    gets = [
+        seen.path.partition("?")[0].rpartition("/")[2] for seen in proxied.proxy.log if "list-type" not in seen.path
+    ]
+    assert gets == ["archive.json", "000000001.json", "000000002.json"]
+    proxied.plant("commits/000000/000000001.json", b"")
+    with pytest.raises(CorruptCommitError, match="commit 1 at"):
+        archive.open(proxied.url, storage_options=proxied.storage_options)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "problem"),
+    [
+        ({"a": 1}, {"a": int}, ""),
+        ({}, {"a": int}, "a is not there"),
+        ({}, {"a?": int}, ""),
+        ({"a": True}, {"a": int}, "a is True"),
+        ({"a": True}, {"a": (int, bool)}, ""),
+        ({"a": [1, "x"]}, {"a": [int]}, "a[1] is 'x'"),
+        ({"a": {"b": [None]}}, {str: {str: [str]}}, "a.b[0] is None"),
+        ([], {str: int}, "it is no object"),
+        ({"a": 1}, {"a": [int]}, "a is no list"),
+    ],
+)
+def test_shapes(value: Any, shape: Any, problem: str) -> None:
+    assert plainjson.misshapen(value, shape) == problem
+
+
+def test_the_helpers_of_this_module(root: Path) -> None:
+    path = commit_files(root)[-1]
+    seal(path, body(path))
+    assert len(archive.open(str(root)).episodes) == 3

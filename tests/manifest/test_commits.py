@@ -1,0 +1,307 @@
+"""Commits: made once whatever happens to the answer, never lost, never half there; failures in the background surface."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import archive
+from archive.base import layout
+from archive.base.errors import (
+    AccessDeniedError,
+    CommitUnknownError,
+    CorruptCommitError,
+    NotFoundError,
+    StorageError,
+    StorageFullError,
+    UsageError,
+)
+from archive.manifest import commits
+from archive.manifest.commits import Commit, CommitLog
+from archive.write import bufferwriter
+from tests.support.backends import Proxied
+from tests.support.tampering import body, commit_files, same, seal, steps, write_some
+
+servers = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
+clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)
+
+
+def impatient(proxied: Proxied, deadline_s: float = 1.0) -> archive.Archive:
+    """A new archive behind the proxy, whose requests are given up early."""
+    arc = archive.create(proxied.url, storage_options=proxied.storage_options)
+    arc._storage.deadline_s = deadline_s
+    return arc
+
+
+def direct(proxied: Proxied) -> archive.Archive:
+    """The same archive past the proxy's faults."""
+    proxied.proxy.faults.clear()
+    return archive.open(proxied.url, storage_options=proxied.storage_options)
+
+
+def kinds(arc: archive.Archive) -> list[str]:
+    return [commit.kind for commit in arc.commits]
+
+
+@clients
+def test_a_commit_whose_answer_is_lost_is_made_once(proxied: Proxied) -> None:
+    with impatient(proxied, 20.0).writer() as w:
+        for lost in range(3):
+            w.add_episode(steps(3, lost), episode_id=f"e{lost}")
+            proxied.proxy.add("reset_after", method="PUT", path="/commits/", times=1 + lost)
+            made = w.commit()
+            assert made.number == 2 + lost
+    arc = direct(proxied)
+    assert kinds(arc) == ["session", "commit", "commit", "commit"]
+    assert arc.episodes.table["episode_id"].to_pylist() == ["e0", "e1", "e2"]
+    assert len({commit.body["transaction"] for commit in arc.commits}) == 4
+
+
+@clients
+def test_a_commit_that_did_not_happen_and_has_no_answer_is_made_once(proxied: Proxied) -> None:
+    with impatient(proxied, 20.0).writer() as w:
+        w.add_episode(steps(3), episode_id="e")
+        proxied.proxy.add("reset", method="PUT", path="/commits/", times=2)
+        assert w.commit().number == 2
+    assert kinds(direct(proxied)) == ["session", "commit"]
+
+
+@servers
+def test_every_create_survives_a_lost_answer(proxied: Proxied) -> None:
+    """The archive itself, the claim of a rank, the commit that opens the session."""
+    for path in ("archive.json", "/sessions/", "/commits/"):
+        proxied.proxy.add("reset_after", method="PUT", path=path)
+    with archive.create(proxied.url, storage_options=proxied.storage_options).writer() as w:
+        w.add_episode(steps(3), episode_id="e")
+    assert not [fault for fault in proxied.proxy.faults if fault.times]
+    arc = direct(proxied)
+    assert kinds(arc) == ["session", "commit"]
+    assert same(arc.episodes["e"].read(), steps(3))
+
+
+@servers
+@pytest.mark.parametrize("happened", [True, False])
+def test_no_answer_until_the_deadline(proxied: Proxied, happened: bool) -> None:
+    w = impatient(proxied).writer()
+    w.add_episode(steps(3), episode_id="e")
+    w.flush()
+    if happened:
+        proxied.proxy.add("reset_after", method="PUT", path="/commits/")
+    proxied.proxy.add("reset", method="PUT", path="/commits/", times=-1)
+    first = proxied.proxy.add("reset", method="GET", path="/commits/", times=-1, skip=1)  # the look before the put
+    with pytest.raises(CommitUnknownError, match=r"(?s)commit 2 .*call commit\(\) again"):
+        w.commit()
+    assert first.skip == 0
+    assert kinds(direct(proxied)) == (["session", "commit"] if happened else ["session"])
+    w.add_episode(steps(4, 1), episode_id="f")
+    w.commit()
+    w.close()
+    arc = direct(proxied)
+    assert kinds(arc) == ["session", "commit", *(["commit"] if happened else [])]
+    assert arc.episodes.table["episode_id"].to_pylist() == ["e", "f"]
+    assert sum(commit.body.get("added", {}).get("segments", 0) for commit in arc.commits) == 2
+    assert same(arc.episodes["e"].read(), steps(3))
+
+
+@servers
+def test_others_commit_while_the_answer_is_unknown(proxied: Proxied) -> None:
+    """The unknown commit happened, and others went on from there: it is found again, not made again."""
+    w = impatient(proxied).writer()
+    w.add_episode(steps(3), episode_id="mine")
+    w.flush()
+    proxied.proxy.add("reset_after", method="PUT", path="/commits/")
+    proxied.proxy.add("reset", method="PUT", path="/commits/", times=-1)
+    proxied.proxy.add("reset", method="GET", path="/commits/", times=-1, skip=1)
+    with pytest.raises(CommitUnknownError):
+        w.commit()
+    with direct(proxied).writer(run="other") as other:
+        for i in range(3):
+            other.add_episode(steps(2, i), episode_id=f"o{i}")
+            other.commit()
+    assert w.commit().number == 2
+    w.close()
+    assert kinds(direct(proxied)) == ["session", "commit", "session", "commit", "commit", "commit"]
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each episode is sent off at once."""
+    monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 64)
+
+
+def until(done: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if done():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("nothing happened in 5 s")
+
+
+@servers
+@pytest.mark.usefixtures("small_shards")
+def test_a_failure_in_the_background_surfaces_and_loses_nothing(proxied: Proxied) -> None:
+    w = impatient(proxied).writer()
+    proxied.proxy.add("status", method="PUT", path="/shards/", status=403, code="AccessDenied", times=-1)
+    for i in range(3):
+        w.add_episode(steps(1, i), episode_id=f"e{i}")
+    until(lambda: any(p.failure() is not None for p in _pipelines(w)))
+    for _ in range(2):
+        with pytest.raises(AccessDeniedError, match=r"shards/.*check the credentials"):
+            w.add_episode(steps(1, 9), episode_id="refused")
+    for verb in (w.flush, w.commit):
+        with pytest.raises(AccessDeniedError):
+            verb()
+    assert kinds(archive.open(proxied.url, storage_options=proxied.storage_options)) == ["session"]
+    proxied.proxy.faults.clear()
+    w.commit()
+    w.add_episode(steps(2, 9), episode_id="refused")
+    w.close()
+    arc = direct(proxied)
+    assert sorted(arc.episodes.table["episode_id"].to_pylist()) == ["e0", "e1", "e2", "refused"]
+    assert all(same(arc.episodes[f"e{i}"].read(), steps(1, i)) for i in range(3))
+
+
+def _pipelines(w: Any) -> list[Any]:
+    return list(w._pipelines) if hasattr(w, "_pipelines") else [w._pipeline]
+
+
+@servers
+def test_a_full_store_loses_nothing(proxied: Proxied) -> None:
+    w = impatient(proxied).writer()
+    w.add_episode(steps(5), episode_id="e")
+    for path in ("/shards/", "chunks.parquet", "segments.parquet", "/commits/"):
+        proxied.proxy.add("status", method="PUT", path=path, status=507, code="InsufficientStorage", times=-1)
+        with pytest.raises(StorageFullError, match="free some"):
+            w.commit()
+        proxied.proxy.faults.clear()
+    w.commit()
+    w.close()
+    arc = direct(proxied)
+    assert kinds(arc) == ["session", "commit"]
+    assert same(arc.episodes["e"].read(), steps(5))
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    real, full = os.fsync, False
+
+    def fsync(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    def switch(value: bool) -> None:
+        nonlocal full
+        full = value
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    yield switch
+    switch(False)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, full_disk: Callable[[bool], None]) -> None:
+    w = archive.create(str(tmp_path / "root")).writer()
+    w.add_episode(steps(5), episode_id="e")
+    full_disk(True)
+    with pytest.raises(StorageFullError, match="no space left"):
+        w.commit()
+    full_disk(False)
+    assert not list((tmp_path / "root").rglob("*.tmp"))
+    w.commit()
+    w.close()
+    assert same(archive.open(str(tmp_path / "root")).episodes["e"].read(), steps(5))
+
+
+def test_an_exception_in_the_block_commits_nothing(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "root"))
+
+    def failing() -> None:
+        with arc.writer() as w:
+            w.add_episode(steps(3))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert len(archive.open(str(tmp_path / "root")).episodes) == 0
+
+
+def test_what_is_not_committed_is_not_seen(tmp_path: Path) -> None:
+    root = str(tmp_path / "root")
+    w = archive.create(root).writer()
+    w.add_episode(steps(3), episode_id="a")
+    w.flush()
+    assert len(archive.open(root).episodes) == 0
+    w.commit("with a message")
+    assert archive.open(root).head.body["message"] == "with a message"
+    head = w.commit()
+    assert head.number == 2  # nothing new, no commit
+    w.close()
+
+
+def test_time_travel_and_a_commit_that_is_not_there(tmp_path: Path) -> None:
+    write_some(tmp_path / "root", episodes=4, commits=4)
+    root = str(tmp_path / "root")
+    for number in range(1, 6):
+        then = archive.open(root, commit=number)
+        assert then.episodes.table["episode_id"].to_pylist() == [f"e{i}" for i in range(number - 1)]
+        with pytest.raises(UsageError, match="read only"):
+            then.writer()
+    with pytest.raises(NotFoundError, match="no commit 6"):
+        archive.open(root, commit=6)
+
+
+def test_a_log_of_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder that is empty, as a dying writer leaves it, and names that are no commits, hide nothing."""
+    monkeypatch.setattr(layout, "COMMITS_PER_FOLDER", 3)
+    root = tmp_path / "root"
+    write_some(root, episodes=7, commits=7)
+    assert [path.parent.name for path in commit_files(root)] == ["000000"] * 2 + ["000001"] * 3 + ["000002"] * 3
+    for extra in ("commits/000003", "commits/zzz"):
+        (root / extra).mkdir()
+    (root / "commits/000003/.0123456789abcdef.tmp").write_bytes(b"half a com")
+    (root / "commits/000002/zzz.json").write_bytes(b"?")
+    (root / "commits/000002/note.txt").write_bytes(b"?")
+    arc = archive.open(str(root))
+    assert arc.head.number == 8
+    with arc.writer() as w:
+        w.add_episode(steps(3, 8), episode_id="after")
+    assert len(archive.open(str(root)).episodes) == 8
+    assert arc.refresh().head.number == 10
+
+
+def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> None:
+    storage = archive.create(str(tmp_path / "root"))._storage
+    logs = [CommitLog(storage, "id", commits.EMPTY) for _ in range(3)]
+    made = [log.append("the same", lambda parent, attempt: {"kind": "x"}) for log in logs]
+    assert [commit.digest for commit in made] == [made[0].digest] * 3
+    assert len(commit_files(tmp_path / "root")) == 1
+
+
+def test_what_the_builder_raises_commits_nothing(tmp_path: Path) -> None:
+    log = CommitLog(archive.create(str(tmp_path / "root"))._storage, "id", commits.EMPTY)
+
+    def refuse(parent: Commit, attempt: int) -> dict[str, Any]:
+        raise StorageError(f"not on top of {parent.number}")
+
+    with pytest.raises(StorageError, match="not on top of 0"):
+        log.append("a", refuse)
+    with pytest.raises(CorruptCommitError, match="over 1000000"):
+        log.append("b", lambda parent, attempt: {"kind": "x" * 2_000_000})
+    assert commit_files(tmp_path / "root") == []
+
+
+def test_commits_chain(tmp_path: Path) -> None:
+    write_some(tmp_path / "root", episodes=5, commits=5)
+    files = commit_files(tmp_path / "root")
+    parents = [None, *(path.read_bytes().split(b"\n")[1].decode() for path in files[:-1])]
+    assert [body(path)["parent"] for path in files] == parents
+    changed = body(files[2]) | {"message": "not what was there"}
+    seal(files[2], changed)  # a whole commit, but not the one that its successor names
+    with pytest.raises(CorruptCommitError, match="does not follow"):
+        list(commits.following(archive.open(str(tmp_path / "root"))._storage, commits.EMPTY))

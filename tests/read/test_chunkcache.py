@@ -1,0 +1,183 @@
+"""The disk cache: an entry is right or not there, the bound holds with many processes, and what is damaged is fetched again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from archive.base.errors import StorageError, UsageError
+from archive.read.chunkcache import DiskCache
+from archive.read.gathering import Gather
+from archive.shard.packing import checksum
+from tests.support.gathering import check, made
+from tests.support.places import ROOT
+
+LENGTHS = np.array([50, 40, 60])
+ENDS = np.cumsum(LENGTHS) - 1
+
+
+def chunk(seed: int, size: int = 1000) -> tuple[bytes, int]:
+    """A stored chunk, which ends in its own checksum, and that checksum."""
+    body = np.random.default_rng(seed).bytes(size - 4)
+    return body + checksum(body).to_bytes(4, "little"), checksum(body)
+
+
+def entries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*/*") if path.is_file()]
+
+
+def test_what_was_put_is_there_for_whoever_names_it(tmp_path: Path) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    assert cache.get("a", len(data), crc) is None
+    assert cache.put("a", data, crc)
+    again: DiskCache = pickle.loads(pickle.dumps(cache))
+    assert again.get("a", len(data), crc) == data
+    assert again.get("b", len(data), crc) is None
+    assert again.get("a", len(data), crc + 1) is None
+    assert cache.put("a", memoryview(data), crc)
+    assert len(entries(tmp_path / "c")) == 1
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "flipped", "swapped", "empty"])
+def test_a_damaged_entry_is_not_served_and_is_removed(tmp_path: Path, damage: str) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path, 10_000)
+    cache.put("a", data, crc)
+    (path,) = entries(tmp_path)
+    flipped = bytes([data[0] ^ 1]) + data[1:]
+    bad = {"short": data[:-1], "long": data + b"x", "flipped": flipped, "swapped": chunk(1)[0], "empty": b""}[damage]
+    path.write_bytes(bad)
+    assert cache.get("a", len(data), crc) is None
+    assert not path.exists()
+
+
+def test_what_was_used_longest_ago_leaves_first(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 10_000)
+    chunks = [chunk(i) for i in range(14)]
+    for i, (data, crc) in enumerate(chunks[:10]):
+        cache.put(str(i), data, crc)
+        for path in entries(tmp_path):
+            os.utime(path, (0, path.stat().st_mtime - 100))
+    assert cache.get("0", 1000, chunks[0][1]) is not None  # used again
+    for i in range(10, 14):
+        cache.put(str(i), *chunks[i])
+        assert cache.bytes_held() <= 10_000
+    held = {i for i, (data, crc) in enumerate(chunks) if cache.get(str(i), len(data), crc) is not None}
+    assert {0, 10, 11, 12, 13} <= held
+    assert not held & {1, 2, 3}
+
+
+def test_what_is_larger_than_the_cache_is_not_kept(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 999)
+    assert not cache.put("a", *chunk(0))
+    assert cache.bytes_held() == 0
+
+
+def test_bytes_that_nobody_counted_are_found(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 5_000)
+    cache.put("a", *chunk(0))
+    (tmp_path / ".bytes").write_bytes(b"torn")
+    for i in range(10):
+        cache.put(str(i), *chunk(i))
+        assert cache.bytes_held() <= 5_000
+    stale = tmp_path / "aa" / ".0.tmp"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_bytes(b"x" * 100)
+    os.utime(stale, (time.time() - 1e5,) * 2)
+    cache.bytes_held()
+    assert not stale.exists()
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    assert cache.put("a", data, crc)
+    shutil.rmtree(tmp_path / "c")
+    assert cache.get("a", len(data), crc) is None
+    assert cache.put("a", data, crc)
+    assert cache.get("a", len(data), crc) == data
+
+
+def test_bounds_and_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max_bytes"):
+        DiskCache(tmp_path, 0)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="disk_cache"):
+        DiskCache(tmp_path / "file")
+
+
+def test_threads_stay_below_the_bound(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 20_000)
+
+    def fill(first: int) -> None:
+        for i in range(first, first + 60):
+            cache.put(str(i), *chunk(i))
+
+    threads = [threading.Thread(target=fill, args=(100 * k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert cache.bytes_held() <= 20_000
+        time.sleep(0.01)
+    assert cache.bytes_held() > 10_000
+
+
+READ = """
+import sys, numpy as np, archive
+from archive.read.chunkcache import DiskCache
+from archive.read.gathering import Gather
+from tests.support.gathering import check
+lengths = np.array([50, 40, 60])
+episodes = archive.open(sys.argv[1]).episodes
+rng = np.random.default_rng(int(sys.argv[3]))
+for _ in range(15):
+    gather = Gather(episodes, ["t", "x", "next", "image", "reward"], cache_bytes=0, disk_cache=DiskCache(sys.argv[2], 60_000))
+    t = rng.integers(0, 150, 30)
+    check(gather.rows(*gather.place(t)), t, np.cumsum(lengths) - 1)
+print(DiskCache(sys.argv[2], 60_000).bytes_held())
+"""
+
+
+def test_many_processes_share_one_folder(tmp_path: Path) -> None:
+    made(tmp_path / "a", LENGTHS, compression=None)
+    command = [sys.executable, "-c", READ, str(tmp_path / "a"), str(tmp_path / "c")]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    runs = [subprocess.Popen([*command, str(k)], stdout=subprocess.PIPE, env=env) for k in range(4)]
+    told = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 4
+    assert all(0 < int(out) <= 60_000 for out in told)
+    assert DiskCache(tmp_path / "c", 60_000).bytes_held() <= 60_000
+    assert not [path for path in entries(tmp_path / "c") if path.suffix == ".tmp"]
+
+
+def test_chunks_come_from_the_folder_and_a_damaged_one_from_the_store(tmp_path: Path) -> None:
+    arc = made(tmp_path / "a", LENGTHS, compression=None)
+    t = np.arange(150)
+    first = Gather(arc.episodes, ["t", "x", "next", "image", "reward"], disk_cache=tmp_path / "c")
+    check(first.rows(*first.place(t)), t, ENDS)
+    fetched = first.io_stats.total
+    assert fetched.disk_hits == 0
+    second = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
+    check(second.rows(*second.place(t)), t, ENDS)
+    assert second.io_stats.total.disk_hits + second.io_stats.total.hits == fetched.chunks
+    assert second.io_stats.total.requests == 0
+    for path in entries(tmp_path / "c"):
+        data = path.read_bytes()
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    third = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
+    check(third.rows(*third.place(t)), t, ENDS)
+    assert third.io_stats.total.disk_hits == 0
+    assert third.io_stats.total.requests > 0
+    fourth = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
+    check(fourth.rows(*fourth.place(t)), t, ENDS)
+    assert fourth.io_stats.total.requests == 0

@@ -1,0 +1,140 @@
+"""Storage in threads, event loops, forked and spawned processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from archive.base.errors import AlreadyExistsError, ArchiveError, StorageError
+from archive.store.storage import ByteRange, Storage
+from tests.support.backends import Backend, register_obstore
+
+
+@pytest.mark.parametrize("backend", ["memory", "local", "seaweedfs"], indirect=True)
+def test_one_of_many_creators_wins(backend: Backend) -> None:
+    count = 3 if backend.is_s3 else 8  # SeaweedFS polls its lock once a second
+    storages = [backend.connect() for _ in range(count)]
+    gate = threading.Barrier(count)
+
+    def attempt(number: int) -> bool:
+        gate.wait()
+        try:
+            storages[number].create("commit", f"writer {number}".encode() * 1000)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    for _ in range(2 if backend.is_s3 else 10):
+        with ThreadPoolExecutor(count) as pool:
+            won = list(pool.map(attempt, range(count)))
+        assert sum(won) == 1
+        assert storages[0].get("commit") == f"writer {won.index(True)}".encode() * 1000
+        storages[0].delete(["commit"])
+
+
+def test_pickle(backend: Backend) -> None:
+    storage = backend.connect(concurrency=3, deadline_s=9.0, single_writer=True)
+    storage.put("x", b"1")
+    copy = pickle.loads(pickle.dumps(storage))
+    assert (copy.url, copy.concurrency, copy.deadline_s) == (storage.url, 3, 9.0)
+    assert copy.stats.requests == 0
+    assert copy.get("x") == b"1"
+    assert copy.stats.get == 1
+
+
+def test_threads(backend: Backend) -> None:
+    storage = backend.connect(concurrency=4)
+
+    def work(number: int) -> list[bytes]:
+        storage.put(f"t/{number}", bytes([number]) * 10)
+        return storage.get_ranges([ByteRange(f"t/{number}", i, i + 1) for i in range(5)])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(24))) == [[bytes([number])] * 5 for number in range(24)]
+    assert storage.stats.get == 24 * 5
+
+
+def test_inside_a_running_event_loop(backend: Backend) -> None:
+    storage = backend.connect()
+
+    async def use() -> bytes:
+        storage.put("x", b"1")
+        return storage.get("x") + b"".join(storage.get_all(["x", "x"]))
+
+    with asyncio.Runner() as runner:
+        assert runner.run(use()) == b"111"
+
+
+def _read_in_child(storage: Storage, answers: multiprocessing.Queue[object], register: bool) -> None:
+    try:
+        if register:
+            register_obstore()
+        answers.put(
+            (storage.get("x"), storage.get_ranges([ByteRange("x", i, i + 1) for i in range(4)]), storage.list(""))
+        )
+    except ArchiveError as error:
+        answers.put(error)
+
+
+def _in_child(backend: Backend, method: str) -> object:
+    storage = backend.connect()
+    storage.put("x", b"data")
+    assert storage.get_all(["x", "x"]) == [b"data"] * 2  # the parent's connections and threads exist
+    context: Any = multiprocessing.get_context(method)
+    answers = context.Queue()
+    child = context.Process(target=_read_in_child, args=(storage, answers, backend.name == "obstore"))
+    child.start()
+    try:
+        answer = answers.get(timeout=40)
+        child.join(20)
+        assert child.exitcode == 0
+        assert storage.get("x") == b"data"
+        return answer
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        answers.close()
+        answers.join_thread()
+
+
+@pytest.mark.parametrize("backend", ["memory", "local", "moto", "seaweedfs"], indirect=True)
+def test_a_forked_child_reads(backend: Backend) -> None:
+    assert _in_child(backend, "fork") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
+
+
+@pytest.mark.parametrize("backend", ["obstore"], indirect=True)
+def test_a_forked_child_is_told_that_obstore_cannot(backend: Backend) -> None:
+    answer = _in_child(backend, "fork")
+    assert isinstance(answer, StorageError)
+    assert "spawn" in str(answer)
+
+
+@pytest.mark.parametrize("backend", ["local", "moto", "obstore"], indirect=True)
+def test_a_spawned_child_reads(backend: Backend) -> None:
+    assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
+
+
+def _pool_threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name.startswith("archive-storage")}
+
+
+def test_retries_stop_with_the_caller(backend: Backend) -> None:
+    """No thread is left behind that would keep a process from ending."""
+    before = set(threading.enumerate())
+    storage = backend.connect()
+    storage.put_many((str(i), b"x") for i in range(8))
+    assert _pool_threads() - before
+    del storage
+    for _ in range(100):
+        if not _pool_threads() - before:
+            return
+        time.sleep(0.05)
+    pytest.fail("a pool thread outlived its storage")

@@ -1,0 +1,62 @@
+"""Run as a program by every rank of three: steps and checkpoints until it is told to end; rank 1 is killed meanwhile.
+
+Usage: python -m tests.support.dead_rank '{"url": ..., "folder": ..., "rank": 0}'. `folder` gets rank-N.log, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import archive
+from archive.base import waiting
+from archive.checkpoint import joining, requests
+
+SHUTDOWN_S = 6.0
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    joining.STEP_IN_S = joining.PARTIAL_STEP_IN_S = 0.2
+    waiting.FIRST_S = 0.3
+    logging.basicConfig(level=logging.WARNING)
+    w = archive.open(given["url"], create=True).writer(given["rank"], 3, session="s")
+    log = Path(given["folder"]) / f"rank-{w.rank}.log"
+    told: list[Any] = []
+
+    def say(**what: object) -> None:
+        with log.open("a") as file:
+            file.write(json.dumps(what) + "\n")
+
+    def step(serial: int) -> None:
+        w.append({"serial": [w.rank * 1000 + serial]}, env_ids=0)
+
+    requests.listen(shutdown_s=SHUTDOWN_S)
+    step(0)
+    w.checkpoint(1).result(60)
+    say(pid=os.getpid(), ready=True)
+    while not (Path(given["folder"]) / "go").exists():
+        requests.requested()
+        time.sleep(0.02)
+    step(1)
+    pending = w.checkpoint(2, on_progress=lambda event: told.append(event.get("waiting_for")))
+    while not pending.waiting_for:
+        time.sleep(0.02)
+    say(waiting_for=list(pending.waiting_for), told=[one for one in told if one], shown=repr(pending))
+    serial = 2
+    while not requests.requested():
+        step(serial)
+        serial += 1
+        time.sleep(0.02)
+    assert requests.terminating()
+    last = w.checkpoint(3, name="last").result()
+    say(last=last.name, missing=last.missing_ranks, earlier=pending.result().missing_ranks, serial=serial)
+    w.close()
+
+
+main()

@@ -1,0 +1,180 @@
+"""The archive that tests/golden keeps, as one that an earlier version wrote; written anew by this program.
+
+python -m tests.support.golden regenerate            # both layouts, after a new version of the format (see CONTRIBUTING.md)
+python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.support.places import GOLDEN
+
+ARCHIVES = ("format-1-packed", "format-1-directory")
+Nest = dict[str, Any]
+
+
+def texts(*values: str) -> Any:
+    return np.array(values, object)
+
+
+OBS = np.arange(10, dtype=np.float32).reshape(5, 2)
+KINDS: Nest = {
+    "obs": OBS[:4],
+    "next": {"obs": OBS[1:]},
+    "tokens": [np.arange(n, dtype=np.int32) for n in (2, 0, 3, 1)],
+    "state": np.linspace(-1, 1, 15).reshape(5, 3).astype(ml_dtypes.bfloat16),
+    "small": np.array([0.5, -1.5, 448, 0], ml_dtypes.float8_e4m3fn),
+    "seed": np.array(7),
+    "goal": np.array([1.5, -0.0, np.nan]),
+    "info": [{"a": 1}, [None, True], "text", 2.5],
+    "text": texts("one", "", "drei, 三", "4"),
+    "label": np.array(["ab", "c", "", "defg"]),
+    "raw": np.array([b"x", b"yz", b"", b"w"]),
+    "flag": np.array([True, False, True, True]),
+    "big": np.array([1, -2, 300, 4], ">i2"),
+    "when": np.array(["2026-01-01", "1969-12-31", "NaT", "2026-01-04"], "M8[D]"),
+    "é/._ key": np.arange(4, dtype=np.uint8),
+    "reward": np.array([1, 2, 3, 4], np.float64),
+    "nothing": None,
+    "empty": {},
+}
+
+
+def stream(env: int, start: int, stop: int) -> Nest:
+    """Steps of an env row: obs is the step's number, and next/obs the following one."""
+    steps = np.arange(start, stop)
+    obs = np.stack([steps, steps * 0 + env], axis=1).astype(np.float32)
+    return {"obs": obs, "next": {"obs": obs + np.array([1, 0], np.float32)}, "reward": steps * 0.5}
+
+
+EPISODES: dict[str, Nest] = {
+    "kinds": KINDS,
+    "without steps": stream(6, 0, 0),
+    "one step": stream(9, 0, 1),
+    "revised": stream(5, 0, 3),
+    "env 0": stream(0, 0, 4),
+    "env 1": stream(1, 0, 7),
+    "headless": stream(2, 3, 6),
+}
+SUMMARIES: dict[str, Nest] = {
+    "kinds": {"terminated": True, "return": 10.0, "weights": ["w1"], "metadata": {"task": "push", "n": 3}},
+    "without steps": {"return": 0.0, "weights": ["w1"]},
+    "one step": {"return": 0.0, "weights": ["w1"]},
+    "revised": {"return": 1.5, "weights": ["w3"]},
+    "env 0": {"terminated": True, "return": 3.0, "weights": ["w2"]},
+    "env 1": {"return": 10.5, "weights": ["w2", "w3"]},
+    "headless": {"complete": False, "return": 6.0, "weights": ["w3"]},
+}
+DEFAULTS: Nest = {"complete": True, "terminated": None, "metadata": None}
+PRIORITIES = np.arange(7) / 8
+CHECKPOINTS: dict[str, Nest] = {
+    "step-10": {
+        "step": 10,
+        "live": [[0, "replay", 0, p, "env 0", p] for p in range(1, 4)]
+        + [[0, "replay", 1, p, "env 1", p] for p in range(4)],
+        "priority": PRIORITIES,
+        "attributes": {"staleness": {"env 1": 2}},
+        "progress": {"samples": 7},
+    },
+    "step-20": {
+        "step": 20,
+        "live": [[0, "replay", 1, p, "env 1", p] for p in range(2, 7)],
+        "priority": PRIORITIES[:5],
+        "attributes": {},
+        "progress": {"samples": 12},
+    },
+}
+STATE: Nest = {"cursor": 3, "random": np.arange(4, dtype=np.uint32), "best": float("inf"), "names": ("a", "b")}
+
+
+def write(root: str, layout: str) -> None:
+    """Two sessions: the second resumes from a checkpoint of the first, whose later steps are superseded."""
+    import archive
+
+    arc = archive.create(root, layout=layout)
+    schema = archive.Schema(
+        next_of={"next/obs": "obs"},
+        axes={"tokens": "ragged", "state": "offset", "seed": "free", "goal": "free"},
+        json=["info"],
+    )
+    with arc.writer(session="first", schema=schema) as w:
+        _first_session(w)
+    with arc.writer(session="second", schema=schema, resume=arc.checkpoints["step-10"]) as w:
+        _second_session(w)
+
+
+def _first_session(w: Any) -> None:
+    w.weights("w1", 1)
+    w.add_episode(KINDS, episode_id="kinds", terminated=True, metadata=SUMMARIES["kinds"]["metadata"])
+    w.add_episode(EPISODES["one step"], episode_id="one step")
+    w.add_episode(EPISODES["without steps"], episode_id="without steps")
+    w.add_episode(stream(4, 0, 2), episode_id="revised")
+    w.clear()
+    w.weights("w2", 2)
+    _append(w, 0, 2)
+    w.flush()
+    _append(w, 2, 4)
+    w.evict(0, before=1)
+    columns, attributes = {"priority": PRIORITIES}, {"staleness": {"env 1": 2}}
+    w.checkpoint(10, columns=columns, attributes=attributes, state=STATE, progress={"samples": 7}, wait=True)
+    w.append(stream(8, 4, 6), env_ids=1)
+
+
+def _append(w: Any, start: int, stop: int) -> None:
+    for env in (0, 1):
+        w.append(
+            stream(env, start, stop), env_ids=env, first=start == 0, terminated=env == 0 and stop == 4, episode_ids=f"env {env}"
+        )  # fmt: skip
+
+
+def _second_session(w: Any) -> None:
+    w.weights("w3", 5)
+    w.append(stream(1, 4, 7), env_ids=1)
+    w.evict(0, before=4)
+    w.evict(1, before=2)
+    w.checkpoint(20, columns={"priority": PRIORITIES[:5]}, progress={"samples": 12}, wait=True)
+    w.close_episodes([1], truncated=True, reason="time limit")
+    w.add_episode(EPISODES["revised"], episode_id="revised", replace=True)
+    w.add_episode(EPISODES["headless"], episode_id="headless", first=False)
+
+
+def differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    """Places where two nests differ, bit for bit."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        if found.keys() != wanted.keys():
+            yield f"{where}: keys {sorted(found)}, not {sorted(wanted)}"
+        for key in wanted.keys() & found.keys():
+            yield from differences(found[key], wanted[key], f"{where}/{key}")
+    elif isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
+        for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            yield from differences(a, b, f"{where}[{i}]")
+    elif isinstance(wanted, np.ndarray) and isinstance(found, np.ndarray) and wanted.dtype != object:
+        if (found.dtype, found.shape, found.tobytes()) != (wanted.dtype, wanted.shape, wanted.tobytes()):
+            yield f"{where}: {found!r}, not {wanted!r}"
+    elif isinstance(wanted, np.ndarray):
+        if found.dtype != object or found.tolist() != wanted.tolist():
+            yield f"{where}: {found!r}, not {wanted!r}"
+    elif type(found) is not type(wanted) or found != wanted:
+        yield f"{where}: {found!r}, not {wanted!r}"
+
+
+def regenerate() -> None:
+    for name in ARCHIVES:
+        shutil.rmtree(GOLDEN / name, ignore_errors=True)
+        write(str(GOLDEN / name), name.rpartition("-")[2])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["regenerate"]:
+        regenerate()
+    elif sys.argv[1:2] == ["write"] and len(sys.argv) == 4:
+        write(sys.argv[2], sys.argv[3])
+    else:
+        sys.exit(__doc__)

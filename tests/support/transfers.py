@@ -1,0 +1,105 @@
+"""What the tests of transfers and compactions share: sources to take from, and what an archive holds, by value."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.store.storage import Storage
+from tests.support.backends import Backend
+from tests.support.tampering import same, steps
+
+
+class Place:
+    """A store with room for several archives."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name, self.backend = backend.name, backend
+
+    def url(self, name: str) -> str:
+        return f"{self.backend.url}/{name}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"storage_options": self.backend.storage_options}
+
+    def open(self, name: str, **options: Any) -> archive.Archive:
+        return archive.open(self.url(name), **self.options, **options)
+
+    def source(self, name: str, first: int, count: int, layout: str = "packed") -> archive.Archive:
+        """Episodes `first` up to `first + count`: `steps(4 + i, i)`, a commit for each two."""
+        arc = archive.create(self.url(name), layout=layout, **self.options)
+        with arc.writer() as w:
+            for i in range(first, first + count):
+                w.add_episode(
+                    steps(4 + i, i), episode_id=f"e{i}", model_weights_uuid=f"w{i % 3}", update_count=i,
+                    terminated=i % 2 == 0, metadata={"trajectory_id": i * 10},
+                )  # fmt: skip
+                if i % 2:
+                    w.commit()
+        return arc
+
+
+def holds(arc: archive.Archive, numbers: Any) -> bool:
+    """Whether the archive has these episodes of sources and no others, each as it was made."""
+    wanted = {f"e{i}": i for i in numbers}
+    found = dict(zip(list(arc.episodes), arc.episodes.read(), strict=True))
+    return {e.id for e in found} == wanted.keys() and all(
+        same(data, steps(4 + (i := wanted[e.id]), i))
+        and (e.update_count, e.model_weights_uuid, e.terminated, e.original_id) == (i, f"w{i % 3}", i % 2 == 0, i * 10)
+        for e, data in found.items()
+    )
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two nests hold the same bits; lists (ragged fields, JSON) are compared one by one."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, np.ndarray):
+        if not isinstance(b, np.ndarray) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return a.tolist() == b.tolist() if a.dtype.hasobject else a.tobytes() == b.tobytes()
+    return type(a) is type(b) and bool(a == b)
+
+
+@contextmanager
+def failing_put(monkeypatch: pytest.MonkeyPatch, at: int, part: str = "shards/") -> Iterator[list[str]]:
+    """The store refuses put number `at` (from 0) of the keys with `part` in them; which keys were put."""
+    put, done, lock = Storage.put, [], threading.Lock()
+
+    def broken(self: Storage, key: str, data: Any) -> None:
+        if part in key:
+            with lock:
+                done.append(key)
+                count = len(done)
+            if count > at >= 0:
+                raise OSError("the store is gone")
+        put(self, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "put", broken)
+        yield done
+
+
+@contextmanager
+def before_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[None]:
+    """`act` is done once, just before the next commit would be created: so it gets that number."""
+    create, left = Storage.create, [act]
+
+    def late(self: Storage, key: str, data: Any) -> None:
+        if key.startswith("commits/") and left:
+            left.pop()()
+        create(self, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create", late)
+        yield
+    assert not left, "nothing was committed"

@@ -1,0 +1,202 @@
+"""archive/FORMAT.md is enough to read an archive: `format_reader.py`, made from it, never imports this library."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.base import layout
+from archive.manifest import tables
+from tests.support import format_reader, golden
+from tests.support.places import ROOT
+
+DOCUMENT = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")
+BANNED = "import sys, runpy; sys.modules['archive'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+PLACES = (*golden.ARCHIVES, "packed", "directory")
+
+
+def run(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the reader finds in a golden archive, or in one that another process has just written."""
+    place = golden.GOLDEN / request.param
+    if request.param not in golden.ARCHIVES:
+        place = tmp_path_factory.mktemp("written") / request.param
+        run(
+            "-c",
+            "import sys; from tests.support import golden as g; g.write(*sys.argv[1:])",
+            place,
+            request.param,
+        )
+    return json.loads(run("-I", "-c", BANNED, ROOT / "tests" / "support" / "format_reader.py", place))
+
+
+def plain(value: Any) -> Any:
+    """A value as the reader prints it."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == object:
+        return {"dtype": "str", "shape": list(value.shape), "data": value.ravel().tolist()}
+    known = value.dtype.name if re.match(r"bfloat16|float8", value.dtype.name) else value.dtype.str
+    return {"dtype": known, "shape": list(value.shape), "data": value.tobytes().hex()}
+
+
+@pytest.mark.parametrize("name", golden.EPISODES)
+def test_fields_are_what_was_written(found: Any, name: str) -> None:
+    assert found["episodes"][name]["fields"] == plain(golden.EPISODES[name])
+
+
+@pytest.mark.parametrize("name", golden.EPISODES)
+def test_summaries_are_what_was_written(found: Any, name: str) -> None:
+    steps = golden.EPISODES[name]["reward"]
+    told = {key: value for key, value in found["episodes"][name].items() if key != "fields"}
+    assert told == golden.DEFAULTS | {"length": len(steps)} | golden.SUMMARIES[name]
+
+
+def test_nothing_else_is_found(found: Any) -> None:
+    assert found["episodes"].keys() == golden.EPISODES.keys()
+    assert found["checkpoints"].keys() == golden.CHECKPOINTS.keys()
+
+
+@pytest.mark.parametrize("name", golden.CHECKPOINTS)
+def test_checkpoints_are_what_was_written(found: Any, name: str) -> None:
+    wanted = dict(golden.CHECKPOINTS[name])
+    columns = {"replay/priority": [plain(wanted.pop("priority"))]}
+    assert found["checkpoints"][name] == wanted | {"columns": columns}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_are_followed_as_the_document_says(tmp_path: Path, seed: int) -> None:
+    """Runs that go back at random, with ends and tails left behind: the reader and the library see the same episodes."""
+    rng = np.random.default_rng(seed)
+    arc = archive.create(str(tmp_path / "a"))
+    resume: Any = None
+    for number in range(10):
+        with arc.writer(resume=resume) as w:
+            for env in range(3):
+                if rng.random() < 0.7:
+                    w.append({"t": np.array([number])}, env_ids=env, last=[True] if rng.random() < 0.3 else None)
+                if env == 1:
+                    w.checkpoint(number, progress={})
+            if rng.random() < 0.3:
+                w.close_episodes(terminated=True)
+        arc = archive.open(arc.url)
+        resume = arc.checkpoints[int(rng.integers(max(0, number - 2), number + 1))] if rng.random() < 0.9 else None
+    found = format_reader.read(tmp_path / "a")["episodes"]
+    assert found.keys() == {e.id for e in arc.episodes}
+    for episode in arc.episodes:
+        told = found[episode.id]
+        assert told["fields"] == plain(episode.read())
+        assert (told["complete"], told["terminated"]) == (episode.complete, episode.terminated)
+
+
+# -- damage is noticed by what the document says -----------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def largest(folder: Path, pattern: str) -> Path:
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_size)
+
+
+def named(root: Path, kind: str) -> Path:
+    """The manifest file that the newest commit adds."""
+    ref = format_reader.commits(root)[-1][kind]
+    return root / (ref[-1] if isinstance(ref, list) else ref)["path"]
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "commit": lambda root: flip(largest(root, "commits/*/*.json"), 60),
+    "segments": lambda root: flip(named(root, "segments"), 300),
+    "chunks": lambda root: flip(named(root, "chunks"), 300),
+    "chunk of a shard": lambda root: flip(largest(root, "shards/*.zarr/obs/c/0/0"), 3),
+    "metadata of a shard": lambda root: flip(largest(root, "shards/*.zarr/zarr.json"), 200),
+    "state": lambda root: flip(largest(root, "states/*/*/rank-00000.zip"), 100),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_flipped_bit_is_noticed(tmp_path: Path, what: str) -> None:
+    root = shutil.copytree(golden.GOLDEN / "format-1-directory", tmp_path / "copy")
+    DAMAGE[what](root)
+    with pytest.raises((format_reader.Damaged, ValueError)):
+        format_reader.read(root)
+
+
+# -- the document says what the code does ------------------------------------------------------------------------------
+
+
+def section(title: str) -> str:
+    return re.split(r"^#+ ", DOCUMENT.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def documented_columns(kind: str) -> Iterator[tuple[str, str]]:
+    """(column, type) of a table in the document; a row may tell several."""
+    for row in re.findall(r"^\| `.*\|$", section(kind), re.MULTILINE):
+        names, types = (cell.strip() for cell in row.split("|")[1:3])
+        names_of, types_of = re.findall(r"`(\w+)`", names), types.split(", ")
+        listed = [types] if len(types_of) > 1 and len(names_of) == 1 else types_of
+        yield from zip(names_of, listed * len(names_of) if len(listed) == 1 else listed, strict=True)
+
+
+def type_in_words(kind: Any) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return "string"
+    if pa.types.is_timestamp(kind):
+        return "timestamp, µs, UTC"
+    if pa.types.is_list(kind):
+        named = kind.value_type
+        inner = [f"`{field.name}`" for field in named] if pa.types.is_struct(named) else []
+        return f"list of {{{', '.join(inner)}}}" if inner else f"list of {named}"
+    return str(kind)
+
+
+@pytest.mark.parametrize("kind", ["segments", "chunks", "live", "checkpoints", "branches"])
+def test_the_document_has_the_columns_of_the_code(kind: str) -> None:
+    declared = [(field.name, type_in_words(field.type)) for field in tables.schema(kind)]
+    assert list(documented_columns(kind)) == declared
+
+
+def test_the_document_has_the_version_of_the_code() -> None:
+    versions = [int(number) for number in re.findall(r"^\| (\d+) \|", section("Versions"), re.MULTILINE)]
+    assert f"archive, version {layout.WRITE_VERSION}\n" in DOCUMENT.splitlines(keepends=True)[0]
+    assert max(versions) == layout.WRITE_VERSION
+    assert layout.READ_VERSION == layout.WRITE_VERSION
+
+
+def test_the_document_has_the_layout_of_the_code() -> None:
+    keys = section("Objects")
+    for key in (
+        layout.commit_key(10_007), layout.rank_key("s", 3), layout.shard_key("0" * 8, "s", 3, "packed"),
+        layout.state_key("s", "c", 3), layout.manifest_key("0" * 8, "s", "live"),
+    ):  # fmt: skip
+        assert f"`{key.partition('/')[0]}/" in keys
+    assert layout.commit_key(10_007) == "commits/000010/000010007.json"
+    assert layout.MAGIC in keys
