@@ -61,9 +61,10 @@ def write(
     places: Places = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:
-        columns = (slab.episode.tolist(), slab.start.tolist(), slab.extents)
-        for number, start, extents in zip(*columns, strict=True):
-            places[number] = {"shard": key, "start": start, "extents": extents, "schema": slab.schema.dumps()}
+        extents = tables.extents(slab.extents, len(slab.start)).to_pylist()
+        for i, number in enumerate(slab.episode.tolist()):
+            place = {"shard": key, "start": int(slab.start[i]), "extents": extents[i]}
+            places[number] = {**place, "schema": slab.schema.dumps()}
         return tables.schema("segments").empty_table()
 
     try:
