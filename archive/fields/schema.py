@@ -57,7 +57,8 @@ class Schema:
     """What fields mean, declared once by the user. Names are `"obs/image"` or tuples of keys.
 
     env_id, episode_id: fields that hold an env row's or a trajectory's id; renumbered on redistribution.
-    next_of: `{"next/obs": "obs"}`: next/obs[t] is obs[t+1]; rows that follow this are not stored twice.
+    next_of: `{"next/obs": "obs"}`: next/obs[t] is obs[t+1]; rows that follow this are not stored twice. A field that is
+    followed cannot follow another.
     axes: kind of axis 0 per field: "step" (default), "offset" or "offset:2" (that many rows more than steps),
     "ragged" (default of lists of one array, list or tuple a step, whether or not they are of equal length; "step" makes
     one array of them), "free" (belongs to the episode, kept whole).
@@ -84,10 +85,17 @@ class Schema:
     ) -> None:
         if unit not in ("episode", "step"):
             raise FieldError(f"Schema(unit={unit!r}): unit is 'episode' or 'step'")
+        follows = {to_path(k): to_path(v) for k, v in (next_of or {}).items()}
+        if chained := [(k, v) for k, v in follows.items() if v in follows]:
+            name, followed = map(show, chained[0])
+            raise FieldError(
+                f"next_of[{name!r}] = {followed!r}, which is in next_of itself, so its rows are not all stored: a field that "
+                f"is followed is stored whole; leave {name!r} out of next_of"
+            )
         values = {
             "env_id": tuple(map(to_path, [env_id] if isinstance(env_id, str) else env_id)),
             "episode_id": tuple(map(to_path, [episode_id] if isinstance(episode_id, str) else episode_id)),
-            "next_of": {to_path(k): to_path(v) for k, v in (next_of or {}).items()},
+            "next_of": follows,
             "axes": {to_path(k): _checked_axis(k, v) for k, v in (axes or {}).items()},
             "json": tuple(map(to_path, [json] if isinstance(json, str) else json)),
             "unit": unit,

@@ -165,3 +165,10 @@ def test_what_cannot_be_repeated_is_refused(axes: dict[str, str], nest: dict[str
     schema = Schema(next_of={"next/obs": "obs"}, axes=axes)
     with arc.writer(schema=schema) as w, pytest.raises(FieldError, match=message):
         w.add_episode(nest)
+
+
+@pytest.mark.parametrize("next_of", [{"a": "b", "b": "c"}, {"c": "b", "b": "a"}, {"a": "a"}, {"a": "b", "b": "a"}])
+def test_a_field_that_is_followed_follows_no_other(next_of: dict[str, str]) -> None:
+    """Not all of its rows are stored, so nothing could be read from them."""
+    with pytest.raises(FieldError, match=r"which is in next_of itself.*leave '[ac]' out"):
+        Schema(next_of=next_of)
