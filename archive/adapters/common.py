@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from archive.base import MissingPackageError, NotFoundError, UsageError, visible
-from archive.checkpoint import MAIN_BUFFER, Checkpoint
+from archive.checkpoint import MAIN_BUFFER, Checkpoint, Pending
 from archive.fields import Path, Schema
+from archive.write import Buffer, BufferWriter
 
 if TYPE_CHECKING:
     from archive import Writer
-    from archive.checkpoint import Pending
-    from archive.write import Buffer
+    from resharding import Plan, Share, ShareBuffer
 
 EXISTING = ("error", "replace")
 UNFINISHED = ("close", "continue", "drop")
@@ -64,19 +64,25 @@ def several(objects: Any) -> dict[str, Any]:
     return dict(objects)
 
 
+def as_given(objects: Any, results: Mapping[str, Any]) -> Any:
+    """The results by buffer name as they are; that of a lone object by itself."""
+    return dict(results) if isinstance(objects, Mapping) else next(iter(results.values()))
+
+
 def part_of(writer: Writer, name: str) -> Buffer:
     """The writer's buffer of that name; its main one is the writer itself."""
     return writer if name == MAIN_BUFFER else writer.buffer(name)
 
 
-def share_of(source: Any, rank: int | None = None) -> Any:
+def share_of(source: Any, rank: int | None = None) -> Share:
     """A share as it is; of a checkpoint, what `rank` had (the same world size goes on)."""
     if not isinstance(source, Checkpoint):
         if not (hasattr(source, "buffers") and hasattr(source, "plan")):
             raise UsageError(
                 f"restoring takes a share, plan.share(rank), or a checkpoint, not a {type(source).__name__}"
             )
-        return source
+        share: Share = source
+        return share
     if rank is None:
         raise UsageError(
             f"restoring from checkpoint {source.name!r}: give rank=, or a share: resharding.plan(checkpoint).share()"
@@ -84,14 +90,14 @@ def share_of(source: Any, rank: int | None = None) -> Any:
     return planned(source, world_size=source.world_size).share(rank)
 
 
-def planned(checkpoint: Checkpoint, **options: Any) -> Any:
+def planned(checkpoint: Checkpoint, **options: Any) -> Plan:
     """`resharding.plan()`."""
-    import resharding  # built on this package, so not imported with it
+    import resharding  # here, so that an adapter is imported without it
 
     return resharding.plan(checkpoint, **options)
 
 
-def share_buffer(share: Any, name: str) -> Any:
+def share_buffer(share: Share, name: str) -> ShareBuffer:
     """The share's buffer of that name, or what there is instead."""
     if name not in share.buffers:
         raise NotFoundError(
@@ -102,15 +108,22 @@ def share_buffer(share: Any, name: str) -> Any:
 
 
 def declare(
-    buffer: Buffer, *, env_id: Sequence[Path] = (), episode_id: Sequence[Path] = (), reward: Any = None
+    writer: BufferWriter,
+    *,
+    env_id: Sequence[Path] = (),
+    episode_id: Sequence[Path] = (),
+    next_of: Mapping[Path, Path] | None = None,
+    unit: str | None = None,
+    reward: Path | None = None,
 ) -> None:
-    """Say what the system's fields mean, beside what the user's schema says."""
-    with buffer.exclusive(bounded=False) as inner:
-        known = inner.schema
-        inner.schema = Schema(
-            dict.fromkeys((*known.env_id, *env_id)), dict.fromkeys((*known.episode_id, *episode_id)), known.next_of,
-            known.axes, known.json, known.unit, known.reward or reward,
-        )  # fmt: skip
+    """Say what the system's fields mean, beside what the user's schema says; where both do, the user's holds."""
+    known = writer.schema
+    writer.declare(
+        Schema(
+            dict.fromkeys((*known.env_id, *env_id)), dict.fromkeys((*known.episode_id, *episode_id)),
+            {**(next_of or {}), **known.next_of}, known.axes, known.json, unit or known.unit, known.reward or reward,
+        )
+    )  # fmt: skip
 
 
 def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:

@@ -118,8 +118,7 @@ class Ring:
 
     def seen(self, inner: BufferWriter) -> Ints:
         """Position up to which the writer has each row; -1 of one that it does not know."""
-        streams = inner.streams
-        seen = np.array([streams.next_position(e) if streams.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
+        seen = np.array([inner.next_position(e) if inner.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
         behind = np.flatnonzero(self.pos < seen)
         if len(behind):
             e = int(behind[0])

@@ -103,7 +103,7 @@ class Buffer:
     def next_position(self, env_id: int) -> int:
         """Position that the next step of an env row gets; 0 for one that has none."""
         with self._writer._entered():
-            return self._inner.streams.next_position(int(env_id))
+            return self._inner.next_position(env_id)
 
     @contextmanager
     def exclusive(self, *, bounded: bool = True) -> Iterator[BufferWriter]:

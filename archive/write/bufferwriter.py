@@ -13,7 +13,7 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
 from archive.fields import Kinds, Schema, ShardSchema
-from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Stream
+from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
 from archive.write import cut, intake
 from archive.write.blocks import Block
 from archive.write.changes import Changes
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 class BufferWriter:
-    """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock."""
+    """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock.
+
+    `Buffer.exclusive()` hands it out to code that keeps a live buffer in step with the archive: beside the verbs such
+    code needs `declare`, `next_position`, `knows` and `live_runs`, and nothing else of it.
+    """
 
     def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
         self.name, self.place, self.schema = name, place, schema
@@ -50,6 +54,26 @@ class BufferWriter:
         self._steps_at_send = 0  # live ones, when a shard was last sent off
         self.losses = Losses(self._undo)
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def declare(self, schema: Schema) -> None:
+        """Say what the fields mean of steps that are added from now on."""
+        self._undo.attributes(self, "schema")
+        self.schema = schema
+
+    def next_position(self, env_id: int) -> int:
+        """Position that the next step of an env row gets; 0 for one that has none."""
+        return self.streams.next_position(int(env_id))
+
+    def knows(self, env_id: int) -> bool:
+        """Whether an env row has had steps, or was resumed."""
+        return self.streams.knows(int(env_id))
+
+    def live_runs(self) -> tuple[Runs, list[str]]:
+        """The live steps as runs of one episode each, in live order; and the episode id of each run."""
+        runs = self.live_set.runs()
+        return runs, [self.streams.records[i].id for i in runs.episode.tolist()]
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -89,10 +113,13 @@ class BufferWriter:
         return record.id
 
     def append(
-        self, steps: Any, *, env_ids: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
-        model_weights_uuid: Any, update_count: Any, metadata: dict[str, Any] | None, positions: Any, owned: bool = False,
+        self, steps: Any, *, env_ids: Any = None, first: Any = None, last: Any = None, episode_ids: Any = None,
+        terminated: Any = None, truncated: Any = None, model_weights_uuid: Any = None, update_count: Any = None,
+        metadata: dict[str, Any] | None = None, positions: Any = None, owned: bool = False, declared: Schema | None = None,
     ) -> Ints:  # fmt: skip
-        fields, schema = intake.steps(steps, self.schema, self._kinds.known)
+        """As `Buffer.append`.  owned: the arrays are the buffer's from now on.  declared: what these fields mean, where
+        that is not what the buffer's schema says."""
+        fields, schema = intake.steps(steps, declared or self.schema, self._kinds.known)
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
         rows = intake.rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
@@ -288,8 +315,7 @@ class BufferWriter:
         """(env_id, position, length, episode_id), the order that columns follow."""
         import pyarrow as pa
 
-        runs = self.live_set.runs()
-        names = [self.streams.records[int(i)].id for i in runs.episode]
+        runs, names = self.live_runs()
         env = pa.array(runs.env, mask=runs.env == NO_ENV)
         return pa.table(
             {

@@ -15,7 +15,18 @@ from archive.checkpoint import resuming
 from archive.fields import dtypes
 from archive.manifest import BufferResume, Located, Runs
 from archive.read import Episode, Episodes, LiveParts
-from resharding.placing import Parts, SourceBuffer, cut_pieces, gather, joined, piece_positions, read_cost, schemas_of
+from resharding.placing import (
+    Dropped,
+    Parts,
+    Rules,
+    SourceBuffer,
+    cut_pieces,
+    gather,
+    joined,
+    piece_positions,
+    read_cost,
+    schemas_of,
+)
 from resharding.sharing.renumbering import Roles, renumber, renumber_rows, roles_of
 
 if TYPE_CHECKING:
@@ -81,6 +92,16 @@ class ShareBuffer:
     def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
         """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
         return cut_pieces(self._source, self._parts)
+
+    @property
+    def rules(self) -> Rules:
+        """How the plan deals this buffer out."""
+        return self._plan.rules[self.name]
+
+    @property
+    def dropped(self) -> Dropped:
+        """Steps of this buffer that no rank gets, and why."""
+        return self._plan.placements[self.name].dropped
 
     @cached_property
     def layout(self) -> Layout:

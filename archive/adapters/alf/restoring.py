@@ -68,7 +68,7 @@ class Rebuilt:
 def rebuild(share: Any, name: str, target: Target, unfinished: str) -> Rebuilt:
     """Buffer `name` of a share for that target. Nothing is touched; a share that does not fit is refused."""
     check_option("unfinished", unfinished, UNFINISHED)
-    part = share_buffer(share, name)
+    part: Any = share_buffer(share, name)
     _check_plan(share.plan.rules[name].unfinished, unfinished)
     filled = ring.fill(
         part, num_envs=target.num_envs, max_length=target.max_length, unfinished=unfinished, device=target.device

@@ -71,7 +71,8 @@ def append(w: Buffer, tensors: Tensors, rb: Any = None, about: dict[str, Any] | 
 
 def _declare(w: Buffer, tensors: Tensors) -> None:
     reward = path_by_key(tensors.fields, "reward")
-    declare(w, env_id=[path for path in tensors.fields if path[-1] == "env_id"], reward=reward)
+    with w.exclusive(bounded=False) as writer:
+        declare(writer, env_id=[path for path in tensors.fields if path[-1] == "env_id"], reward=reward)
 
 
 def _close(w: Buffer, track: Track) -> None:

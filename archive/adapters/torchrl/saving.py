@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from archive.adapters import declare
 from archive.adapters.torchrl.episodes import SPLIT, Keys, Marks, Mask, as_path, keys_of, marks_of
 from archive.adapters.torchrl.lists import ListCells
 from archive.adapters.torchrl.parts import Parts, module
@@ -65,7 +66,8 @@ def append(part: Buffer, parts: Parts, *, verify: bool, traj_key: Any, end_key: 
         if not verify and tracker.idle(cells) and record.keys[1] == asked:
             return _appended(inner, cells, record)
         keys = keys_of(parts, cells, traj_key, end_key)
-        _declare(inner, cells, keys)
+        traj = [] if keys.traj is None else [keys.traj]
+        declare(inner, episode_id=traj, next_of={} if keys.unit == "step" else cells.next_fields(), unit=keys.unit)
         changed, hashes = tracker.changed(cells, verify=verify)
         record.resized(cells.rows * cells.columns)
         record.forget(np.repeat(changed, cells.columns))
@@ -101,29 +103,17 @@ def _ids(inner: BufferWriter, cells: Cells, keys: Keys, renumbered: Mask, live: 
     values = cells.flat(keys.traj) if keys.traj is not None and renumbered.any() else None
     if values is None:
         return {}
-    runs = inner.live_set.runs()
+    runs, names = inner.live_runs()
     heads = np.cumsum(runs.length) - runs.length
     chosen = [i for i in range(len(heads)) if runs.length[i] and renumbered[heads[i]]]
     numbers = np.asarray(values).reshape(len(values), -1)[:, 0]
-    return {inner.streams.records[int(runs.episode[i])].id: int(numbers[live[heads[i]]]) for i in chosen}
-
-
-def _declare(inner: BufferWriter, cells: Cells, keys: Keys) -> None:
-    """Say what the fields mean, beside what the user's schema says."""
-    known = inner.schema
-    follows = {} if keys.unit == "step" else cells.next_fields()
-    inner.schema = replace(
-        known,
-        episode_id=tuple(dict.fromkeys((*known.episode_id, *([keys.traj] if keys.traj else [])))),
-        next_of={**follows, **known.next_of},
-        unit=keys.unit,
-    )
+    return {names[i]: int(numbers[live[heads[i]]]) for i in chosen}
 
 
 def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks: Marks, order: Ints) -> None:
-    declared = inner.schema
+    known = inner.schema
     for chosen in _slabs(cells, record, order):
-        inner.schema = replace(declared, json=tuple(dict.fromkeys((*declared.json, *cells.json_fields(chosen)))))
+        declared = replace(known, json=tuple(dict.fromkeys((*known.json, *cells.json_fields(chosen)))))
         env = chosen % cells.columns
         heads = np.r_[True, env[1:] != env[:-1]]
         if keys.unit == "step":
@@ -142,14 +132,12 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
                 "the buffer's items have no fields, so there is nothing to save; give them one, such as a number"
             )
         inner.append(
-            steps, env_ids=env, first=first, last=last, episode_ids=None,
-            terminated=marks.terminated[chosen], truncated=marks.truncated[chosen], model_weights_uuid=None,
-            update_count=None, metadata=None, positions=positions, owned=True,
+            steps, env_ids=env, first=first, last=last, terminated=marks.terminated[chosen],
+            truncated=marks.truncated[chosen], positions=positions, owned=True, declared=declared,
         )  # fmt: skip
         record.env[chosen], record.position[chosen] = env, positions
         if cells.listed:
             record.signatures[chosen] = cells.signatures(chosen)
-    inner.schema = declared
 
 
 def _slabs(cells: Cells, record: Record, order: Ints) -> Iterator[Ints]:
@@ -171,7 +159,7 @@ def _runs_on(inner: BufferWriter, record: Record, marks: Marks, chosen: Ints, he
     out: Mask = ~heads & (np.r_[NONE, chosen[:-1]] == before)
     for i in np.flatnonzero(heads & (before >= 0)).tolist():
         known, env = int(before[i]), int(chosen[i] % max(1, marks.columns))
-        newest = inner.streams.next_position(env) - 1
+        newest = inner.next_position(env) - 1
         out[i] = record.env[known] == env and record.position[known] == newest >= 0
     return out
 
@@ -195,7 +183,7 @@ def _positions(inner: BufferWriter, env: Ints, heads: Mask, jumps: Mask) -> Ints
     out = np.zeros(len(env), np.int64)
     edges = np.flatnonzero(heads).tolist()
     for lo, hi in zip(edges, [*edges[1:], len(env)], strict=True):
-        start = inner.streams.next_position(int(env[lo]))
+        start = inner.next_position(env[lo])
         skipped = jumps[lo:hi].copy()
         skipped[0] &= start > 0
         out[lo:hi] = start + np.arange(hi - lo) + np.cumsum(skipped)

@@ -174,8 +174,7 @@ def tracker_of(storage: Any, inner: BufferWriter) -> Tracker:
 
 def live_units(inner: BufferWriter) -> frozenset[tuple[int, int, int, str]]:
     """Runs of live steps of one episode: (env row, position, steps, episode id)."""
-    runs = inner.live_set.runs()
-    ids = [inner.streams.records[i].id for i in runs.episode.tolist()]
+    runs, ids = inner.live_runs()
     return units_of(runs.env, runs.position, runs.length, ids)
 
 
@@ -199,7 +198,7 @@ def _joined(runs: Any) -> Iterator[tuple[int, int, int, str]]:
 
 def evict_unknown(inner: BufferWriter, record: Record) -> None:
     """What is live in the writer and has no cell has left the buffer."""
-    runs = inner.live_set.runs()
+    runs, _ = inner.live_runs()
     full = runs.length > 0
     env, position = np.repeat(runs.env, runs.length), spans(runs.position[full], runs.length[full])
     kept = record.position != NONE
