@@ -52,7 +52,7 @@ from archive.base.losses import Counts, Losses
 from archive.base.names import check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Job, in_order
 from archive.base.plainjson import misshapen
-from archive.base.plaintext import MAX_PAGE_BYTES, one_line, visible
+from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
 from archive.base.readonly import frozen
 from archive.base.treecodec import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.undo import Undo
@@ -131,6 +131,7 @@ __all__ = [
     "request_key",
     "show",
     "shutdown",
+    "size",
     "unescape_path",
     "visible",
 ]

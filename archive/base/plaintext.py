@@ -35,6 +35,15 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     return text if text.isprintable() else "".join(c if _stays(c) else _in_json(c) for c in text)
 
 
+def size(nbytes: float) -> str:
+    """Bytes as people say it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
 def _stays(c: str) -> bool:
     return c.isprintable() or c in _LAID_OUT or c in _JOINERS or unicodedata.category(c) in _SHOWN
 

@@ -1,13 +1,13 @@
 """Tool: the command line. Each command opens an archive, calls the library and prints.
 
-To add one: write it in a module of this package (click, with the decorators of `options`), and name it in COMMANDS.
-Nothing heavy is imported before a command runs.
+To add one: write a function in a module of this package (click, with the decorators of `options`), and name it in
+COMMANDS. Nothing heavy is imported before a command runs.
 
 Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 the call is wrong.
 """
 
 from __future__ import annotations
 
-from archive.cli.commands import COMMANDS, DEBUG, main
+from archive.cli.commands import COMMANDS, main
 
-__all__ = ["COMMANDS", "DEBUG", "main"]
+__all__ = ["COMMANDS", "main"]

@@ -13,25 +13,25 @@ from archive.cli.output import cell
 
 COMMANDS = {  # name: module and function; the order of --help
     "demo": "demo:demo",
-    "info": "look:info",
-    "ls": "look:ls",
+    "info": "contents:info",
+    "ls": "contents:ls",
     "episodes": "episodes:episodes",
     "show": "episodes:show",
     "sample": "sample:sample",
-    "log": "look:log",
-    "checkpoints": "ranks:checkpoints",
-    "diff": "compare:diff",
-    "plan": "ranks:plan",
+    "log": "contents:log",
+    "checkpoints": "checkpoints:checkpoints",
+    "diff": "diff:diff",
+    "plan": "checkpoints:plan",
     "reshard": "transfer:reshard",
-    "request-checkpoint": "ranks:request_checkpoint",
+    "request-checkpoint": "checkpoints:request_checkpoint",
     "merge": "transfer:merge",
     "split": "transfer:split",
     "filter": "transfer:filter_",
-    "export": "exchange:export",
+    "export": "export:export",
     "import": "exchange:import_",
     "compact": "transfer:compact",
-    "verify": "care:verify",
-    "repair": "care:repair",
+    "verify": "integrity:verify",
+    "repair": "integrity:repair",
 }
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 
@@ -40,11 +40,10 @@ class Failed(click.ClickException):
     """One line for the user."""
 
     def __init__(self, error: BaseException, command: str | None = None) -> None:
-        known = isinstance(error, ArchiveError)
         text = cell(" ".join(str(error).split()), limit=None) or type(error).__name__
-        text = in_options(text, command)
+        known = isinstance(error, ArchiveError)
         hint = "" if known else f" ({type(error).__name__}, unexpected: run it again with --debug, and report it)"
-        super().__init__(text + hint)
+        super().__init__(in_options(text, command) + hint)
 
 
 class Misused(Failed):

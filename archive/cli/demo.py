@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import IntegrityError
+from archive.base import IntegrityError, size
 from archive.cli import output
-from archive.cli.demo_ranks import RESUMED_BY, SAVED_BY, Ranks, account, resume, save
+from archive.cli.demo_ranks import Ranks, account, resume, save
 from archive.cli.options import Target, on_archive
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Steps = dict[str, Any]
 WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
+SAVED_BY, RESUMED_BY = 4, 3
+COSTS = ("requests", "sent", "received")
 
 
 @dataclass
@@ -30,26 +32,24 @@ class Demo:
     archives: list[Archive] = field(default_factory=list)
     written: dict[str, Steps] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)  # uuid -> update count
-    found: Episodes | None = None
-    ranks: Ranks | None = None
+    chosen: list[Episodes] = field(default_factory=list)
+    ranks: Ranks = field(init=False)
     saved: list[dict[str, Any]] = field(default_factory=list)
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.ranks = Ranks(self.target.url, self.target.storage_options, self.target.single_writer)
+
     def open(self, **how: Any) -> Archive:
         """The archive, as a process that has just started opens it; what it costs is counted."""
-        arc = self.target.open(**how)
-        self.archives.append(arc)
-        return arc
+        self.archives.append(self.target.open(**how))
+        return self.archives[-1]
 
-    def cost(self) -> tuple[int, int, int]:
+    def cost(self) -> dict[str, int]:
         """Requests, bytes sent and bytes received so far."""
-        stats = [arc.io_stats().as_dict() for arc in self.archives] + (self.ranks.cost if self.ranks else [])
-        verbs = ("get", "put", "create", "list", "delete", "head")
-        sent, received = (sum(s[name] for s in stats) for name in ("bytes_out", "bytes_in"))
-        return sum(s[verb] for s in stats for verb in verbs), sent, received
-
-
-Step = Callable[[Demo], str]
+        stats = [*(arc.io_stats() for arc in self.archives), *self.ranks.cost]
+        sums = (sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats))
+        return dict(zip(COSTS, sums, strict=True))
 
 
 def start(demo: Demo) -> str:
@@ -74,7 +74,8 @@ def write(demo: Demo) -> str:
             for _ in range(EPISODES_EACH):
                 steps = made_up_episode(rng, skill=update_count / first)
                 demo.written[writer.add_episode(steps, terminated=True)] = steps
-    return f"{len(demo.written)} episodes by {WEIGHTS} weights, {_count_steps(demo)} steps, visible at once"
+    total = sum(len(steps["reward"]) for steps in demo.written.values())
+    return f"{len(demo.written)} episodes by {WEIGHTS} weights, {total} steps, visible at once"
 
 
 def find_by_weights(demo: Demo) -> str:
@@ -87,21 +88,20 @@ def find_by_weights(demo: Demo) -> str:
 
 def find_by_updates(demo: Demo) -> str:
     """filter by update count and return"""
-    arc, counts = demo.archives[-1], list(demo.weights.values())
-    demo.found = arc.episodes.filter(update_count=(counts[0], counts[-1] + 1), where="return > 10")
-    sums = {name: float(steps["reward"].sum()) for name, steps in demo.written.items()}
-    wanted = {name for name, total in sums.items() if total > 10}
-    _demand({episode.id for episode in demo.found} == wanted, "the filter and the written rewards disagree")
-    return f'{len(demo.found)} of {len(sums)} with "return > 10"; no data read'
+    counts = list(demo.weights.values())
+    found = demo.archives[-1].episodes.filter(update_count=(counts[0], counts[-1] + 1), where="return > 10")
+    wanted = {name for name, steps in demo.written.items() if float(steps["reward"].sum()) > 10}
+    _demand({episode.id for episode in found} == wanted, "the filter and the written rewards disagree")
+    demo.chosen.append(found)
+    return f'{len(found)} of {len(demo.written)} with "return > 10"; no data read'
 
 
 def read_some(demo: Demo) -> str:
     """read one field of those"""
-    assert demo.found is not None
-    rewards = demo.found.read("reward")
-    for episode, steps in zip(demo.found, rewards, strict=True):
+    (found,) = demo.chosen
+    for episode, steps in zip(found, found.read("reward"), strict=True):
         _demand_equal(steps, {"reward": demo.written[episode.id]["reward"]}, episode.id)
-    return f"reward of {len(rewards)} episodes, equal to what was written"
+    return f"reward of {len(found)} episodes, equal to what was written"
 
 
 def read_all(demo: Demo) -> str:
@@ -115,29 +115,27 @@ def read_all(demo: Demo) -> str:
 
 def save_ranks(demo: Demo) -> str:
     """four ranks save"""
-    demo.ranks = Ranks(demo.target.url, demo.target.storage_options, demo.target.single_writer)
     demo.saved = demo.ranks.all(SAVED_BY, save)
     return f"{sum(len(r['numbers']) for r in demo.saved)} steps in the rings of {SAVED_BY} processes, one checkpoint"
 
 
 def resume_ranks(demo: Demo) -> str:
     """three ranks resume"""
-    assert demo.ranks is not None
     demo.resumed = demo.ranks.all(RESUMED_BY, resume)
     shares = ", ".join(str(len(r["numbers"])) for r in demo.resumed)
-    sent = output.size(sum(r["sent"] for r in demo.resumed))
-    return f"shares of {shares} steps; their next checkpoint sent {sent}"
+    return f"shares of {shares} steps; their next checkpoint sent {size(sum(r['sent'] for r in demo.resumed))}"
 
 
 def account_for_all(demo: Demo) -> str:
     """account for everything"""
-    assert demo.ranks is not None
     checkpoint = demo.open().checkpoints.of(demo.ranks.run).latest
     assert checkpoint is not None
-    return account(demo.saved, demo.resumed, checkpoint)
+    resumed, live, sound = account(demo.saved, demo.resumed, checkpoint)
+    _demand(sound, "steps were lost, doubled or changed")
+    return f"{resumed} steps and priorities, each once and on its step; with the new ones {live} are live"
 
 
-STEPS: tuple[Step, ...] = (
+STEPS: tuple[Callable[[Demo], str], ...] = (
     *(start, write, find_by_weights, find_by_updates, read_some, read_all),
     *(save_ranks, resume_ranks, account_for_all),
 )
@@ -154,10 +152,6 @@ def made_up_episode(rng: Any, *, skill: float) -> Steps:
     image = np.repeat(((waves + 1) * 127).astype(np.uint8)[..., None], 3, axis=-1)
     reward = rng.normal(0.15 * skill, 0.3, length).astype(np.float32)
     return {"obs": {"image": image, "state": state}, "action": rng.integers(0, 4, length), "reward": reward}
-
-
-def _count_steps(demo: Demo) -> int:
-    return sum(len(steps["reward"]) for steps in demo.written.values())
 
 
 def _demand(holds: bool, what: str) -> None:
@@ -180,15 +174,8 @@ def run(demo: Demo) -> list[dict[str, Any]]:
     rows = []
     for step in STEPS:
         before, began = demo.cost(), time.perf_counter()
-        did = step(demo)
-        requests, sent, received = (now - then for now, then in zip(demo.cost(), before, strict=True))
-        spent = {
-            "seconds": round(time.perf_counter() - began, 3),
-            "requests": requests,
-            "sent": sent,
-            "received": received,
-        }
-        rows.append({"step": step.__doc__, "did": did} | spent)
+        did = {"step": step.__doc__, "did": step(demo), "seconds": round(time.perf_counter() - began, 3)}
+        rows.append(did | {name: now - before[name] for name, now in demo.cost().items()})
     return rows
 
 
@@ -198,17 +185,16 @@ def demo(target: Target) -> None:
     """Write episodes, find them, read them back and compare. Run again, it adds to the same archive."""
     state = Demo(target)
     rows = run(state)
-    if target.as_json:
-        output.as_json({"url": state.archives[0].url, "steps": rows})
-        return
-    columns = ("step", "what happened", "seconds", "requests", "sent", "received")
+    target.answer({"url": state.archives[0].url, "steps": rows}, lambda: _show(target, rows))
+
+
+def _show(target: Target, rows: Sequence[Mapping[str, Any]]) -> None:
+    total = {name: sum(row[name] for row in rows) for name in ("seconds", *COSTS)}
     shown = [
-        [r["step"], r["did"], r["seconds"], r["requests"], output.size(r["sent"]), output.size(r["received"])]
-        for r in rows
+        {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
+        for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
     ]
-    requests, sent, received = state.cost()
-    total = ["all", "", round(sum(r["seconds"] for r in rows), 3), requests, output.size(sent), output.size(received)]
-    output.table([*shown, total], columns)
+    output.table(shown, ("step", "what happened", "seconds", *COSTS))
     output.say(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
     picture = f"archive export {target.url} --html best --where 'update_count > 0' -o episode.html"
     output.say(f"Watch one: {picture}")

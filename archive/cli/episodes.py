@@ -7,25 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.options import Target, limit, on_archive, where
 
 if TYPE_CHECKING:
-    from archive import Archive, Episode, Episodes
+    from archive import Episode
 
 SHOWN = (
-    "episode_id",
-    "length",
-    "return",
-    "complete",
-    "weights",
-    "updates",
-    "env_id",
-    "rank",
-    "run",
-    "buffer",
-    "commit",
+    "episode_id", "length", "return", "complete", "weights", "updates", "env_id", "rank", "run", "buffer", "commit",
     "metadata",
-)
+)  # fmt: skip
+ABOUT = (
+    "id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts",
+    "total_reward", "env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata",
+)  # fmt: skip
 
 
 def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
@@ -40,52 +34,33 @@ def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) 
 @click.command()
 @click.option("--weights", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
 @click.option("--updates", callback=_update_range, metavar="N|START:STOP", help="Of these update counts, without STOP.")
-@click.option("--where", metavar="CONDITION", help="As in \"return > 10 and metadata.task = 'push'\".")
+@where("As in \"return > 10 and metadata.task = 'push'\".")
 @click.option("--run", multiple=True, metavar="NAME", help="Of these runs. May be repeated.")
 @click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
 @click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help="How many, of the newest; 0 for all."
-)
+@limit("How many, of the newest; 0 for all.")
 @on_archive()
 def episodes(
-    target: Target, weights: tuple[str, ...], updates: Any, where: str | None, run: tuple[str, ...],
-    buffer: tuple[str, ...],    complete: bool | None, limit: int,
+    target: Target, weights: tuple[str, ...], updates: Any, run: tuple[str, ...], buffer: tuple[str, ...], limit: int,
+    **how: Any,
 ) -> None:  # fmt: skip
     """Find episodes. Reads no data."""
-    arc = target.open()
-    found = arc.episodes.filter(
-        model_weights_uuid=weights or None,
-        update_count=updates,
-        where=where,
-        buffer=buffer or None,
-        complete=complete,
-        run=_known(arc, run),
-    )
-    shown = found[-limit:] if limit else found
-    rows = [_summary(row) for row in shown.table.to_pylist()]
-    if target.as_json:
-        output.as_json({"found": len(found), "episodes": rows})
-        return
-    columns = [name for name in SHOWN if name != "run" or len(arc.runs) > 1]
-    output.table(([_in_short(row)[c] for c in columns] for row in rows), columns)
-    output.say(_count(found, len(rows)))
-
-
-def _known(arc: Archive, runs: tuple[str, ...]) -> list[str] | None:
-    """The runs that are asked for; an error if the archive has none of that name."""
-    return [arc.runs[name].name for name in runs] or None
-
-
-def _count(found: Episodes, shown: int) -> str:
-    more = f", the newest {shown} shown; --limit 0 shows all" if shown < len(found) else ""
-    return f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}"
-
-
-def _summary(row: dict[str, Any]) -> dict[str, Any]:
     from archive.base import jsontree
 
-    return row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}}
+    arc = target.open()
+    runs = [arc.runs[name].name for name in run]  # an error of its own, if there is none of that name
+    found = arc.episodes.filter(
+        model_weights_uuid=weights or None, update_count=updates, buffer=buffer or None, run=runs or None, **how
+    )
+    rows = (found[-limit:] if limit else found).table.to_pylist()
+    whole = [row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}} for row in rows]
+
+    def show() -> None:
+        output.table(map(_in_short, whole), [name for name in SHOWN if name != "run" or len(arc.runs) > 1])
+        more = f", the newest {len(rows)} shown; --limit 0 shows all" if len(rows) < len(found) else ""
+        output.say(f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}")
+
+    target.answer({"found": len(found), "episodes": whole}, show)
 
 
 def _in_short(row: dict[str, Any]) -> dict[str, Any]:
@@ -115,29 +90,25 @@ def _span(updates: tuple[int, int] | None) -> str | None:
 @click.option("--stop", type=int, help="Step before which to end.")
 def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> None:
     """One episode: what is known of it, its fields, and their values."""
-    from archive.views import summaries
-
     episode = target.open().episodes[episode_id]
     values = episode.read(list(names), start, stop) if names else {}
-    if target.as_json:
-        output.as_json(_about(episode) | {"fields": episode.fields} | ({"values": values} if names else {}))
-        return
-    about = _about(episode) | {"update_counts": _span(episode.update_counts)}
-    output.facts({name: value for name, value in about.items() if value not in (None, {}, [])})
-    output.table(
-        ([n, *summaries.kind(text)] for n, text in episode.fields.items()), ("field", "dtype", "shape", "axis")
-    )
-    _print_values(values, start)
+    about = {name.replace("total_reward", "return"): getattr(episode, name) for name in ABOUT}
+
+    def show() -> None:
+        known = about | {"update_counts": _span(episode.update_counts)}
+        output.facts({name: value for name, value in known.items() if value not in (None, {}, [])})
+        _print_fields(episode)
+        _print_values(values, start)
+
+    target.answer(about | {"fields": episode.fields} | ({"values": values} if names else {}), show)
 
 
-def _about(episode: Episode) -> dict[str, Any]:
-    names = ("id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts")
-    more = ("env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata")
-    return (
-        {n: getattr(episode, n) for n in names}
-        | {"return": episode.total_reward}
-        | {n: getattr(episode, n) for n in more}
-    )
+def _print_fields(episode: Episode) -> None:
+    from archive.views import summaries
+
+    columns = ("field", "dtype", "shape", "axis")
+    rows = [(name, *summaries.kind(text)) for name, text in episode.fields.items()]
+    output.table([dict(zip(columns, row, strict=True)) for row in rows], columns)
 
 
 def _print_values(values: dict[str, Any], start: int) -> None:

@@ -18,15 +18,17 @@ NAMES = frozenset({"episode_id", "name", "url", "archive", "object", "field", "s
 PROSE = frozenset({"what happened", "problem"})  # columns that go on in the next line
 PROSE_WIDTH = 30
 
+Row = Mapping[str, Any]
+
 
 def say(text: str) -> None:
     """Print text, whatever names it holds: the one way in which commands do."""
     click.echo(plaintext.visible(text))
 
 
-def as_json(value: Any) -> None:
-    """One JSON document; what JSON has no word for (nan, infinities) is null."""
-    say(plaintext.as_json(plain(value), indent=1))
+def as_json(document: Any) -> None:
+    """Print one JSON document; what JSON has no word for (nan, infinities) is null."""
+    say(plaintext.as_json(plain(document), indent=1))
 
 
 def plain(value: Any) -> Any:
@@ -44,27 +46,25 @@ def plain(value: Any) -> Any:
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
-def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
-    """A table for people. Columns of numbers are aligned to the right.
+def table(rows: Iterable[Row], columns: Sequence[str]) -> None:
+    """Print a table of these columns of the rows. Columns of numbers are aligned to the right.
 
     On a terminal that is too narrow for it nothing is cut: columns are left out that are empty, then those that tell
     least, from the right; what things are called and where they lie stays.
     """
-    rows = [list(row) for row in rows]
-    widths = [_width([row[i] for row in rows], name) for i, name in enumerate(columns)]
-    shown, room = list(range(len(columns))), _room()
-    if room is not None and _total(widths, shown) > room:
-        shown = [i for i in shown if columns[i] in NAMES or any(row[i] is not None for row in rows)]
-        for i in reversed([i for i in shown if columns[i] not in NAMES]):
-            if _total(widths, shown) > room and len(shown) > 1:
-                shown.remove(i)
-    _draw([[row[i] for i in shown] for row in rows], [columns[i] for i in shown], room)
-    left = [name for i, name in enumerate(columns) if i not in shown]
-    if left:
+    rows = list(rows)
+    width, shown = _terminal_width(), list(columns)
+    if width is not None and _width(rows, shown) > width:
+        shown = [name for name in shown if name in NAMES or any(row[name] is not None for row in rows)]
+        for name in [name for name in reversed(shown) if name not in NAMES]:
+            if _width(rows, shown) > width and len(shown) > 1:
+                shown.remove(name)
+    _draw(rows, shown, width)
+    if left := [name for name in columns if name not in shown]:
         say(f"left out for want of room: {', '.join(left)} (--json has all)")
 
 
-def _room() -> int | None:
+def _terminal_width() -> int | None:
     """Columns of the terminal; None where nobody watches."""
     import shutil
     import sys
@@ -72,41 +72,40 @@ def _room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _width(values: Iterable[Any], name: str) -> int:
-    """What a column needs at least: prose goes on in the next line."""
+def _width(rows: Sequence[Row], columns: Sequence[str]) -> int:
+    """What a table needs at least: prose goes on in the next line."""
     from rich.cells import cell_len
 
-    widest = max([cell_len(name), *(cell_len(cell(value)) for value in values)])
-    return min(widest, PROSE_WIDTH) if name in PROSE else widest
+    def needed(name: str) -> int:
+        widest = max([cell_len(name), *(cell_len(cell(row[name])) for row in rows)])
+        return min(widest, PROSE_WIDTH) if name in PROSE else widest
+
+    return 1 + sum(3 + needed(name) for name in columns)
 
 
-def _total(widths: Sequence[int], shown: Iterable[int]) -> int:
-    return 1 + sum(3 + widths[i] for i in shown)
-
-
-def _draw(rows: Sequence[Sequence[Any]], columns: Sequence[str], room: int | None) -> None:
+def _draw(rows: Sequence[Row], columns: Sequence[str], terminal_width: int | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(columns):
-        numbers = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
+    for name in columns:
+        numbers = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         drawn.add_column(Text(cell(name)), justify="right" if numbers else "left", no_wrap=name not in PROSE)
     for row in rows:
-        drawn.add_row(*(Text(cell(value)) for value in row))
-    needed = _total([_width([row[i] for row in rows], name) for i, name in enumerate(columns)], range(len(columns)))
-    width = UNWATCHED if room is None else max(room, needed)
-    console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=room is not None)
+        drawn.add_row(*(Text(cell(row[name])) for name in columns))
+    watched = terminal_width is not None
+    width = max(terminal_width, _width(rows, columns)) if terminal_width is not None else UNWATCHED
+    console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=watched)
     with console.capture() as captured:
         console.print(drawn)
     # not by `say`: the colours are rich's own, and the cells have been made visible
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip()))
 
 
-def facts(pairs: Mapping[str, Any]) -> None:
-    """Names and values, one a line."""
+def facts(pairs: Row) -> None:
+    """Print names and values, one a line."""
     shown = {cell(name, limit=None): cell(value, limit=None) for name, value in pairs.items()}
     width = max(map(len, shown), default=0)
     for name, text in shown.items():
@@ -129,13 +128,3 @@ def cell(value: Any, *, limit: int | None = MAX_CELL) -> str:
         value = json.dumps(plain(value), ensure_ascii=False)
     text = plaintext.one_line(str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people."""
-    value, unit = float(nbytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -7,65 +7,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, UsageError
-from archive.cli.ranks import checkpoints_of, named_checkpoint
+from archive.cli.selecting import checkpoints_of, named_checkpoint
 from archive.store import file_exists, local_path, write_file
 
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episode, Episodes
-
 
 BEST = "best"  # the episode of the greatest return, where none has this id
 EPISODES = "episodes"  # all that meet the conditions, where no episode has this id
 WHOLE = "archive"  # the archive itself, or a run of it, likewise
 
 
-def write_page(
-    arc: Archive, what: str, file: str, *, world_size: int | None, where: str | None, weights: tuple[str, ...],
-    run: str | None = None, replace: bool, allow_missing: bool = False,
-    storage_options: Mapping[str, Any] | None = None, **how: Any,
-) -> str:  # fmt: skip
-    """Write the page of an episode's id or a checkpoint's name ("latest"), with a world size that of its plan; the title.
+def page_of(
+    arc: Archive, what: str, *, run: str | None, where: str | None, weights: tuple[str, ...], world_size: int | None,
+    allow_missing: bool, **how: Any,
+) -> tuple[str, str]:  # fmt: skip
+    """Title and text of the page of an episode's id or a checkpoint's name ("latest"), with a world size of its plan.
 
-    file: a path or a URL; of a URL, storage_options open it.  how: options of an episode's page, as of Episode.to_html.
+    how: options of an episode's page, as of Episode.to_html; a UsageError for another one's. NotFoundError if there is
+    nothing of that name.
     """
-    path = None if "://" in file else local_path(file, "--output")
-    if path is not None and (not path.parent.is_dir() or path.is_dir()):
-        raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
-    there = file_exists(file, storage_options) if path is None else path.exists()
-    if there and not replace:
-        raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
     if world_size:
+        import resharding
+
         _refuse(how, "plan")
-        title, text = _plan(arc, what, run, world_size, filter=where, allow_missing=allow_missing)
-    else:
-        title, text = _looked_at(arc, what, run, where, weights, how)
-    if path is None:
-        write_file(file, text.encode(), storage_options)
-    else:
-        _write(path, text)
-    return title
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole page or nothing."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    except OSError as e:
-        part.unlink(missing_ok=True)
-        raise UsageError(f"no page can be written to {path} ({e.strerror}): give another --output") from e
-
-
-def _refuse(how: Mapping[str, Any], kind: str) -> None:
-    if how:
-        option = "--" + ("field" if "fields" in how else min(how).replace("_", "-"))
-        raise UsageError(f"{option} is for the page of an episode; that of a {kind} shows no steps: leave it out")
-
-
-def _looked_at(
-    arc: Archive, what: str, run: str | None, where: str | None, weights: tuple[str, ...], how: Mapping[str, Any]
-) -> tuple[str, str]:
+        checkpoint = _checkpoint(arc, what, run, "checkpoint")
+        plan = resharding.plan(checkpoint, world_size, filter=where, allow_missing=allow_missing)
+        return f"plan of {checkpoint.name} for {world_size} ranks", plan.to_html()
     if run is not None:
         arc.runs[run]  # a run that is not there is an error of its own
     found = arc.episodes.filter(where=where, model_weights_uuid=weights or None, run=run)
@@ -88,6 +56,12 @@ def _looked_at(
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()
 
 
+def _refuse(how: Mapping[str, Any], kind: str) -> None:
+    if how:
+        option = "--" + ("field" if "fields" in how else min(how).replace("_", "-"))
+        raise UsageError(f"{option} is for the page of an episode; that of a {kind} shows no steps: leave it out")
+
+
 def _best(found: Episodes) -> Episode | None:
     """The one of the greatest return."""
     import pyarrow.compute as pc
@@ -95,14 +69,6 @@ def _best(found: Episodes) -> Episode | None:
     returns = found.table["return"]
     greatest = pc.max(returns)
     return found[pc.index(returns, greatest).as_py()] if greatest.is_valid else None
-
-
-def _plan(arc: Archive, what: str, run: str | None, world_size: int, **how: Any) -> tuple[str, str]:
-    import resharding
-
-    checkpoint = _checkpoint(arc, what, run, "checkpoint")
-    made = resharding.plan(checkpoint, world_size, **how)
-    return f"plan of {checkpoint.name} for {world_size} ranks", made.to_html()
 
 
 def _checkpoint(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoint:
@@ -114,3 +80,37 @@ def _checkpoint(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoi
         raise NotFoundError(
             f"there is no {kind} {name!r} at {arc.url}; `archive episodes` and `archive checkpoints` list them"
         ) from None
+
+
+class PageFile:
+    """Where a page goes: a path or a URL, which the storage options open.
+
+    UsageError if it can't be written there, or something is there that is not to be replaced.
+    """
+
+    def __init__(self, file: str, storage_options: Mapping[str, Any], *, replace: bool) -> None:
+        self.file = file
+        self.options = storage_options
+        self.path = None if "://" in file else local_path(file, "--output")
+        if self.path is not None and (not self.path.parent.is_dir() or self.path.is_dir()):
+            raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
+        there = file_exists(file, self.options) if self.path is None else self.path.exists()
+        if there and not replace:
+            raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
+
+    def write(self, text: str) -> None:
+        """The whole page or nothing."""
+        if self.path is None:
+            write_file(self.file, text.encode(), self.options)
+        else:
+            _write(self.path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as e:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"no page can be written to {path} ({e.strerror}): give another --output") from e

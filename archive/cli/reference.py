@@ -12,8 +12,8 @@ from archive.base import NotFoundError
 from archive.cli.commands import COMMANDS, main
 
 BEGIN, END = "<!-- commands: made by `make docs` -->", "<!-- end of commands -->"
-COMMON = frozenset(
-    {"as_json", "storage_option", "endpoint_url", "profile", "retry_for", "allow_base", "debug", "commit", "help"}
+EVERYWHERE = frozenset(  # options of every command
+    {"as_json", "storage_pairs", "endpoint_url", "profile", "deadline_s", "allow_bases", "debug", "commit", "help"}
 )
 
 
@@ -40,7 +40,7 @@ def _row(command: click.Command, name: str, parent: click.Context) -> str:
 
 def _options(command: click.Command) -> Iterator[click.Option]:
     for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.name not in COMMON:
+        if isinstance(parameter, click.Option) and parameter.name not in EVERYWHERE:
             yield parameter
 
 

@@ -10,13 +10,11 @@ import click
 
 from archive.base import MissingPackageError
 from archive.cli import output
-from archive.cli.options import Target, of_run, on_archive
-from archive.cli.ranks import checkpoints_of
+from archive.cli.options import Target, of_run, on_archive, where
+from archive.cli.selecting import checkpoints_of
 
 if TYPE_CHECKING:
     from archive import Archive, Episodes
-    from archive.adapters.rlinf.buffer import Where
-    from archive.store import IOStats
 
 
 @click.command()
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", "name", metavar="NAME", help="Default: the newest whole one; without any, all episodes.")
 @of_run
 @click.option("--buffer", default="replay", show_default=True, metavar="NAME")
-@click.option("--where", "condition", metavar="CONDITION", help="Only episodes that meet it, as in 'return > 10'.")
+@where()
 @click.option("--seed", default=1234, show_default=True)
 @click.option("--replace", is_flag=True, help="Draw more than there are, if need be.")
 @click.option(
@@ -37,26 +35,34 @@ if TYPE_CHECKING:
 )
 @on_archive()
 def sample(
-    target: Target, num_chunks: int, cache_size: int, sample_window_size: int, name: str | None, run: str | None, buffer: str,
-    condition: str | None, seed: int, replace: bool, missing: str,
+    target: Target, num_chunks: int, cache_size: int, replace: bool, missing: str, name: str | None, run: str | None,
+    buffer: str, where: str | None, **how: Any,
 ) -> None:  # fmt: skip
     """Load trajectories and draw a batch of transitions once. A URL ending in rank_3 means rank 3 of the archive above."""
-    where, drawn_from = _buffers()
-    place = where(target.url)
+    try:
+        from archive.adapters.rlinf import buffer as rlinf
+    except ImportError as e:
+        raise MissingPackageError(f"sampling needs torch ({e}): pip install 'trajectory-archive[torch]'") from e
+    place = rlinf.where(target.url)
     arc = target.open(url=place.root)
-    source, episodes = _episodes(arc, place, name, run, buffer)
-    episodes = episodes if condition is None else episodes.filter(where=condition)
-    held = drawn_from(seed=seed, sample_window_size=sample_window_size, missing=_filling(missing))
-    loading = _measured(arc, lambda: held.load_episodes(episodes, in_memory=cache_size))
-    batch: dict[str, Any] = {}
-    drawing = _measured(arc, lambda: batch.update(held.sample(num_chunks, replace=replace)))
+    source, episodes = _episodes(arc, place.rank, name, run, buffer)
+    episodes = episodes if where is None else episodes.filter(where=where)
+    held = rlinf.TrajectoryReplayBuffer(missing=_filling(missing), **how)
+    _, load = _measured(arc, lambda: held.load_episodes(episodes, in_memory=cache_size))
+    batch, draw = _measured(arc, lambda: held.sample(num_chunks, replace=replace))
     fields = [
         {"field": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         for path, value in _leaves(batch)
     ]
     drawn = max((field["shape"][0] for field in fields), default=0)  # less than asked for, where there is less
-    about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": loading, "sample": drawing}
-    _show(target, about, fields)
+    about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": load, "sample": draw}
+
+    def show() -> None:
+        told = "{seconds:.3f} s, {requests} requests, {bytes} bytes"
+        output.facts(about | {"load": told.format(**load), "sample": told.format(**draw)})
+        output.table([field | {"shape": str(field["shape"])} for field in fields], ("field", "shape", "dtype"))
+
+    target.answer(about | {"fields": fields}, show)
 
 
 def _filling(text: str) -> Any:
@@ -67,33 +73,25 @@ def _filling(text: str) -> Any:
         return text
 
 
-def _buffers() -> tuple[Any, Any]:
-    try:
-        from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer, where
-    except ImportError as e:
-        raise MissingPackageError(f"sampling needs torch ({e}): pip install 'trajectory-archive[torch]'") from e
-    return where, TrajectoryReplayBuffer
-
-
-def _episodes(arc: Archive, place: Where, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
+def _episodes(arc: Archive, rank: int | None, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
     """What to draw from, in words, and the episodes."""
     from archive.adapters.rlinf.buffer import held_by
 
     checkpoints = checkpoints_of(arc, run)
     found = checkpoints[name] if name else checkpoints.newest(replay=True)
     if found is None:
-        return "all episodes", arc.episodes.filter(buffer=buffer, rank=place.rank, run=run)
-    if place.rank is None:
+        return "all episodes", arc.episodes.filter(buffer=buffer, rank=rank, run=run)
+    if rank is None:
         return f"checkpoint {found.name}", found.episodes.filter(buffer=buffer)
-    ids = held_by(found, buffer, place.rank)
-    return f"checkpoint {found.name}, rank {place.rank}", found.episodes.filter(episode_id=ids)
+    return f"checkpoint {found.name}, rank {rank}", found.episodes.filter(episode_id=held_by(found, buffer, rank))
 
 
-def _measured(arc: Archive, work: Any) -> dict[str, Any]:
+def _measured(arc: Archive, work: Any) -> tuple[Any, dict[str, Any]]:
+    """What the work gives, and what it took."""
     before, started = arc.io_stats(), time.perf_counter()
-    work()
-    used: IOStats = arc.io_stats() - before
-    return {"seconds": time.perf_counter() - started, "requests": used.requests, "bytes": used.bytes_in}
+    made = work()
+    used = arc.io_stats() - before
+    return made, {"seconds": time.perf_counter() - started, "requests": used.requests, "bytes": used.bytes_in}
 
 
 def _leaves(nest: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -102,14 +100,3 @@ def _leaves(nest: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{path}{key}/")
         else:
             yield path + key, value
-
-
-def _show(target: Target, about: dict[str, Any], fields: list[dict[str, Any]]) -> None:
-    if target.as_json:
-        output.as_json(about | {"fields": fields})
-        return
-    spent = {
-        key: "{seconds:.3f} s, {requests} requests, {bytes} bytes".format(**about[key]) for key in ("load", "sample")
-    }
-    output.facts(about | spent)
-    output.table(([f["field"], str(f["shape"]), f["dtype"]] for f in fields), ("field", "shape", "dtype"))

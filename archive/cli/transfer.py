@@ -3,113 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from archive.base import UsageError
 from archive.cli import output
-from archive.cli.options import Target, on_archive
+from archive.cli.checkpoints import planned, planning
+from archive.cli.options import Target, on_archive, options_of, where
 from archive.cli.progress import bar
-from archive.cli.ranks import named_checkpoint, planned, planning
 
 if TYPE_CHECKING:
     from archive import Archive
 
-_shared = (
-    click.option("--to", required=True, metavar="URL", help="The other archive; made if it is not there."),
-    click.option("--copy", is_flag=True, help="Copy the shards; else they are referred to where they lie."),
+_moving = options_of(  # how episodes get to the other archive
     click.option("--verify", is_flag=True, help="Read every byte that is copied, and compare it with its checksum."),
+    click.option("--copy", is_flag=True, help="Copy the shards; else they are referred to where they lie."),
+    click.option("--to", required=True, metavar="URL", help="The other archive; made if it is not there."),
 )
 
 
-def _moving(command: Callable[..., None]) -> Callable[..., None]:
-    for option in _shared:
-        command = option(command)
-    return command
+def _opened(target: Target, others: tuple[str, ...] = (), *, copy: bool, verify: bool, **_: Any) -> list[Archive]:
+    """The sources, once it is known that the call makes sense."""
+    if verify and not copy:
+        raise UsageError("--verify is of copies: add --copy, or leave it out (`archive verify --deep` reads all)")
+    return [target.open(url=url) for url in (target.url, *others)]
 
 
-@dataclass(frozen=True)
-class How:
-    """How episodes get to the other archive."""
-
-    copy: bool
-    verify: bool
-
-    def __post_init__(self) -> None:
-        if self.verify and not self.copy:
-            raise UsageError("--verify is of copies: add --copy, or leave it out (`archive verify --deep` reads all)")
+def _moved(target: Target, name: str, sources: list[Archive], do: Callable[..., Any], **how: Any) -> Any:
+    """What `do` makes in the other archive while a bar is drawn. What was named on the way is allowed."""
+    allowed = (*target.allow_bases, *(source.url for source in sources))
+    options = {"storage_options": target.storage_options, "allow_bases": allowed, "single_writer": target.single_writer}
+    with bar(name, sources) as advance:
+        return do(progress=advance, **options, **how)
 
 
-def _moved(target: Target, how: How, what: str, sources: list[Archive], do: Callable[..., Any]) -> Any:
-    """What `do` gives, called with how to do it, while a bar is drawn. What was named on the way is allowed."""
-    given = {
-        "copy": how.copy, "verify": how.verify, "storage_options": target.storage_options,
-        "allow_bases": (*target.allow_bases, *(source.url for source in sources)), "single_writer": target.single_writer,
-    }  # fmt: skip
-    with bar(what, sources) as advance:
-        return do(progress=advance, **given)
-
-
-def _tell(target: Target, made: Archive) -> None:
-    if target.as_json:
-        output.as_json({"url": made.url, "commit": made.head.number, "episodes": len(made.episodes)})
-    else:
-        output.say(f"{made.url} has {len(made.episodes)} episodes at commit {made.head.number}")
+def _answer(target: Target, made: Archive) -> None:
+    about = {"url": made.url, "commit": made.head.number, "episodes": len(made.episodes)}
+    target.answer(about, "{url} has {episodes} episodes at commit {commit}".format(**about))
 
 
 @click.command()
 @on_archive(time_travel=False, writes=True)
 @click.argument("others", nargs=-1)
 @_moving
-def merge(target: Target, others: tuple[str, ...], to: str, copy: bool, verify: bool) -> None:
+def merge(target: Target, others: tuple[str, ...], **how: Any) -> None:
     """Make the episodes of archives (URL and OTHERS) visible in one. Again later, it adds what is new."""
     import resharding
 
-    moving = How(copy, verify)
-    sources = [target.open(url=url) for url in (target.url, *others)]
-    _tell(target, _moved(target, moving, "merge", sources, lambda **how: resharding.merge(sources, to, **how)))
+    sources = _opened(target, others, **how)
+    _answer(target, _moved(target, "merge", sources, resharding.merge, urls=sources, **how))
 
 
 @click.command()
 @on_archive(time_travel=False, writes=True)
 @click.argument("count", type=click.IntRange(1))
-@click.option("--where", metavar="CONDITION", help="The first of those that meet it, as in 'return > 10'.")
+@where("The first of those that meet it, as in 'return > 10'.")
 @_moving
-def split(target: Target, count: int, where: str | None, to: str, copy: bool, verify: bool) -> None:
+def split(target: Target, count: int, where: str | None, **how: Any) -> None:
     """Make the first COUNT episodes visible in another archive."""
     import resharding
 
-    moving = How(copy, verify)
-    source = target.open()
+    (source,) = _opened(target, **how)
     found = source.episodes.filter(where=where)
     if count > len(found):
         raise UsageError(f"COUNT is {count}, and there are {len(found)} such episodes at {source.url}")
     ids = found[:count].table["episode_id"].to_pylist()
-
-    def do(**how: Any) -> Archive:
-        return resharding.filter(source, to, episode_id=ids, **how)
-
-    _tell(target, _moved(target, moving, "split", [source], do))
+    _answer(target, _moved(target, "split", [source], resharding.filter, url=source, episode_id=ids, **how))
 
 
 @click.command("filter")
 @on_archive(time_travel=False, writes=True)
-@click.option("--where", required=True, metavar="CONDITION", help="As in 'return > 10 and update_count >= 100'.")
+@where("As in 'return > 10 and update_count >= 100'.", required=True)
 @_moving
-def filter_(target: Target, where: str, to: str, copy: bool, verify: bool) -> None:
+def filter_(target: Target, where: str, **how: Any) -> None:
     """Make the episodes that meet a condition visible in another archive."""
     import resharding
 
-    moving = How(copy, verify)
-    source = target.open()
+    (source,) = _opened(target, **how)
     source.episodes.filter(where=where)  # refused before anything is made
-
-    def do(**how: Any) -> Archive:
-        return resharding.filter(source, to, where=where, **how)
-
-    _tell(target, _moved(target, moving, "filter", [source], do))
+    _answer(target, _moved(target, "filter", [source], resharding.filter, url=source, where=where, **how))
 
 
 @click.command()
@@ -117,23 +90,17 @@ def filter_(target: Target, where: str, to: str, copy: bool, verify: bool) -> No
 @click.argument("world_size", type=click.IntRange(1))
 @planning
 @_moving
-def reshard(
-    target: Target, world_size: int, name: str | None, run: str | None, to: str, copy: bool, verify: bool, **how: Any
-) -> None:  # fmt: skip
+def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, **planning: Any) -> None:
     """Save a checkpoint anew in another archive, as WORLD_SIZE ranks will resume from it. `plan` shows what it does."""
     import resharding
 
-    moving = How(copy, verify)
-    source = target.open()
-    plan = planned(named_checkpoint(source, name, run), world_size, **how)
-    made = _moved(target, moving, "reshard", [source], lambda **h: resharding.reshard(source, plan, to, **h))
-    told = {"checkpoint": made.name, "commit": made.number, "ranks": made.world_size, "steps": plan.steps}
-    if target.as_json:
-        output.as_json(told | {"dropped": plan.dropped})
-        return
-    output.say(
-        f"checkpoint {made.name!r} is in {to}, saved by {made.world_size} ranks of {output.cell(plan.steps)} steps"
-    )
+    how: dict[str, Any] = {"to": to, "copy": copy, "verify": verify}
+    (source,) = _opened(target, **how)
+    plan = planned(source, world_size, **planning)
+    made = _moved(target, "reshard", [source], resharding.reshard, source=source, plan=plan, **how)
+    about = {"checkpoint": made.name, "commit": made.number, "ranks": made.world_size, "steps": plan.steps}
+    text = f"checkpoint {made.name!r} is in {to}, saved by {made.world_size} ranks of {output.cell(plan.steps)} steps"
+    target.answer(about | {"dropped": plan.dropped}, text)
 
 
 @click.command()
@@ -148,19 +115,14 @@ def compact(target: Target, min_alive: float, yes: bool) -> None:
     from resharding.transfer import compactable
 
     arc = target.open()
-    if not yes:
-        would = compactable(arc, min_alive=min_alive)
-        if target.as_json:
-            output.as_json({"shards": would.shards, "steps": would.steps, "commit": None})
-            return
-        what = f"would write {would.steps} live steps of {would.shards} thin shards anew; add --yes to do it"
-        output.say(what if would.shards else "nothing to do: no shard is that thin")
-        return
-    with bar("compact", [arc]):
-        done = resharding.compact(arc, min_alive=min_alive)
-    if target.as_json:
-        output.as_json({"shards": done.shards, "steps": done.steps, "commit": done.commit})
+    if yes:
+        with bar("compact", [arc]):
+            done = resharding.compact(arc, min_alive=min_alive)
+        about = {"shards": done.shards, "steps": done.steps, "commit": done.commit}
+        text = "{steps} steps out of {shards} shards were written anew" if done.shards else "nothing to do"
     else:
-        output.say(
-            f"{done.steps} steps out of {done.shards} shards were written anew" if done.shards else "nothing to do"
-        )
+        would = compactable(arc, min_alive=min_alive)
+        about = {"shards": would.shards, "steps": would.steps, "commit": None}
+        text = "would write {steps} live steps of {shards} thin shards anew; add --yes to do it"
+        text = text if would.shards else "nothing to do: no shard is that thin"
+    target.answer(about, text.format(**about))

@@ -113,19 +113,19 @@ def test_what_comes_from_an_archive_is_text(url: str) -> None:
 
 
 def test_a_narrow_terminal_cuts_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_room", lambda: 44)
+    monkeypatch.setattr(output, "_terminal_width", lambda: 44)
     text = click.unstyle(printed("episodes", url, "--where", "length = 3"))
     assert "metadata" not in text.splitlines()[0]
     assert "left out for want of room: weights, updates, env_id, rank, buffer, commit, metadata" in text
     for row in document("ls", url):
         assert row["url"] in click.unstyle(printed("ls", url)), "what is copied from the terminal is whole"
-    monkeypatch.setattr(output, "_room", lambda: 300)
+    monkeypatch.setattr(output, "_terminal_width", lambda: 300)
     assert "left out" not in printed("episodes", url)
 
 
 def test_prose_goes_on_in_the_next_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(output, "_room", lambda: 60)
-    output.table([["a", "word " * 30, 1]], ("step", "what happened", "requests"))
+    monkeypatch.setattr(output, "_terminal_width", lambda: 60)
+    output.table([{"step": "a", "what happened": "word " * 30, "requests": 1}], ("step", "what happened", "requests"))
     lines = click.unstyle(capsys.readouterr().out).splitlines()
     assert sum(line.count("word") for line in lines) == 30
     assert max(map(len, lines)) <= 60
@@ -231,10 +231,10 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    from archive.cli import ranks
+    from archive.cli import checkpoints
     from resharding.placing import assignment
 
-    assert assignment.POLICIES == ranks.POLICIES
+    assert assignment.POLICIES == checkpoints.POLICIES
 
 
 def test_debug_shows_where_it_failed(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 import archive
 from archive import cli
-from archive.cli import options, output
+from archive.base import size
+from archive.cli import options
 from tests.support.commands import printed
 from tests.support.places import ROOT
 
@@ -40,7 +41,7 @@ def test_targets_keep_credentials_to_themselves() -> None:
 
 
 def test_sizes_are_for_people() -> None:
-    assert [output.size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)] == [
+    assert [size(n) for n in (0, 999, 1000, 1_550_000, 2 * 10**12)] == [
         "0 B",
         "999 B",
         "1.0 kB",

@@ -10,16 +10,17 @@ import click
 
 from archive.base import ARCHIVE_KEY, NotFoundError
 from archive.cli import output
-from archive.cli.options import Target, meeting, on_archive
+from archive.cli.options import Target, limit, on_archive, where
+from archive.cli.selecting import meeting
 
 if TYPE_CHECKING:
     from archive import Archive, Commit
 
+RUN = ("run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps", "newest_session", "forked_from")
+ARCHIVE = ("archive", "commit", "committed_at", "runs", "url")
+SHARD = ("shard", "steps", "segments", "session", "rank", "commit", "url")
 LOGGED = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
 LOG_BATCH = 100
-RUN = (
-    "run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps", "newest_session", "forked_from",
-)  # fmt: skip
 
 
 @click.command()
@@ -29,17 +30,16 @@ def info(target: Target) -> None:
     arc = target.open()
     about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _episodes(arc)
     about["shards"] = len(arc.shards)
-    about["runs"] = {name: entry.get("session") for name, entry in arc.head.runs.items()}
-    about["run_table"] = arc.runs.about
-    if target.as_json:
-        output.as_json(about)
-        return
-    runs, counts = about.pop("runs"), about["update_counts"]
-    about["update_counts"] = f"{counts['least']} to {counts['greatest']}" if counts else None
-    told = [run | {"newest_session": runs.get(run["run"])} for run in about.pop("run_table")]
-    output.facts(about)
-    if told:
-        output.table(([run[name] for name in RUN] for run in told), RUN)
+    sessions = {name: entry.get("session") for name, entry in arc.head.runs.items()}
+    runs = arc.runs.about
+
+    def show() -> None:
+        counts = about["update_counts"]
+        output.facts(about | {"update_counts": f"{counts['least']} to {counts['greatest']}" if counts else None})
+        if runs:
+            output.table([run | {"newest_session": sessions.get(run["run"])} for run in runs], RUN)
+
+    target.answer(about | {"runs": sessions, "run_table": runs}, show)
 
 
 def _head(head: Commit) -> dict[str, Any]:
@@ -51,8 +51,7 @@ def _head(head: Commit) -> dict[str, Any]:
 def _episodes(arc: Archive) -> dict[str, Any]:
     import pyarrow.compute as pc
 
-    names = ("length", "complete", "update_count_min", "update_count_max", "buffer")
-    table = arc.episodes.table.select(names)
+    table = arc.episodes.table.select(("length", "complete", "update_count_min", "update_count_max", "buffer"))
     low, high = pc.min(table["update_count_min"]).as_py(), pc.max(table["update_count_max"]).as_py()
     return {
         "episodes": table.num_rows,
@@ -64,7 +63,7 @@ def _episodes(arc: Archive) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--where", metavar="CONDITION", help="Only shards with episodes that meet it, as in 'return > 10'.")
+@where("Only shards with episodes that meet it, as in 'return > 10'.")
 @on_archive()
 def ls(target: Target, where: str | None) -> None:
     """The shards, with URLs that zarr.open_group takes; of a folder that is no archive, the archives in it."""
@@ -74,7 +73,7 @@ def ls(target: Target, where: str | None) -> None:
         found = _archives_below(target)
         if not found or target.commit is not None:
             raise
-        _show(target, found, ("archive", "commit", "committed_at", "runs", "url"))
+        target.table(found, ARCHIVE)
         return
     wanted = None if where is None else _shards_of(arc, where)
     rows = [
@@ -82,14 +81,7 @@ def ls(target: Target, where: str | None) -> None:
         for i, (key, counts) in enumerate(_shard_counts(arc).items())
         if wanted is None or key in wanted
     ]
-    _show(target, rows, ("shard", "steps", "segments", "session", "rank", "commit", "url"))
-
-
-def _show(target: Target, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    if target.as_json:
-        output.as_json(rows)
-    else:
-        output.table(([row[c] for c in columns] for row in rows), columns)
+    target.table(rows, SHARD)
 
 
 def _archives_below(target: Target) -> list[dict[str, Any]]:
@@ -121,46 +113,35 @@ def _shard_counts(arc: Archive) -> dict[str, dict[str, Any]]:
     table = arc.snapshot.columns(("shard", "length", "session", "rank", "commit"))
     out: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
-        if row["shard"] is not None:
-            new = {"steps": 0, "segments": 0, "session": row["session"], "rank": row["rank"], "commit": row["commit"]}
-            counts = out.setdefault(row["shard"], new)
-            counts["steps"] += row["length"]
+        shard, length = row.pop("shard"), row.pop("length")
+        if shard is not None:
+            counts = out.setdefault(shard, {"steps": 0, "segments": 0, **row})
+            counts["steps"] += length
             counts["segments"] += 1
     return out
 
 
 @click.command()
-@click.option("--limit", "-n", type=click.IntRange(0), default=20, show_default=True, help="How many; 0 for all.")
-@click.option("--where", metavar="CONDITION", help="Only those that meet it, as in \"kind = 'checkpoint'\".")
+@limit("How many; 0 for all.")
+@where("Only those that meet it, as in \"kind = 'checkpoint'\".")
 @on_archive()
 def log(target: Target, limit: int, where: str | None) -> None:
     """The commits, newest first."""
     commits = target.open().commits
-    numbers = range(len(commits) - 1, -1, -1)
-    rows = (_logged(commits[i]) for i in numbers)
-    _show(target, list(islice(_meeting(rows, where), limit or None)), LOGGED)
+    rows = (_logged(commits[i]) for i in range(len(commits) - 1, -1, -1))
+    target.table(list(islice(_meeting(rows, where), limit or None)), LOGGED)
 
 
 def _meeting(rows: Iterator[dict[str, Any]], where: str | None) -> Iterator[dict[str, Any]]:
     """Those that meet the condition, as they come: a table at a time, as commits are read one by one."""
     import pyarrow as pa
 
+    numbers = dict.fromkeys(("commit", "rank", "segments"), pa.int64())
+    kinds = numbers | {"committed_at": pa.timestamp("us", "UTC")}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in LOGGED])
     while where is not None and (some := list(islice(rows, LOG_BATCH))):
-        table = pa.table({name: [row[name] for row in some] for name in LOGGED}, schema=_log_schema())
-        yield from meeting(where, table).to_pylist()
+        yield from meeting(where, pa.Table.from_pylist(some, schema=schema)).to_pylist()
     yield from rows
-
-
-def _log_schema() -> Any:
-    import pyarrow as pa
-
-    kinds = {
-        "commit": pa.int64(),
-        "rank": pa.int64(),
-        "segments": pa.int64(),
-        "committed_at": pa.timestamp("us", "UTC"),
-    }
-    return pa.schema([(name, kinds.get(name, pa.string())) for name in LOGGED])
 
 
 def _logged(commit: Commit) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes, and asking for one more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archive.cli import output
+from archive.cli.options import Target, of_run, on_archive, options_of, where
+from archive.cli.selecting import checkpoints_of, meeting, named_checkpoint
+
+if TYPE_CHECKING:
+    from archive import Archive
+    from resharding import Plan
+
+SAVED = ("commit", "name", "step", "run", "world_size", "whole", "replay_saved", "metrics", "created_at")
+POLICIES, INCOMPLETE = ("balanced", "interleaved", "by_trajectory"), ("keep", "drop")
+planning = options_of(  # how to deal out steps
+    of_run,
+    click.option("--checkpoint", "name", metavar="NAME", help="Which one; default: the newest whole one."),
+    click.option(
+        "--policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True,
+        help="Runs of as many steps; episodes in turn; runs of as many episodes.",
+    ),
+    click.option("--num-envs", type=click.IntRange(1), help="Env rows of each rank."),
+    click.option("--max-length", type=click.IntRange(1), help="Steps that an env row holds; the oldest are dropped."),
+    click.option("--capacity", type=click.IntRange(1), help="Steps that a rank holds; the oldest are dropped."),
+    click.option(
+        "--incomplete", type=click.Choice(INCOMPLETE), default=INCOMPLETE[0], show_default=True,
+        help="Headless and open episodes.",
+    ),
+    where(),
+    click.option("--allow-missing", is_flag=True, help="Do without ranks that are missing from the checkpoint."),
+)  # fmt: skip
+
+
+def planned(arc: Archive, world_size: int, name: str | None, run: str | None, where: str | None, **how: Any) -> Plan:
+    """The plan that these options ask for."""
+    import resharding
+
+    return resharding.plan(named_checkpoint(arc, name, run), world_size, filter=where, **how)
+
+
+@click.command()
+@where("Only those that meet it, as in 'step >= 1000 and whole = true'.")
+@click.option("--run", metavar="NAME", help="Only those of this run.")
+@on_archive()
+def checkpoints(target: Target, where: str | None, run: str | None) -> None:
+    """The checkpoints, oldest first."""
+    from archive.base import jsontree
+
+    rows = meeting(where, checkpoints_of(target.open(), run).table).to_pylist()
+    rows = [row | {"metrics": jsontree.loads(row["metrics"] or "{}")} for row in rows]
+    target.answer(rows, lambda: output.table([row | {"metrics": row["metrics"] or None} for row in rows], SAVED))
+
+
+@click.command()
+@on_archive()
+@click.argument("world_size", type=click.IntRange(1))
+@planning
+def plan(target: Target, world_size: int, **how: Any) -> None:
+    """What resuming on WORLD_SIZE ranks takes: who gets what, bytes, requests, and what is dropped. Reads no data."""
+    made = planned(target.open(), world_size, **how)
+    if not target.as_json:  # each form asks for the costs anew
+        output.say(str(made))
+        return
+    totals = zip(made.episodes, made.steps, made.cost(), strict=True)
+    shares = [{"rank": i, "episodes": e, "steps": s} | cost for i, (e, s, cost) in enumerate(totals)]
+    about = {"checkpoint": made.checkpoint.name, "identity": made.is_identity}
+    output.as_json(about | {"ranks": shares, "dropped": made.dropped})
+
+
+@click.command("request-checkpoint")
+@on_archive(time_travel=False, writes=True)
+def request_checkpoint(target: Target) -> None:
+    """Ask the job that writes to this archive for a checkpoint, at its next step or a few later."""
+    from archive.checkpoint import requests
+
+    key = requests.post(target.open().storage)
+    looks = f"The job looks every {requests.POLL_S:.0f} s; `archive checkpoints` shows when it is done"
+    target.answer({"request": key}, f"requested: {key}. {looks}")
