@@ -5,7 +5,8 @@ from __future__ import annotations
 from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
-from archive.checkpoint.joining import Joint, all_staged, fresh_rows, stamped
+from archive.checkpoint.holding import Holding
+from archive.checkpoint.joining import fresh_rows, stamped
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
@@ -19,13 +20,12 @@ __all__ = [
     "MAIN_BUFFER",
     "Checkpoint",
     "Checkpoints",
-    "Joint",
+    "Holding",
     "Keep",
     "Pending",
     "Runs",
     "Saver",
     "StagedFile",
-    "all_staged",
     "finish_at_exit",
     "fresh_rows",
     "git_revision",

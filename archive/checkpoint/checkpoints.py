@@ -79,6 +79,11 @@ class Checkpoint:
         return self.commit.session
 
     @property
+    def archive_id(self) -> str:
+        """Which archive it is of."""
+        return str(self.commit.body["archive"])
+
+    @property
     def world_size(self) -> int:
         return int(self._about["world_size"])
 

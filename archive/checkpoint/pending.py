@@ -41,6 +41,7 @@ class _Saver(Protocol):
     durable: int | None
 
     def begin(self, pending: Pending) -> None: ...
+    def all_staged(self, pending: Pending) -> bool: ...
     def again(self, pending: Pending, timeout_s: float) -> None: ...
 
 
@@ -123,6 +124,10 @@ class Pending:
                 "result() again to wait for it"
             )
         return self.future.result()
+
+    def all_staged(self) -> bool:
+        """Look once whether all ranks have staged their part, so that nothing is left to wait for but the commit."""
+        return self._saver.all_staged(self)
 
     def unseen_error(self) -> BaseException | None:
         """The error, once, unless result() has raised it."""

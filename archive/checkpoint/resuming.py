@@ -31,17 +31,22 @@ if TYPE_CHECKING:
 _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", "return", "metadata", "last")
 
 
-class Source(Protocol):
-    """A checkpoint, as far as a resume needs it."""
+class Held(Protocol):
+    """Where pieces lie that a buffer is to hold: `live` has the stream of each run."""
 
     @property
     def live(self) -> pa.Table: ...
     @property
-    def located(self) -> Located: ...
-    @property
     def index(self) -> EpisodeIndex: ...
     @property
     def snapshot(self) -> Snapshot: ...
+
+
+class Source(Held, Protocol):
+    """A checkpoint, as far as a resume needs it."""
+
+    @property
+    def located(self) -> Located: ...
     @property
     def run(self) -> str: ...
     @property
@@ -79,7 +84,7 @@ def same_rank(source: Source, rank: int) -> Resume:
 
 
 def take_over(
-    source: Source, pieces: Located, env: Ints, position: Ints, next_positions: dict[int, int], opened: dict[int, str],
+    source: Held, pieces: Located, env: Ints, position: Ints, next_positions: dict[int, int], opened: dict[int, str],
     *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
     """A buffer that holds these pieces at these places; `opened`: env id -> id of the episode that is open there."""
@@ -114,7 +119,7 @@ def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
 
 
 def _known(
-    source: Source, numbers: Sequence[int], pieces: Located, env: Ints, position: Ints, unfinished: set[str]
+    source: Held, numbers: Sequence[int], pieces: Located, env: Ints, position: Ints, unfinished: set[str]
 ) -> list[KnownEpisode]:
     """What a writer must know of each episode, from its last segment and its first live step."""
     lasts = source.index.chains.lasts()[np.array(numbers, np.int64)]
@@ -154,7 +159,7 @@ def _unfinished(row: dict[str, Any]) -> Unfinished:
     return Unfinished(address, stored, row["return"], metadata)
 
 
-def _streams(source: Source, pieces: Located) -> tuple[list[Stream], Ints]:
+def _streams(source: Held, pieces: Located) -> tuple[list[Stream], Ints]:
     """The streams that the pieces lie in, and each piece's place among them."""
     live = source.live.select(["session", "stream_rank", "stream_env"]).to_pylist()
     names = [(live[r]["session"], live[r]["stream_rank"], live[r]["stream_env"]) for r in pieces.run.tolist()]

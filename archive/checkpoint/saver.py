@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from archive.base import Losses, check_text, jsontree, ranks, shutdown
 from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.joining import Joint, commit_present, join
+from archive.checkpoint.joining import Joint, all_staged, commit_present, join
 from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progress import rollback
 from archive.checkpoint.progressbar import Progress, on_terminal
@@ -117,6 +117,11 @@ class Saver:
             self._log, joint, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
             ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
         )  # fmt: skip
+
+    def all_staged(self, pending: Pending) -> bool:
+        """Look once whether all ranks have staged their part of it."""
+        joint = Joint(self._place, pending.request.name, pending.request.ordinal)
+        return all_staged(self._storage, joint, {}, look_at_all=True)
 
     def surface(self) -> None:
         """Raise the error of the last checkpoint, if nobody has seen it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,11 @@ def unflatten(leaves: Mapping[Path, Any]) -> dict[str, Any]:
             node = node.setdefault(key, {})
         node[path[-1]] = leaf
     return out
+
+
+def mapped(nest: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
+    """The same nest of mappings, each leaf as `change` makes it."""
+    return {k: mapped(v, change) if isinstance(v, Mapping) else change(v) for k, v in nest.items()}
 
 
 def is_tensor(value: Any) -> bool:

@@ -49,6 +49,11 @@ class Chosen:
         return self._chosen
 
     @property
+    def index(self) -> EpisodeIndex:
+        """The index of all episodes that these are some of."""
+        return self._index
+
+    @property
     def reader(self) -> Reader:
         """What reads their steps."""
         return self._reader

@@ -22,7 +22,7 @@ from archive.adapters import (
 )
 from archive.adapters.rlinf import export, live, order
 from archive.adapters.rlinf.episodes import add_episodes
-from archive.adapters.rlinf.numbers import MAX_SEED, numbers_of, state_of, trajectories
+from archive.adapters.rlinf.numbers import MAX_SEED, file_kind, numbers_of, state_of, trajectories
 from archive.adapters.rlinf.source import (
     Problem,
     add_trajectory,
@@ -95,7 +95,7 @@ def _restored(buffer: Any, share: Any, part: Any, state: dict[str, Any] | None, 
     except BaseException:
         live.empty(buffer)  # rather than half of it
         raise
-    live.remember(buffer, str(share.plan.checkpoint.commit.body["archive"]), kept)
+    live.remember(buffer, share.plan.checkpoint.archive_id, kept)
     counts = {"lost_before": len((state or {}).get("lost", ())), "not_in_cache": len(numbers) - len(kept)}
     return Report(len(kept), sum(one.entry["shape"][0] for one in kept), counts)
 
@@ -179,8 +179,7 @@ def export_checkpoint(
 def _exported(share: Any, storage: Storage, prefix: str, buffer: str) -> int:
     part, state, numbers = _known(share, buffer)
     seed = (state or {}).get("seed")
-    said = [s for s in (state, *part.source_states.values()) if isinstance(s, Mapping)]
-    kind = "pkl" if any(s.get("trajectory_format") == "pkl" for s in said) else "pt"
+    kind = file_kind((state, *part.source_states.values()))
     return export.write(
         storage, prefix, trajectories(part, numbers), state, share.seed & MAX_SEED if seed is None else seed, kind
     )
@@ -193,7 +192,7 @@ def merge(ck: Checkpoint, arc: Archive, *, buffer: str = MAIN_BUFFER, name: str 
     data.  name: default that of `ck` with "-merged".
     """
     chosen = order.merged(order.places(ck, buffer))
-    return order.checkpoint(ck, arc, buffer, chosen, name or f"{ck.name}-merged", _session("merge"))
+    return order.saved_as(ck, arc, buffer, chosen, name or f"{ck.name}-merged", _session("merge"))
 
 
 def split(
@@ -212,7 +211,7 @@ def split(
     if rank is None and ck.world_size > 1:
         raise UsageError(f"checkpoint {ck.name!r} has {ck.world_size} ranks: give rank=, or merge() them first")
     chosen = order.first(order.places(ck, buffer), count, rank or 0, ck.state(rank or 0, buffer))
-    return order.checkpoint(ck, arc, buffer, chosen, name or f"{ck.name}-split", _session("split"))
+    return order.saved_as(ck, arc, buffer, chosen, name or f"{ck.name}-split", _session("split"))
 
 
 def _session(what: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from archive.fields import mapped
+
 
 def cache_state(cache: Any) -> dict[str, Any] | None:
     """Which trajectory is in which slot, and what the slots are made of; not what they hold."""
@@ -17,7 +19,7 @@ def cache_state(cache: Any) -> dict[str, Any] | None:
     return {
         "max_size": cache.max_size, "slot_length": cache._traj_num_samples, "last_slot": cache._last_slot,
         "ids": np.array(list(cache.cache), np.int64), "slots": np.array(list(cache.cache.values()), np.int64),
-        "rows": None if cache._buffer is None else _rows(cache._buffer),
+        "rows": None if cache._buffer is None else mapped(cache._buffer, lambda t: (t.dtype, tuple(t.shape[1:]))),
     }  # fmt: skip
 
 
@@ -45,23 +47,9 @@ def restore_cache(cache: Any, state: Mapping[str, Any] | None) -> ExactCache | N
     slots = dict(zip(state["ids"].tolist(), state["slots"].tolist(), strict=True))
     if state["rows"] is not None:
         cache._traj_num_samples = state["slot_length"]
-        cache._buffer = _allocated(state["rows"], cache.max_size * state["slot_length"])
+        rows = cache.max_size * state["slot_length"]
+        cache._buffer = mapped(state["rows"], lambda row: torch.zeros((rows, *row[1]), dtype=row[0]))
     cache.cache.update(slots)
     cache._slot_to_id.update({slot: number for number, slot in slots.items()})
     cache._last_slot = state["last_slot"]
     return ExactCache(cache, slots)
-
-
-def _rows(buffer: Mapping[str, Any]) -> dict[str, Any]:
-    """dtype and shape of one row of each of the slots' tensors."""
-    return {
-        key: _rows(value) if isinstance(value, dict) else (value.dtype, tuple(value.shape[1:]))
-        for key, value in buffer.items()
-    }
-
-
-def _allocated(rows: Mapping[str, Any], total: int) -> dict[str, Any]:
-    return {
-        key: _allocated(row, total) if isinstance(row, dict) else torch.zeros((total, *row[1]), dtype=row[0])
-        for key, row in rows.items()
-    }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from archive.adapters.rlinf.trajectory import DONES, shape_of, to_steps, weights_of
+from archive.adapters.rlinf.trajectory import DONES, one_a_step, shape_of, to_steps, weights_of
 from archive.base import IntegrityError
 
 if TYPE_CHECKING:
@@ -71,13 +71,10 @@ def _of_env(tree: Mapping[str, Any], shape: tuple[int, ...], env: int, start: in
 
 def _one_a_step(value: torch.Tensor, steps: int, key: str) -> torch.Tensor:
     """A done field without its extra rows: the first of each of as many epochs."""
-    extra = len(value) - steps
-    if extra <= 0:
-        return value
-    if steps % extra:
+    found = one_a_step(value, steps, leading=True) if len(value) > steps else value
+    if found is None:
         raise IntegrityError(
-            f"{key} has {extra} rows more than there are steps ({steps}), which do not make as many epochs; import without "
-            "split=True"
+            f"{key} has {len(value) - steps} rows more than there are steps ({steps}), which do not make as many epochs; "
+            "import without split=True"
         )
-    epochs = value.reshape(extra, steps // extra + 1, *value.shape[1:])
-    return epochs[:, 1:].reshape(steps, *value.shape[1:])
+    return found

@@ -19,6 +19,7 @@ from archive.adapters.rlinf.cache import cache_state, restore_cache
 from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, Numbered, listed_at
 from archive.adapters.rlinf.trajectory import to_steps, tree_of
 from archive.base import IntegrityError, UsageError
+from archive.fields import mapped
 
 if TYPE_CHECKING:
     from archive.write import Buffer
@@ -229,14 +230,6 @@ def _loaded(buffer: Any, number: int, weights: str, deadline: float) -> Any:
 
 
 def _from_cache(buffer: Any, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
-    flat = buffer._flat_trajectory_cache.get(number)
+    flat, envs = buffer._flat_trajectory_cache.get(number), entry["shape"][1]
     tree = {key: entry[key] for key in ("max_episode_length", "model_weights_id")}
-    return tree | _unflattened(flat, entry["shape"][1])
-
-
-def _unflattened(flat: Mapping[str, Any], envs: int) -> dict[str, Any]:
-    """[T * B, ...] as [T, B, ...]."""
-    return {
-        key: _unflattened(value, envs) if isinstance(value, dict) else value.reshape(-1, envs, *value.shape[1:])
-        for key, value in flat.items()
-    }
+    return tree | mapped(flat, lambda rows: rows.reshape(-1, envs, *rows.shape[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,12 @@ def state_of(part: Any, rank: int, *, is_identity: bool) -> dict[str, Any] | Non
     if state is not None and (not isinstance(state, Mapping) or state.get("system") != SYSTEM):
         raise UsageError(f"rank {rank} of buffer {part.name!r} was not saved from a replay buffer of RLinf")
     return dict(state) if state is not None else None
+
+
+def file_kind(states: Iterable[Any]) -> str:
+    """Which kind of files the buffers of these states had: "pkl" or "pt"."""
+    pickled = any(isinstance(s, Mapping) and s.get("trajectory_format") == "pkl" for s in states)
+    return "pkl" if pickled else "pt"
 
 
 def numbers_of(part: Any) -> list[int]:

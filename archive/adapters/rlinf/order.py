@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, listed_at
-from archive.arrays import Ints
+from archive.adapters import Saved, checkpoint
+from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, file_kind, listed_at
 from archive.base import UsageError
-from archive.checkpoint import resuming
-from archive.manifest import NO_ENV, Located, Resume
+from archive.checkpoint import Holding
 
 if TYPE_CHECKING:
     from archive import Archive
@@ -58,53 +57,15 @@ def first(found: Sequence[Place], count: int, rank: int, state: Any) -> list[Pla
     return sorted(mine, key=lambda p: place(p.number))[:count]
 
 
-def checkpoint(
-    ck: Checkpoint, arc: Archive, buffer: str, chosen: Sequence[Place], name: str, session: str
-) -> Checkpoint:
+def saved_as(ck: Checkpoint, arc: Archive, buffer: str, chosen: Sequence[Place], name: str, session: str) -> Checkpoint:
     """A checkpoint of one rank that has these trajectories in this order, numbered from 0."""
     states = [ck.state(rank, buffer) for rank in sorted(ck.ranks, key=lambda rank: f"rank_{rank}")]
-    seeds = map(_seed, states)
-    kind = "pkl" if any(map(_pickled, states)) else "pt"
+    seeds = [state.get("seed") for state in states if isinstance(state, dict)]
     state = {
-        "system": SYSTEM, "seed": next((s for s in seeds if s is not None), None), "trajectory_format": kind,
+        "system": SYSTEM, "seed": next((s for s in seeds if s is not None), None), "trajectory_format": file_kind(states),
         "counter": len(chosen), "ids": np.arange(len(chosen)),
     }  # fmt: skip
-    given = {"state": state, "attributes": {NUMBER: {p.episode_id: i for i, p in enumerate(chosen)}}}
-    source = _Chosen(ck, buffer, tuple(p.group for p in chosen))
-    with arc.writer(resume=source, session=session) as w:
-        whole = {**given, "buffers": None} if w.name == buffer else {"buffers": {buffer: given}}
-        return w.checkpoint(ck.step, name, progress=ck.progress, **whole).result()
-
-
-def _pickled(state: Any) -> bool:
-    return isinstance(state, dict) and state.get("trajectory_format") == "pkl"
-
-
-def _seed(state: Any) -> Any:
-    return state.get("seed") if isinstance(state, dict) else None
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """Some live episodes of a checkpoint, in an order of one's own, as a writer goes on from them."""
-
-    ck: Checkpoint
-    buffer: str
-    groups: tuple[int, ...]
-
-    def to_resume(self, rank: int | None = None) -> Resume:
-        pieces, position, end = self._pieces()
-        env: Ints = np.full(len(position), NO_ENV, np.int64)
-        taken = resuming.take_over(self.ck, pieces, env, position, {NO_ENV: end}, {})
-        return Resume(0, 1, self.ck.run, {self.buffer: taken})
-
-    def _pieces(self) -> tuple[Located, Ints, int]:
-        """Their pieces, where each stands now, and where the next step goes."""
-        heads, _ = self.ck.groups
-        ends = np.append(heads, len(self.ck.located.row))
-        ranges = [np.arange(ends[g], ends[g + 1]) for g in self.groups]
-        chosen = np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
-        pieces = self.ck.located.pick(chosen)
-        taken = np.maximum(pieces.hi - pieces.lo, 1)  # an episode without steps has a position of its own
-        total = int(taken.sum())
-        return pieces, np.cumsum(taken) - taken, total
+    saved = Saved(attributes={NUMBER: {p.episode_id: i for i, p in enumerate(chosen)}}, state=state)
+    held = Holding(ck.episodes[np.array([p.group for p in chosen], np.int64)], buffer, ck.run)
+    with arc.writer(resume=held, session=session) as w:
+        return checkpoint(w, ck.step, {buffer: saved}, name=name, progress=ck.progress).result()

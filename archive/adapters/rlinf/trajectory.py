@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from archive.base import IntegrityError, StateError
-from archive.fields import Path, Schema, dtypes, unflatten
+from archive.fields import Path, Schema, dtypes, flatten, unflatten
 from archive.fields.state import trees
 
 if TYPE_CHECKING:
@@ -85,13 +85,15 @@ def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schem
 
 def from_steps(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The trajectory's tree, to the bit, of an episode's data (as `Episode.read` gives it) and metadata."""
-    out: dict[str, Any] = {key: metadata[key] for key in SCALARS if key not in metadata.get("absent", SCALARS)}
-    found = {key: value for key, value in data.items() if key != REST}
-    for key in sorted(found, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS)):
-        out[key] = _tensors(found[key])
-    for path, value in _from_rest(data[REST]) if REST in data else ():
-        _put(out, path, value)
-    return out
+    scalars = {(key,): metadata[key] for key in SCALARS if key not in metadata.get("absent", SCALARS)}
+    fields = {path: _tensor(leaf) for path, leaf in flatten(data) if path[0] != REST}
+    order = sorted(fields, key=lambda path: FIELDS.index(path[0]) if path[0] in FIELDS else len(FIELDS))
+    rest = {tuple(path): value for path, value in (_from_rest(data[REST]) if REST in data else ())}
+    return unflatten(scalars | {path: fields[path] for path in order} | rest)
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, dict) else dtypes.to_torch(np.asarray(leaf))
 
 
 def tree_of(trajectory: Any) -> dict[str, Any]:
@@ -134,8 +136,7 @@ def _metadata(
     out: dict[str, Any] = {} if trajectory_id is None else {"trajectory_id": int(trajectory_id)}
     out |= {"T": shape[0], "B": shape[1] if len(shape) > 1 else 1, "shape": list(shape)}
     out |= {"max_episode_length": 0, "model_weights_id": ""} | dict(scalars)
-    absent = [key for key in SCALARS if key not in scalars or key in tree]
-    return out | ({"absent": absent} if absent else {"absent": []})
+    return out | {"absent": [key for key in SCALARS if key not in scalars or key in tree]}
 
 
 def _sorted_out(tree: Mapping[Any, Any], length: int) -> tuple[dict[str, Any], dict[Path, str], list[Any]]:
@@ -143,7 +144,7 @@ def _sorted_out(tree: Mapping[Any, Any], length: int) -> tuple[dict[str, Any], d
     fields: dict[Path, Any] = {}
     axes: dict[Path, str] = {}
     rest: list[Any] = []
-    for path, leaf in _leaves(tree):
+    for path, leaf in leaves(tree):
         if not _is_field(leaf) or path[0] == REST:
             rest.append((path, leaf))
             continue
@@ -153,10 +154,11 @@ def _sorted_out(tree: Mapping[Any, Any], length: int) -> tuple[dict[str, Any], d
     return unflatten(fields), axes, rest
 
 
-def _leaves(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(keys, leaf) of a trajectory's tree; a dict with other keys than text is a leaf."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value and all(isinstance(k, str) for k in value):
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield (*path, key), value
 
@@ -193,7 +195,7 @@ def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
 def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, base: Schema) -> Schema:
     """What the writer was told, these axes, and that next_obs repeats the next rows of curr_obs."""
     nests = (steps.get(key) for key in ("curr_obs", "next_obs"))
-    current, following = (dict(_leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
+    current, following = (dict(leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
     next_of = {
         ("next_obs", *path): ("curr_obs", *path)
         for path, value in following.items()
@@ -212,13 +214,16 @@ def _alike(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape
 
 
-def _tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _tensors(inner) for key, inner in value.items()}
-    return value if value is None else dtypes.to_torch(np.asarray(value))
+def one_a_step(value: torch.Tensor, steps: int, *, leading: bool) -> torch.Tensor | None:
+    """The rows of a field that belong to the steps, where each epoch has an extra one; None if those are no whole epochs.
 
-
-def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
+    leading: the extra row is the first of its epoch (done flags), else the last (values of the state after it).
+    """
+    extra = len(value) - steps
+    if not extra:
+        return value
+    if steps % extra:
+        return None
+    epochs = value.reshape(extra, steps // extra + 1, *value.shape[1:])
+    kept = epochs[:, 1:] if leading else epochs[:, :-1]
+    return kept.reshape(steps, *value.shape[1:])

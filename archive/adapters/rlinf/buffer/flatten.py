@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from archive.base import FieldError, UsageError
+from archive.adapters.rlinf.trajectory import DONES, one_a_step
+from archive.base import FieldError, UsageError, show
+from archive.fields import Path, mapped
 
-Path = tuple[str, ...]
 Rows = dict[Path, torch.Tensor]  # one row a transition, step by step, envs of a step side by side
 Part = tuple[torch.Tensor, Rows]  # places of rows in a batch, and the rows
 Signature = frozenset[tuple[Path, torch.dtype, tuple[int, ...]]]
 
-DONES = ("dones", "terminations", "truncations")  # with an extra row at the beginning of each epoch
 
-
+@dataclass(frozen=True)
 class _InRows:
     """Stands in a kept tree for a tensor that the rows hold in full."""
 
-    def __deepcopy__(self, _: Any) -> _InRows:
-        return self
-
-
-IN_ROWS = _InRows()
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Flat:
     steps: int  # T
     envs: int  # B
     rows: Rows
-    rest: dict[str, Any]  # the whole tree; tensors that `rows` has in full are IN_ROWS
+    rest: dict[str, Any]  # the whole tree; tensors that `rows` has in full are left out
 
     @property
     def count(self) -> int:
@@ -59,29 +55,24 @@ def flatten(tree: Mapping[str, Any], steps: int, envs: int) -> Flat:
     return Flat(steps, envs, rows, rest)
 
 
-def _kept(node: Mapping[str, Any], path: Path, steps: int, envs: int, rows: Rows) -> dict[str, Any]:
+def _kept(node: Mapping[Any, Any], path: Path, steps: int, envs: int, rows: Rows) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in node.items():
         here = (*path, str(key))
         if isinstance(value, Mapping):
             out[key] = _kept(value, here, steps, envs, rows)
         elif isinstance(value, torch.Tensor):
-            found = transitions(here, value, steps, envs)
+            found = _transitions(here, value, steps, envs)
             if found is not None:
-                _check_key(here, key)
+                if not isinstance(key, str):
+                    kind = type(key).__name__
+                    raise FieldError(f"field {show(here)!r}: the key {key!r} is a {kind}; fields are named by text")
                 rows[here] = found.reshape(steps * envs, *found.shape[2:])
             whole = found is not None and found.shape == value.shape
-            out[key] = IN_ROWS if whole else _copied(value)
+            out[key] = _InRows(here) if whole else _copied(value)
         else:
             out[key] = _copied(value)
     return out
-
-
-def _check_key(path: Path, key: Any) -> None:
-    if not isinstance(key, str):
-        raise FieldError(
-            f"field {'/'.join(path)!r}: the key {key!r} is a {type(key).__name__}; fields are named by text"
-        )
 
 
 def _copied(value: Any) -> Any:
@@ -93,7 +84,7 @@ def _copied(value: Any) -> Any:
     return value.copy() if hasattr(value, "copy") else value
 
 
-def transitions(path: Path, value: torch.Tensor, steps: int, envs: int) -> torch.Tensor | None:
+def _transitions(path: Path, value: torch.Tensor, steps: int, envs: int) -> torch.Tensor | None:
     """The [T, B, ...] part of a field; None if it has none.
 
     Extra rows, one an epoch, are left out: of done flags those at the beginning of each epoch, of others (values of
@@ -101,45 +92,27 @@ def transitions(path: Path, value: torch.Tensor, steps: int, envs: int) -> torch
     """
     if value.dim() < 2 or value.shape[1] != envs or value.shape[0] < steps:
         return None
-    value = value.detach()
-    extra = int(value.shape[0]) - steps
-    if not extra:
-        return value
-    if steps % extra:
-        if path[-1] in DONES and len(path) == 1:
-            raise FieldError(
-                f"{path[-1]} has {value.shape[0]} rows, {extra} more than the trajectory's {steps} steps, which are not "
-                f"{extra} epochs of equal length; give one extra row an epoch, or none"
-            )
-        return value[:steps]
-    epochs = value.reshape(extra, steps // extra + 1, *value.shape[1:])
-    kept = epochs[:, 1:] if path[-1] in DONES and len(path) == 1 else epochs[:, :-1]
-    return kept.reshape(steps, *value.shape[1:])
+    is_done = path[0] in DONES and len(path) == 1
+    found = one_a_step(value.detach(), steps, leading=is_done)
+    if found is None and is_done:
+        extra = len(value) - steps
+        raise FieldError(
+            f"{path[-1]} has {len(value)} rows, {extra} more than the trajectory's {steps} steps, which are not {extra} "
+            "epochs of equal length; give one extra row an epoch, or none"
+        )
+    return value.detach()[:steps] if found is None else found
 
 
-def rebuilt(rest: Mapping[str, Any], rows: Mapping[Path, torch.Tensor], steps: int, envs: int, path: Path = ()) -> Any:
+def rebuilt(rest: Mapping[str, Any], rows: Rows, steps: int, envs: int) -> dict[str, Any]:
     """The tree that was taken apart."""
-    out: dict[str, Any] = {}
-    for key, value in rest.items():
-        here = (*path, str(key))
-        if isinstance(value, Mapping):
-            out[key] = rebuilt(value, rows, steps, envs, here)
-        elif value is IN_ROWS:
-            out[key] = rows[here].reshape(steps, envs, *rows[here].shape[1:])
-        else:
-            out[key] = value
-    return out
 
+    def whole(value: Any) -> Any:
+        if not isinstance(value, _InRows):
+            return value
+        found = rows[value.path]
+        return found.reshape(steps, envs, *found.shape[1:])
 
-def nested(rows: Mapping[Path, torch.Tensor]) -> dict[str, Any]:
-    """Rows by path as nested dicts."""
-    out: dict[str, Any] = {}
-    for path, value in rows.items():
-        level = out
-        for key in path[:-1]:
-            level = level.setdefault(key, {})
-        level[path[-1]] = value
-    return out
+    return mapped(rest, whole)
 
 
 def joined(parts: list[Part], count: int, missing: Any) -> Rows:
@@ -156,7 +129,7 @@ def joined(parts: list[Part], count: int, missing: Any) -> Rows:
             continue
         if lacking and missing == "error":
             raise FieldError(
-                f"some of the trajectories in the window lack field {'/'.join(path)!r}, which others have; make the buffer "
+                f"some of the trajectories in the window lack field {show(path)!r}, which others have; make the buffer "
                 "with missing='skip' to leave such fields out, or missing=VALUE to fill them in"
             )
         out[path] = _field(path, parts, count, missing)
@@ -191,7 +164,7 @@ def check_alike(path: Path, a: torch.Tensor, b: torch.Tensor) -> None:
     """Refuse to put unlike rows into one batch."""
     if a.dtype != b.dtype or a.shape[1:] != b.shape[1:]:
         raise FieldError(
-            f"field {'/'.join(path)!r} is {b.dtype}{list(b.shape[1:])} in one trajectory and {a.dtype}{list(a.shape[1:])} "
+            f"field {show(path)!r} is {b.dtype}{list(b.shape[1:])} in one trajectory and {a.dtype}{list(a.shape[1:])} "
             "in another, which make no batch; keep them in different buffers"
         )
 
@@ -202,7 +175,7 @@ def check_signature(have: Signature, new: Signature, missing: Any) -> None:
     for path, dtype, shape in sorted(new, key=lambda entry: entry[0]):
         if path in old and old[path] != (dtype, shape):
             raise FieldError(
-                f"field {'/'.join(path)!r} is {dtype}{list(shape)} here, and {old[path][0]}{list(old[path][1])} in the "
+                f"field {show(path)!r} is {dtype}{list(shape)} here, and {old[path][0]}{list(old[path][1])} in the "
                 "trajectories that the buffer has; nothing was added: keep them in different buffers"
             )
     if missing == "error":
@@ -213,7 +186,7 @@ def _check_names(old: Any, new: set[Path]) -> None:
     for paths, what in ((set(old) - new, "lacks"), (new - set(old), "has")):
         if paths:
             raise FieldError(
-                f"a trajectory {what} field {'/'.join(min(paths))!r}, unlike those that the buffer has; nothing was added. "
+                f"a trajectory {what} field {show(min(paths))!r}, unlike those that the buffer has; nothing was added. "
                 "Make the buffer with missing='skip' to leave such fields out of batches, or missing=VALUE to fill them in"
             )
 
@@ -222,17 +195,3 @@ def check_missing(missing: Any) -> None:
     """missing is "error", "skip" or a number."""
     if missing not in ("error", "skip") and not isinstance(missing, (bool, int, float)):
         raise UsageError(f"missing={missing!r}: give 'error', 'skip' or a number to fill in")
-
-
-def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """(path, value) of a nest of dicts."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, (*path, str(key)))
-        else:
-            yield (*path, str(key)), value
-
-
-def copied(rows: Rows) -> Rows:
-    """Rows that share memory with nothing."""
-    return {path: value.clone() for path, value in rows.items()}

@@ -12,8 +12,9 @@ import torch
 from archive.adapters.rlinf.buffer import flatten
 from archive.adapters.rlinf.buffer.flatten import Part, Rows
 from archive.adapters.rlinf.buffer.kinds import Kind, kinds_of, tree_of
+from archive.adapters.rlinf.buffer.numbering import metadata_of
 from archive.arrays import Ints
-from archive.base import NotFoundError, forking, jsontree
+from archive.base import NotFoundError, forking
 from archive.read import Episodes
 
 MAX_GENERATIONS = 8  # then all is looked up anew, and chunks that were held are read again
@@ -58,10 +59,9 @@ class ArchiveHome:
         """These trajectories, whole."""
         with self._lock:
             found = self._episodes().filter(episode_id=list(names))
-        table = found.table.select(["episode_id", "metadata"])
-        place = {name: i for i, name in enumerate(table["episode_id"].to_pylist())}
+        place = _places(found)
         _check_found(names, place, found)
-        about = [jsontree.loads(text) if text else {} for text in table["metadata"].to_pylist()]
+        about = metadata_of(found)
         order = [place[name] for name in names]
         read = found[np.array(order, np.int64)].read()
         return [tree_of(data, about[i]) for data, i in zip(read, order, strict=True)]
@@ -97,6 +97,10 @@ class ArchiveHome:
         _check_found(names, {n for known in self._generations for n in known.place}, found)
 
 
+def _places(episodes: Episodes) -> dict[str, int]:
+    return {name: i for i, name in enumerate(episodes.table["episode_id"].to_pylist())}
+
+
 def _check_found(names: Iterable[str], have: Any, episodes: Episodes) -> None:
     lost = [name for name in names if name not in have]
     if lost:
@@ -107,13 +111,11 @@ class Known:
     """Some episodes as trajectories: where each is, of which kind, and what is in memory of them."""
 
     def __init__(self, episodes: Episodes, cache_bytes: int, disk_cache: Any) -> None:
-        table = episodes.table.select(["episode_id", "metadata", "length"])
         self._episodes = episodes
-        self._lengths = table["length"].to_numpy()
-        metadata = [jsontree.loads(text) if text else {} for text in table["metadata"].to_pylist()]
-        self._envs = np.array([int(about.get("B", 0)) for about in metadata], np.int64)
-        self.place = {name: i for i, name in enumerate(table["episode_id"].to_pylist())}
-        self._kinds, self._kind, self._within = kinds_of(episodes, self._envs, cache_bytes, disk_cache)
+        self._lengths = episodes.lengths()
+        self.place = _places(episodes)
+        envs = np.array([int(about.get("B", 0)) for about in metadata_of(episodes)], np.int64)
+        self._kinds, self._kind, self._within = kinds_of(episodes, envs, cache_bytes, disk_cache)
         self._whole: dict[int, Rows] = {}
         self._whole_size = 0
 
@@ -162,6 +164,7 @@ class Known:
             for number, data in zip(lacking, read, strict=True):
                 steps = int(self._lengths[number])
                 tree = tree_of(data, {"B": kind.envs})
-                self._whole[number] = flatten.copied(flatten.flatten(tree, steps, kind.envs).rows)
+                rows = flatten.flatten(tree, steps, kind.envs).rows
+                self._whole[number] = {path: value.clone() for path, value in rows.items()}
                 self._whole_size += steps * kind.envs
         return {n: self._whole[n] for n in numbers}

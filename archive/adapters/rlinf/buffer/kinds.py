@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from archive.adapters.rlinf import trajectory as trajectories
-from archive.adapters.rlinf.buffer import flatten
 from archive.adapters.rlinf.buffer.flatten import Rows
 from archive.arrays import Ints
-from archive.fields import FieldSpec, ShardSchema, dtypes, schema
+from archive.fields import FieldSpec, ShardSchema, dtypes, flatten, schema, unflatten
 from archive.read import Episodes, Gather
 
 
@@ -32,7 +31,7 @@ class Kind:
         if self._gather is None:
             return {}
         found = self._gather.rows(numbers, step.numpy())
-        rows = {path: dtypes.to_torch(value) for path, value in flatten.leaves(found)}
+        rows = {path: dtypes.to_torch(value) for path, value in flatten(found)}
         if not self.envs:
             return rows
         each = torch.arange(len(numbers))
@@ -64,8 +63,8 @@ def tree_of(data: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
     """A trajectory as it was given, or an episode of one env as a trajectory [T, 1, ...]."""
     if "B" in about:
         return trajectories.from_steps(data, about)
-    tensors = {path: dtypes.to_torch(v) for path, v in flatten.leaves(data) if isinstance(v, np.ndarray) and v.ndim}
-    return flatten.nested({path: t[:, None] for path, t in tensors.items() if isinstance(t, torch.Tensor)})
+    tensors = {path: dtypes.to_torch(v) for path, v in flatten(data) if isinstance(v, np.ndarray) and v.ndim}
+    return unflatten({path: t[:, None] for path, t in tensors.items() if isinstance(t, torch.Tensor)})
 
 
 def _is_tensor(field: FieldSpec) -> bool:

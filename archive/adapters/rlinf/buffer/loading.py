@@ -1,22 +1,24 @@
-"""Engine: a buffer goes on from a checkpoint: the share that a path, a rank and a world size mean, and its trajectories."""
+"""Engine: what a path, a rank and a world size mean to go on from, and the trajectories that are there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 import archive
 from archive import Archive
 from archive.adapters.rlinf import NUMBER
+from archive.adapters.rlinf.buffer import committed
 from archive.adapters.rlinf.buffer.contents import Entry
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.mapping import Weights
-from archive.adapters.rlinf.buffer.ranks import Where, job_rank, job_world_size
-from archive.base import NotFoundError, NothingThereError, UsageError, cached_property, jsontree
+from archive.adapters.rlinf.buffer.numbering import ids_of, metadata_of, told_apart
+from archive.adapters.rlinf.buffer.ranks import Job, Where, part_meant
+from archive.adapters.rlinf.buffer.start import Start
+from archive.base import NotFoundError, NothingThereError
 from archive.checkpoint import Checkpoint
 from archive.read import Episodes
 
@@ -24,92 +26,22 @@ Homes = Callable[[Callable[[], Episodes]], ArchiveHome]
 _log = logging.getLogger("archive")
 
 
-class Found(Protocol):
-    """What a buffer goes on from: a part of a checkpoint, or of what is there without one."""
+def find(where: Where, job: Job, part: int | None, world_size: int | None) -> Start:
+    """What the rank of a path goes on from: all as it was in a world of the same size, else a part of all.
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def state(self) -> dict[str, Any]: ...
-    @property
-    def source_states(self) -> Sequence[dict[str, Any]]: ...
-    @property
-    def source(self) -> Any: ...
-    @property
-    def numbers(self) -> Mapping[str, int]: ...
-    @property
-    def taken(self) -> Iterable[int | None]: ...
-    def episodes(self) -> Episodes: ...
-    def generator(self) -> torch.Generator | None: ...
+    The newest checkpoint there has it; where none was made, what was committed.
+    part: that one of `world_size` parts of what the path means, instead.
+    """
+    world_size = job.world_size if world_size is None else world_size
+    arc = _opened(where, job.storage_options)
+    ck = _newest(arc, job.run, job.buffer)
+    if ck is not None:
+        share = _share(ck, where, world_size) if part is None else _part(ck, where, job.buffer, part, world_size)
+        return _of_share(ck, share, job.buffer)
+    return committed.start(arc, job.run, job.buffer, where, part, world_size)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A part of a checkpoint: the share, and which rank of which world that is."""
-
-    checkpoint: Checkpoint
-    share: Any  # resharding.Share
-    buffer: str
-
-    @property
-    def rank(self) -> int:
-        return int(self.share.rank)
-
-    @property
-    def world_size(self) -> int:
-        return int(self.share.world_size)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Of the same rank, where nothing moves; else {}."""
-        return _as_state(self.share.buffer(self.buffer).state)
-
-    @property
-    def source_states(self) -> list[dict[str, Any]]:
-        return [_as_state(s) for s in self.share.buffer(self.buffer).source_states.values()]
-
-    @property
-    def source(self) -> Any:
-        """What a writer goes on from."""
-        return self.share
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """Episode -> trajectory id."""
-        # as it was: another rank's ids are its own affair
-        mine = self.episodes() if self.share.plan.is_identity else self.checkpoint.episodes
-        return told_apart(mine, self._renumbered)
-
-    @property
-    def taken(self) -> list[int | None]:
-        """Ids that are used."""
-        return [*ids_of(self.checkpoint.episodes, self._renumbered), *self.numbers.values()]
-
-    @property
-    def _renumbered(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self.checkpoint.values.get(NUMBER, {})
-        return found
-
-    def episodes(self) -> Episodes:
-        found: Episodes = self.share.buffer(self.buffer).episodes
-        return found
-
-    def generator(self) -> torch.Generator:
-        """The random generator as it was saved; in a new world, one that the plan seeds."""
-        saved = self.state.get("generator", (self.state.get("live") or {}).get("generator"))
-        out = torch.Generator()
-        if isinstance(saved, torch.Generator):
-            return out.set_state(saved.get_state())
-        return out.manual_seed(int(self.share.seed))
-
-
-def _as_state(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def opened(where: Where, storage_options: Mapping[str, Any] | None) -> Archive:
+def _opened(where: Where, storage_options: Mapping[str, Any] | None) -> Archive:
     """The archive that a path means."""
     try:
         return archive.open(where.root, storage_options=where.options(storage_options))
@@ -120,7 +52,7 @@ def opened(where: Where, storage_options: Mapping[str, Any] | None) -> Archive:
         ) from e
 
 
-def newest(arc: Archive, run: str, buffer: str) -> Checkpoint | None:
+def _newest(arc: Archive, run: str, buffer: str) -> Checkpoint | None:
     """The newest whole checkpoint of a run; None if there is none."""
     found: Checkpoint | None = arc.checkpoints.of(run).newest(replay=True)
     if found is not None and buffer not in found.buffers:
@@ -128,33 +60,29 @@ def newest(arc: Archive, run: str, buffer: str) -> Checkpoint | None:
     return found
 
 
-def share_of(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
+def _share(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
     """What the rank of a path goes on from: all as it was in a world of the same size, else a part by trajectories."""
     import resharding  # built on this package, so not imported with it
 
-    world_size = job_world_size() if world_size is None else world_size
-    if world_size is None:
-        world_size = 1 if where.rank is None else ck.world_size
-    rank = where.rank if where.rank is not None else job_rank()
-    check_rank(rank, world_size, f"checkpoint {ck.name!r} was saved by {ck.world_size}")
-    policy = "balanced" if world_size == ck.world_size else "by_trajectory"
-    return resharding.plan(ck, world_size=world_size, policy=policy).share(rank)
+    saved = f"checkpoint {ck.name!r} was saved by {ck.world_size}"
+    rank, size = part_meant(where, None, world_size, ck.world_size, saved)
+    policy = "balanced" if size == ck.world_size else "by_trajectory"
+    return resharding.plan(ck, world_size=size, policy=policy).share(rank)
 
 
-def part_of_list(ck: Checkpoint, where: Where, buffer: str, rank: int, world_size: int | None) -> Any:
+def _part(ck: Checkpoint, where: Where, buffer: str, part: int, world_size: int | None) -> Any:
     """One of `world_size` contiguous parts, by number, of all trajectories, or of those of the rank that a path names."""
     import resharding
 
-    world_size = (job_world_size() or 1) if world_size is None else world_size
-    check_rank(rank, world_size, "is_distributed=True")
+    _, size = part_meant(where, part, world_size, 1, "")
     chosen = None if where.rank is None else {"episode_id": held_by(ck, buffer, where.rank)}
-    if rank and rank == where.rank and world_size > 1:
+    if part and part == where.rank and size > 1:
         _log.warning(
             "rank %d of %d loads its part of the trajectories of rank_%d alone, so that nobody has the rest: with "
             "is_distributed=True all ranks give the same path; without it, each gives its own and all is shared out",
-            rank, world_size, rank,
+            part, size, part,
         )  # fmt: skip
-    return resharding.plan(ck, world_size=world_size, policy="by_trajectory", filter=chosen).share(rank)
+    return resharding.plan(ck, world_size=size, policy="by_trajectory", filter=chosen).share(part)
 
 
 def held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
@@ -167,33 +95,22 @@ def held_by(ck: Checkpoint, buffer: str, rank: int) -> list[str]:
     return ids
 
 
-def check_rank(rank: int, world_size: int, why: str) -> None:
-    """Refuse a rank that a world does not have."""
-    if world_size <= 0:
-        raise UsageError(f"world_size={world_size} must be at least 1")
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not one of a world of {world_size} ({why}); ranks count from 0")
+def _of_share(ck: Checkpoint, share: Any, buffer: str) -> Start:
+    part = share.buffer(buffer)
+    renumbered = ck.values.get(NUMBER, {})
+    mine = part.episodes if share.plan.is_identity else ck.episodes  # as it was: other ranks' ids do not matter
+    numbers = told_apart(mine, renumbered)
+    taken = [*ids_of(ck.episodes, renumbered), *numbers.values()]
+    state, *sources = (dict(s) if isinstance(s, Mapping) else {} for s in (part.state, *part.source_states.values()))
+    generator = _generator(state, share.seed)
+    return Start(share, share.rank, share.world_size, part.episodes, numbers, taken, state, sources, generator)
 
 
-def next_id(states: Iterable[Mapping[str, Any]], taken: Iterable[int | None]) -> int:
-    """An id that nothing has, nor anything behind it."""
-    return max((*(int(s.get("counter", 0)) for s in states), *(i + 1 for i in taken if i is not None)), default=0)
-
-
-def ids_of(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> list[int | None]:
-    """The trajectory ids that episodes were given, at first or later; None for those that were not."""
-    table = episodes.table.select(["episode_id", "metadata"])
-    texts = table["metadata"].to_pylist()
-    found = [jsontree.loads(text).get(NUMBER) if text else None for text in texts]
-    if renumbered:
-        found = [renumbered.get(n, i) for n, i in zip(table["episode_id"].to_pylist(), found, strict=True)]
-    return [i if isinstance(i, int) else None for i in found]
-
-
-def entries(found: Found, homes: Homes) -> tuple[list[Entry], int]:
-    """The trajectories that were found, by id, and the first id that is free."""
-    free = next_id((*found.source_states, found.state), found.taken)
-    return entries_of(found.episodes, homes, found.numbers), free
+def _generator(state: Mapping[str, Any], seed: int) -> torch.Generator:
+    """The random generator as it was saved; in a new world, one that the plan seeds."""
+    saved = state.get("generator", (state.get("live") or {}).get("generator"))
+    out = torch.Generator()
+    return out.set_state(saved.get_state()) if isinstance(saved, torch.Generator) else out.manual_seed(int(seed))
 
 
 def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[str, int] | None = None) -> list[Entry]:
@@ -201,23 +118,12 @@ def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[
     found = episodes()
     numbers = told_apart(found) if numbers is None else numbers
     home, out = homes(episodes), []
-    table = found.table.select(["episode_id", "length", "metadata", "model_weights_uuids", "update_count_max"])
-    for name, length, text, uuids, count in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
-        about = jsontree.loads(text) if text else {}
-        weights = Weights(uuids[-1] if uuids else None, count)
-        entry = Entry(numbers[name], int(length), int(about.get("B", 1)), weights, home, name)
+    table = found.table.select(["episode_id", "length", "model_weights_uuids", "update_count_max"])
+    for row, about in zip(table.to_pylist(), metadata_of(found), strict=True):
+        name, uuids = row["episode_id"], row["model_weights_uuids"]
+        weights = Weights(uuids[-1] if uuids else None, row["update_count_max"])
+        entry = Entry(numbers[name], int(row["length"]), int(about.get("B", 1)), weights, home, name)
         entry.renumbered = about.get(NUMBER) != entry.trajectory_id
         out.append(entry)
     home.expect(e.name for e in out)
     return sorted((e for e in out if e.samples), key=lambda e: e.trajectory_id)
-
-
-def told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Episode -> trajectory id. Where several have the same, for their ranks counted apart, all are numbered anew: by
-    the ids they had, then by rank; every rank comes to the same numbers."""
-    names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes, renumbered)
-    known = [i for i in given if i is not None]
-    if len(set(known)) == len(given):
-        return dict(zip(names, known, strict=True))
-    order = sorted(range(len(names)), key=lambda i: (given[i] is None, given[i] or 0))
-    return {names[i]: number for number, i in enumerate(order)}

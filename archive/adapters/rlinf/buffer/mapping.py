@@ -13,9 +13,8 @@ from archive.adapters.rlinf import trajectory as trajectories
 from archive.adapters.rlinf.buffer import flatten
 from archive.adapters.rlinf.buffer.flatten import Flat
 from archive.base import FieldError, UsageError
-from archive.fields import Schema, dtypes
+from archive.fields import dtypes, mapped, unflatten
 
-SCHEMA: Schema = trajectories.SCHEMA
 _UUID_NAMES = ("model_weights_uuid",)
 _COUNT_NAMES = ("model_update_count", "update_count")
 _WANTED = "give RLinf's Trajectory, or an object or a dict with the same fields"
@@ -65,7 +64,7 @@ def take_all(given: Iterable[Any] | None, weights: Weights) -> list[Taken]:
 
 def take(trajectory: Any) -> Taken | None:
     """A trajectory's parts; None for one without any steps."""
-    tree = _with_tensors(_tree(trajectory))
+    tree = mapped(_tree(trajectory), lambda leaf: dtypes.to_torch(leaf) if type(leaf) is np.ndarray else leaf)
     shape = trajectories.shape_of(tree)
     if shape == (0,):
         return None
@@ -80,7 +79,7 @@ def take(trajectory: Any) -> Taken | None:
 def transitions(trajectory: Any) -> dict[str, Any]:
     """A trajectory's fields [T, B, ...] as rows of transitions [T * B, ...]; {} for one without any steps."""
     taken = take(trajectory)
-    return {} if taken is None else flatten.nested(taken.flat.rows)
+    return {} if taken is None else unflatten(taken.flat.rows)
 
 
 def _tree(trajectory: Any) -> dict[str, Any]:
@@ -93,17 +92,6 @@ def _tree(trajectory: Any) -> dict[str, Any]:
     if isinstance(tree.get("model_weights_id", ""), str):
         return tree
     return tree | {"model_weights_id": str(tree["model_weights_id"] or "")}
-
-
-def _with_tensors(node: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The same nest, arrays of numbers as tensors."""
-    out: dict[Any, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            out[key] = _with_tensors(value)
-        else:
-            out[key] = dtypes.to_torch(value) if type(value) is np.ndarray else value
-    return out
 
 
 def _weights(trajectory: Any, tree: Mapping[str, Any]) -> Weights:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from archive.adapters.rlinf import NUMBER
+from archive.adapters.rlinf import NUMBER, trajectory
 from archive.adapters.rlinf.buffer import flatten, mapping
 from archive.adapters.rlinf.buffer.contents import Contents, Entry
 from archive.adapters.rlinf.buffer.home import ArchiveHome
@@ -26,7 +26,7 @@ def read(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tree]]:
         some = _first(entries[at:], limit)
         for entry, tree in zip(some, _trees(some), strict=True):
             samples += entry.samples
-            nbytes += sum(t.nbytes for _, t in flatten.leaves(tree) if isinstance(t, torch.Tensor))
+            nbytes += sum(t.nbytes for _, t in trajectory.leaves(tree) if isinstance(t, torch.Tensor))
             yield entry, tree
         at += len(some)
         limit = BATCH_BYTES * samples // max(1, nbytes)

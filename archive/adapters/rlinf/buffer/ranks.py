@@ -34,6 +34,23 @@ class Where:
         return {**self.storage_options, **(given or {})}
 
 
+@dataclass
+class Job:
+    """Who writes. What is None is asked for when it is needed."""
+
+    rank: int | None
+    world_size: int | None
+    run: str
+    session: str | None
+    buffer: str
+    storage_options: Mapping[str, Any] | None
+
+    def rank_of(self, where: Where) -> int:
+        if where.rank is not None:
+            return where.rank
+        return job_rank() if self.rank is None else self.rank
+
+
 def where(path: Any) -> Where:
     """What a path means; any fsspec URL or UPath, with or without a last folder `rank_N`."""
     if not path:
@@ -72,7 +89,26 @@ def writer_world_size(rank: int, given: int | None) -> int:
             f"rank {rank} needs to know how many ranks there are: give world_size=, or set WORLD_SIZE, or start "
             "torch.distributed first"
         )
-    world_size = 1 if world_size is None else world_size
+    return _checked(rank, 1 if world_size is None else world_size, "")[1]
+
+
+def part_meant(where: Where, part: int | None, world_size: int | None, known_size: int, saved: str) -> tuple[int, int]:
+    """(rank, world size) of what a path means: its own rank's, else this process's, or the part that is asked for.
+
+    known_size: of the world that a path with a rank means, where neither the caller nor the job says.  saved: what is
+    known of those who wrote it, for the error.
+    """
+    size = job_world_size() if world_size is None else world_size
+    if part is not None:
+        return _checked(part, 1 if size is None else size, " (is_distributed=True)")
+    if size is None:
+        size = 1 if where.rank is None else known_size
+    return _checked(job_rank() if where.rank is None else where.rank, size, f" ({saved})")
+
+
+def _checked(rank: int, world_size: int, why: str) -> tuple[int, int]:
+    if world_size <= 0:
+        raise UsageError(f"world_size={world_size} must be at least 1")
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
-    return world_size
+        raise UsageError(f"rank {rank} is not one of a world of {world_size}{why}; ranks count from 0")
+    return rank, world_size

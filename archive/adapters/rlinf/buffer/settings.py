@@ -1,4 +1,4 @@
-"""Pure, no I/O: what a buffer is told when it is made, checked; seeds; and numbers for trajectories."""
+"""Pure, no I/O: what a buffer is made with, checked; and its random generator."""
 
 from __future__ import annotations
 
@@ -43,8 +43,3 @@ def seeded(seed: int | None, rank: int) -> torch.Generator:
         digest = hashlib.sha256(f"{seed}/{rank}".encode()).digest()
         seed = int.from_bytes(digest[:8], "little") >> 1
     return generator.manual_seed(seed)
-
-
-def next_of(first: int, rank: int, world_size: int) -> int:
-    """The first number from `first` on that is this rank's: ranks take turns, so that no two have the same."""
-    return first + (rank - first) % world_size

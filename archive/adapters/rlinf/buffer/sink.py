@@ -12,8 +12,7 @@ from archive.adapters import part_of
 from archive.adapters.rlinf.buffer.autosave import AutoSave
 from archive.adapters.rlinf.buffer.contents import Entry
 from archive.adapters.rlinf.buffer.home import ArchiveHome
-from archive.checkpoint import MAIN_BUFFER, Checkpoint, Joint, Pending, all_staged, on_terminal
-from archive.manifest import Place
+from archive.checkpoint import MAIN_BUFFER, Checkpoint, Pending, on_terminal
 
 MAX_UNCOMMITTED_BYTES = 256 * 1024 * 1024  # added but not visible yet, and so in memory
 
@@ -128,18 +127,13 @@ class Sink:
         future.add_done_callback(lambda done: None if done.exception() else self._saved(done.result(), owned, made))
         future.add_done_callback(lambda _: staged.set())
         staged.wait()
-        if pending.done() or self._all_staged(pending):
+        if pending.done() or pending.all_staged():
             pending.result()
         return pending
 
     def _saved(self, made: Checkpoint, owned: dict[int, str], added: list[Added]) -> None:
         self.saved = made, owned
         self._committed(added)
-
-    def _all_staged(self, pending: Pending) -> bool:
-        w = self.writer
-        joint = Joint(Place(w.rank, w.world_size, w.run, w.session), pending.name, pending.request.ordinal)
-        return all_staged(self.arc.storage, joint, {}, look_at_all=True)
 
     def settle(self) -> None:
         """Wait for the checkpoint that is under way; raise its error if nobody has seen it."""

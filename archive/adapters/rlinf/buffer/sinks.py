@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import archive
-from archive.adapters.rlinf.buffer import mapping, ranks
+from archive.adapters.rlinf.buffer import ranks
 from archive.adapters.rlinf.buffer.loading import Homes
-from archive.adapters.rlinf.buffer.ranks import Where
+from archive.adapters.rlinf.buffer.ranks import Job, Where
 from archive.adapters.rlinf.buffer.sink import Sink, Visible
+from archive.adapters.rlinf.trajectory import SCHEMA
 from archive.manifest import place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
-
-
-@dataclass
-class Job:
-    """Who writes. What is None is asked for when it is needed."""
-
-    rank: int | None
-    world_size: int | None
-    run: str
-    session: str | None
-    buffer: str
-    storage_options: Mapping[str, Any] | None
-
-    def rank_of(self, where: Where) -> int:
-        if where.rank is not None:
-            return where.rank
-        return ranks.job_rank() if self.rank is None else self.rank
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,7 @@ class Sinks:
         if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
             earlier = None
         writer = arc.writer(
-            rank, world_size, self.job.run, self._new_session(root, rank, world_size), mapping.SCHEMA,
+            rank, world_size, self.job.run, self._new_session(root, rank, world_size), SCHEMA,
             resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES,
         )  # fmt: skip
         interval_s = self._interval_s if root == self._auto_root else None

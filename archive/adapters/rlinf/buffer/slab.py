@@ -28,11 +28,6 @@ class Slab:
     def __contains__(self, key: int) -> bool:
         return key in self._spans
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes reserved."""
-        return sum(t.nbytes for t in self._tensors.values())
-
     def start(self, key: int) -> int:
         """Row at which a trajectory begins."""
         return self._spans[key][0]

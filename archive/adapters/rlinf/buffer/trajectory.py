@@ -13,16 +13,18 @@ import numpy as np
 import torch
 
 from archive.adapters.rlinf import SYSTEM
-from archive.adapters.rlinf.buffer import flatten, loading, mapping, moving, ranks, settings, starting
+from archive.adapters.rlinf.buffer import flatten, loading, mapping, moving, numbering, ranks, settings
 from archive.adapters.rlinf.buffer.autosave import logged
 from archive.adapters.rlinf.buffer.contents import Contents, Entry, drawn_from
 from archive.adapters.rlinf.buffer.home import ArchiveHome
-from archive.adapters.rlinf.buffer.loading import Found
 from archive.adapters.rlinf.buffer.mapping import Weights
+from archive.adapters.rlinf.buffer.ranks import Job
 from archive.adapters.rlinf.buffer.sink import Added
-from archive.adapters.rlinf.buffer.sinks import Earlier, Job, Sinks
+from archive.adapters.rlinf.buffer.sinks import Earlier, Sinks
+from archive.adapters.rlinf.buffer.start import Start
 from archive.base import ClosedError, UsageError, forking
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
+from archive.fields import unflatten
 from archive.read import Episodes
 
 
@@ -136,10 +138,10 @@ class TrajectoryReplayBuffer:
 
     def _claim_id(self) -> int:
         if self._next_id is None:  # not those of trajectories that earlier starts of the job left in the archive
-            left = [] if self._where is None else loading.ids_of(self._sinks.at(self._where).arc.episodes)
-            self._next_id = loading.next_id((), left)
+            left = [] if self._where is None else numbering.ids_of(self._sinks.at(self._where).arc.episodes)
+            self._next_id = numbering.next_id((), left)
         world_size = self._job.world_size or ranks.job_world_size() or 1
-        claimed = settings.next_of(self._next_id, self._rank, world_size)
+        claimed = numbering.next_of(self._next_id, self._rank, world_size)
         self._next_id = claimed + 1
         return claimed
 
@@ -172,7 +174,7 @@ class TrajectoryReplayBuffer:
             drawn = torch.randint(window.total, (count,), generator=self.random_generator)
             parts, misses = self._contents.gather(window, drawn)
         parts += [part for miss in misses for part in miss.read()]
-        return flatten.nested(flatten.joined(parts, count, self._missing))
+        return unflatten(flatten.joined(parts, count, self._missing))
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
         """As `sample`."""
@@ -253,10 +255,11 @@ class TrajectoryReplayBuffer:
             self._enter()
             where, part = ranks.where(load_path), int(local_rank) if is_distributed else None
             self._sinks.settle()
-            self._take_over(starting.find(where, self._job, part, world_size), where.name)
+            self._take_over(loading.find(where, self._job, part, world_size), where.name)
 
-    def _take_over(self, loaded: Found, root: str) -> None:
-        entries, next_id = loading.entries(loaded, self._homes)
+    def _take_over(self, loaded: Start, root: str) -> None:
+        entries = loading.entries_of(lambda: loaded.episodes, self._homes, loaded.numbers)
+        next_id = numbering.next_id((*loaded.source_states, loaded.state), loaded.taken)
         contents = moving.fill(self._no_contents(), entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
@@ -279,12 +282,12 @@ class TrajectoryReplayBuffer:
                 self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
 
-    def _restore(self, loaded: Found) -> None:
+    def _restore(self, loaded: Start) -> None:
         """Counters and the random generator: as they were, for a new world from its plan, and else as they are."""
         state, sources = loaded.state, loaded.source_states
         self.seed = next((s["seed"] for s in (state, *sources) if "seed" in s), self.seed)
         self._added = int(state.get("added", len(self._contents.entries)))
-        self.random_generator = loaded.generator() or self.random_generator
+        self.random_generator = loaded.generator or self.random_generator
 
     def flush(self) -> None:
         """Commit what was added so far (with auto_save)."""

@@ -1,0 +1,53 @@
+"""A writer that begins with episodes that are in the archive already: they are referred to, not copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.checkpoint.resuming import take_over
+from archive.manifest import NO_ENV, EpisodeIndex, Located, Resume, Snapshot
+from archive.read import Episodes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STREAM = ["session", "rank", "env_id"]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One rank's buffer that holds these episodes, one after the other: `arc.writer(resume=Holding(...))`."""
+
+    episodes: Episodes
+    buffer: str
+    run: str
+    rank: int = 0
+    world_size: int = 1
+
+    def to_resume(self, rank: int | None = None) -> Resume:
+        """What the writer goes on from. rank: as of a checkpoint's; this one knows its own."""
+        found = self.episodes.step_parts()
+        place = np.arange(len(found.rows))
+        taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has a position of its own
+        pieces = Located(place, found.rows, found.lo, found.hi, np.cumsum(taken) - taken)
+        env: Ints = np.full(len(place), NO_ENV, np.int64)
+        source = _Segments(self.episodes.index, self.episodes.reader.snapshot, found.rows)
+        held = take_over(source, pieces, env, pieces.position, {NO_ENV: int(taken.sum())}, {})
+        return Resume(self.rank, self.world_size, self.run, {self.buffer: held})
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """Rows of the segments table, each a run of its own."""
+
+    index: EpisodeIndex
+    snapshot: Snapshot
+    rows: Ints
+
+    @property
+    def live(self) -> pa.Table:
+        return self.snapshot.take(self.rows, _STREAM).rename_columns(["session", "stream_rank", "stream_env"])
