@@ -35,7 +35,7 @@ class Holding:
         taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has a position of its own
         pieces = Located(place, found.rows, found.lo, found.hi, np.cumsum(taken) - taken)
         env: Ints = np.full(len(place), NO_ENV, np.int64)
-        source = _Segments(self.episodes.index, self.episodes.reader.snapshot, found.rows)
+        source = _Segments(self.episodes.episode_index, self.episodes.reader.snapshot, found.rows)
         held = take_over(source, pieces, env, pieces.position, {NO_ENV: int(taken.sum())}, {})
         return Resume(self.rank, self.world_size, self.run, {self.buffer: held})
 

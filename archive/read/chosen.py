@@ -49,7 +49,7 @@ class Chosen:
         return self._chosen
 
     @property
-    def index(self) -> EpisodeIndex:
+    def episode_index(self) -> EpisodeIndex:
         """The index of all episodes that these are some of."""
         return self._index
 
