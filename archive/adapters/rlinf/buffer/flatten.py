@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from archive.adapters.rlinf.trajectory import DONES, one_a_step
+from archive.adapters.rlinf import trajectory as trajectories
 from archive.base import FieldError, UsageError, show
 from archive.fields import Path, mapped
 
@@ -92,8 +92,8 @@ def _transitions(path: Path, value: torch.Tensor, steps: int, envs: int) -> torc
     """
     if value.dim() < 2 or value.shape[1] != envs or value.shape[0] < steps:
         return None
-    is_done = path[0] in DONES and len(path) == 1
-    found = one_a_step(value.detach(), steps, leading=is_done)
+    is_done = path[0] in trajectories.DONES and len(path) == 1
+    found = trajectories.one_a_step(value.detach(), steps, leading=is_done)
     if found is None and is_done:
         extra = len(value) - steps
         raise FieldError(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import archive
+from archive.adapters.rlinf import trajectory as trajectories
 from archive.adapters.rlinf.buffer import ranks
 from archive.adapters.rlinf.buffer.loading import Homes
 from archive.adapters.rlinf.buffer.ranks import Job, Where
 from archive.adapters.rlinf.buffer.sink import Sink, Visible
-from archive.adapters.rlinf.trajectory import SCHEMA
 from archive.manifest import place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
@@ -60,7 +60,7 @@ class Sinks:
         if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
             earlier = None
         writer = arc.writer(
-            rank, world_size, self.job.run, self._new_session(root, rank, world_size), SCHEMA,
+            rank, world_size, self.job.run, self._new_session(root, rank, world_size), trajectories.SCHEMA,
             resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES,
         )  # fmt: skip
         interval_s = self._interval_s if root == self._auto_root else None
