@@ -47,7 +47,7 @@ fmt: $(STAMPS)/test
 	@$(BIN)/ruff format --quiet .
 
 docs: $(STAMPS)/core
-	@$(BIN)/python -m archive.cli.reference README.md
+	@$(BIN)/python -m tests.support.reference
 
 bench: $(STAMPS)/test
 	@$(PYTEST) -m bench --timeout 0 --capture no tests/benchmarks </dev/null

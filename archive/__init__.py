@@ -16,7 +16,7 @@
 | TorchRL, ALF, RLinf, XTuner; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
 | handle an error | `archive.errors`, whose names are here too |
 
-Pages: `docs/cluster.md`, `docs/rings.md`, `FORMAT.md`, `ARCHITECTURE.md`, all beside this file. Other modules are not public.
+Pages: `docs/index.md` lists them, beside this file. Other modules are not public.
 """
 
 from __future__ import annotations

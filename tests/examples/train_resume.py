@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import archive
 import resharding
-from archive.checkpoint import requests
+from archive import checkpointing
 from archive.torch import ring
 
 ENVS, LENGTH, OBS, ACTIONS, EPISODE = 12, 1024, 4, 2, 16
@@ -84,7 +84,7 @@ def train(url: str, steps: int, every: int) -> None:
             (cross_entropy(model(batch["obs"]), batch["action"], reduction="none") * batch["reward"]).mean().backward()
             optimizer.step()
 
-            if requests.requested() or (step + 1) % every == 0:  # the first on every rank at every step
+            if checkpointing.requested() or (step + 1) % every == 0:  # the first on every rank at every step
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 at = {"pos": replay.pos, "size": replay.size, "last": replay.steps["done"]}
                 columns = ring.append(w, replay.steps, **at, columns={"priority": replay.priority})

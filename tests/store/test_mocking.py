@@ -37,7 +37,7 @@ def test_mock_aws_is_named_with_its_remedy() -> None:
     told = done.stdout.splitlines()
     assert [line.partition(" ")[0] for line in told] == ["get", "get"]  # creating looks first
     for line in told:
-        assert re.search(r"s3://mocked/x.*mock_aws.*ThreadedMotoServer.*endpoint_url.*README", line)
+        assert re.search(r"s3://mocked/x.*mock_aws.*ThreadedMotoServer.*endpoint_url.*docs/how-to/testing.md", line)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What one system saved, into a live buffer of another: ALF, TorchRL, RLinf; see EXCHANGE.md for what carries over.
+"""What one system saved, into a live buffer of another: ALF, TorchRL, RLinf; see docs/adapters/exchange.md for what carries over.
 
 ```python
 share = resharding.plan(ck, world_size=1).share(0)  # of a checkpoint that ALF's adapter made

@@ -227,7 +227,7 @@ def described(error: Exception, scrub: Callable[[str], str]) -> str:
 _MOCKED = (
     "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it out, start "
     "moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': <its address>}; see "
-    "'Test your own code' in the README"
+    "archive/docs/how-to/testing.md, 'Test your own code'"
 )
 
 
