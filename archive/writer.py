@@ -161,8 +161,9 @@ class Writer(Buffer):
         name: default "step-{step}".  state: a tree of arrays, numbers, strings.  columns: name -> one value a live step,
         in the order of `live`, or a dict of episode id to array.  attributes: name -> {episode id: JSON value}.
         buffers: the same three for other buffers: {"demo": {"columns": ...}}.  progress: the run's counters, rank 0's.
-        save_replay=False skips the buffers: progress is rolled back, and `unconsumed` (or what `rewind()` gives) lists
-        what was drawn and not trained on.  incomplete: "keep" or "drop" headless and open episodes (counted).
+        save_replay=False skips the buffers: give progress as it is without them (`archive.adapters.xtuner.rollback`);
+        `unconsumed` (or what `rewind()` gives) lists what was drawn and not trained on.
+        incomplete: "keep" or "drop" headless and open episodes (counted).
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
         on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also "waiting_for":
         the ranks that have not staged; default: a bar, on a terminal.

@@ -144,8 +144,8 @@ def check_option(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{name}={value!r}: give {' or '.join(map(repr, allowed))}")
 
 
-def check_room(existing: str, held: int, what: str) -> None:
+def check_room(existing: str, held: int, what: str, unit: str = "steps") -> None:
     """Refuse to restore over what is there, unless it is to be replaced."""
     check_option("existing", existing, EXISTING)
     if held and existing == "error":
-        raise UsageError(f"{what} already holds {held} steps; restore into an empty one, or with existing='replace'")
+        raise UsageError(f"{what} already holds {held} {unit}; restore into an empty one, or with existing='replace'")

@@ -18,7 +18,6 @@ from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.joining import Joint, all_staged, commit_present, join
 from archive.checkpoint.pending import Attempt, Pending
-from archive.checkpoint.progress import rollback
 from archive.checkpoint.progressbar import Progress, on_terminal
 from archive.checkpoint.saving import Request, SavedColumns
 from archive.manifest import Commit, CommitLog, Place
@@ -47,8 +46,6 @@ class Saver:
         partial: bool, known_at: int,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
-        if progress is not None and not save_replay:
-            progress = rollback(progress)
         lineage = {"git": git_revision(), "config": None if config is None else jsontree.dumps(config, where="config")}
         return Request(
             check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,

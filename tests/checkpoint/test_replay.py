@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
+from archive.adapters.xtuner import rollback
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.progress import rollback
 from archive.manifest.resumed import Resume
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 
@@ -27,7 +27,7 @@ def test_without_replay_the_data_waits_for_the_next_full_checkpoint() -> None:
         light = w.checkpoint(
             2,
             save_replay=False,
-            progress=PROGRESS,
+            progress=rollback(PROGRESS),
             unconsumed=[{"prompt": 3}, 5],
             columns={"p": value_of(range(9))},
             state={"lr": 1.0},

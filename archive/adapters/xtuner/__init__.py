@@ -36,17 +36,20 @@ refuses while there are any), trace sessions, the rollout controller.
 Each owner of a buffer is a rank. On another number of ranks groups stay whole and get new uids and timestamps, in the
 order of the old ones; samplers can't be divided, so a manager is restored by a world of the size that saved it.
 
-With `no_save_replay_buffer=True` progress is rolled back as XTuner does it, and the prompts of the groups in the buffer
-are kept without their responses. `restore` puts them back as ABORTED, which asynchronous strategies take before they
-draw new prompts: none is skipped. Synchronous strategies draw from the dataloader only, and leave them there.
+With `no_save_replay_buffer=True` progress is rolled back as XTuner does it (`rollback`), and the prompts of the groups
+in the buffer are kept without their responses. `restore` puts them back as ABORTED, which asynchronous strategies take
+before they draw new prompts: none is skipped. Synchronous strategies draw from the dataloader only, and leave them
+there.
 """
 
 from __future__ import annotations
 
 from archive.adapters.xtuner.adapter import RestoredStep, restore, save
+from archive.adapters.xtuner.progress import rollback
 
 __all__ = [
     "RestoredStep",
     "restore",
+    "rollback",
     "save",
 ]

@@ -9,10 +9,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from archive.adapters import EXISTING, UNFINISHED, Report, Saved, check_option, checkpoint, part_of, several, share_of
+from archive.adapters import (
+    UNFINISHED,
+    Report,
+    Saved,
+    as_given,
+    check_option,
+    check_room,
+    checkpoint,
+    part_of,
+    several,
+    share_of,
+)
 from archive.adapters.xtuner import manager as managers
 from archive.adapters.xtuner import storage as storages
-from archive.adapters.xtuner.restoring import Found, Source, Wanted, put_reference, read_items
+from archive.adapters.xtuner.groups import FORMAT
+from archive.adapters.xtuner.progress import renamed, rollback
+from archive.adapters.xtuner.restoring import Found, Source, Wanted, put_reference, read_items, source_of
 from archive.base import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RestoredStep", "restore", "save"]
 
-FORMAT = 1
 REFERENCES = ("put", "values")
 T = TypeVar("T")
 
@@ -134,6 +146,7 @@ def _write_prompts(
         prompts = managers.strip(part.items, storages.resolve)
         listed += prompts.listed
         saved[name] = Saved(state={**part.state, "unconsumed": prompts.state})
+    progress = None if progress is None else rollback(progress)
     return checkpoint(writer, step, saved, progress=progress, save_replay=False, unconsumed=listed, **options)
 
 
@@ -166,7 +179,6 @@ async def restore(
     existing: "replace" groups that are there.  tasks: {old name: new name} of tasks that were renamed.  refs: "values"
     leaves what object refs referred to in their place, where there is no Ray.  unfinished: groups are whole; no effect.
     """
-    check_option("existing", existing, EXISTING)
     check_option("unfinished", unfinished, UNFINISHED)
     check_option("refs", refs, REFERENCES)
     share, given = share_of(source, rank), several(objects)
@@ -176,42 +188,32 @@ async def restore(
         for name, target in given.items():
             buffer = managers.buffer_of(target)
             await stack.enter_async_context(buffer._lock)
-            _check_room(buffer, existing, name)
+            check_room(existing, len(storages.storage_of(buffer)), f"replay buffer {name!r}", "groups")
             managers.check_idle(target)
-        sources = {name: Source(share, name, managers.is_manager(target)) for name, target in given.items()}
+        sources = {n: source_of(share, n, for_manager=managers.is_manager(target)) for n, target in given.items()}
         found = {}
         for name, target in given.items():
             found[name] = await _undisturbed(partial(read_items, managers.buffer_of(target), sources[name], wanted))
         for name, target in given.items():
             out[name] = await _restore_one(target, sources[name], found[name], wanted)
-    return out if isinstance(objects, Mapping) else next(iter(out.values()))
-
-
-def _check_room(buffer: Any, existing: str, name: str) -> None:
-    held = len(storages.storage_of(buffer))
-    if held and existing == "error":
-        raise UsageError(
-            f"replay buffer {name!r} already holds {held} groups; restore into an empty one, or with existing='replace'"
-        )
+    return as_given(objects, out)
 
 
 async def _restore_one(target: Any, source: Source, found: Found, wanted: Wanted) -> Any:
-    buffer = managers.buffer_of(target)
+    buffer, checkpoint = managers.buffer_of(target), source.share.plan.checkpoint
     notes = list(found.notes)
     if managers.is_manager(target):
-        saved = managers.renamed(source.manager["tasks"], wanted.tasks)
+        saved = {wanted.tasks.get(task, task): state for task, state in source.manager["tasks"].items()}
         fresh = managers.restore_samplers(target, saved)
         notes += [f"task {name!r} was not saved: its prompts begin anew" for name in fresh]
         notes += _strange_tasks(target, found.items)
     await storages.fill(buffer, found.items, found.following)
-    storages.restored(buffer, source.archive_id, source.run, source.name, found.seen)
+    storages.restored(buffer, checkpoint.archive_id, checkpoint.run, source.name, found.seen)
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if not managers.is_manager(target):
         return report
-    managers.restore_progress(
-        target, managers.renamed_progress(source.progress, wanted.tasks), source.manager["model_step"]
-    )
     step = RestoredStep(source.manager["model_step"])
+    managers.restore_progress(target, renamed(checkpoint.progress, wanted.tasks), source.manager["model_step"])
     step.report = report
     return step
 

@@ -92,7 +92,7 @@ def encode(group: Sequence[Any], task_name: str, resolve: Resolve) -> Encoded:
     group_id = getattr(group[0], "group_id", None) if group else None
     metadata = {"task_name": task_name, "group_id": group_id, "size": len(group), "xtuner": about}
     long = [{"own": long, "common": long_common if i == 0 else {}} for i, (long, _) in enumerate(parts)]
-    texts = _texts([jsontree.dumps(v, where="group") for v in long])
+    texts = np.array([jsontree.dumps(v, where="group") for v in long], object)
     return Encoded(encoder.fields(group) | {LONG_FIELD: texts}, metadata, _updates(group))
 
 
@@ -102,12 +102,6 @@ def _updates(group: Sequence[Any]) -> list[int] | None:
     if not known or not all(type(v) is int for v in known):
         return None
     return [max(s) if s else max(known) for s in steps]
-
-
-def _texts(values: Sequence[str]) -> Array:
-    out = np.empty(len(values), object)
-    out[:] = list(values)
-    return out
 
 
 def _factored(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -242,7 +236,7 @@ class _Encoder:
 
     def fields(self, group: Sequence[Any]) -> dict[str, Any]:
         """The fields of the episode, one entry a rollout."""
-        out: dict[str, Any] = {TEXT_FIELD: _texts(self._text)}
+        out: dict[str, Any] = {TEXT_FIELD: np.array(self._text, object)}
         for name, kept in self._arrays.items():
             lengths = np.array([sum(map(len, row)) for row in kept], np.int64)
             out[name] = Ragged(np.concatenate([a for row in kept for a in row]), lengths)

@@ -6,19 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from archive.adapters.xtuner import groups as groups
+from archive.adapters.xtuner import groups
+from archive.adapters.xtuner.progress import of_tasks
 from archive.adapters.xtuner.rollouts import Losses, construct
 from archive.base import UsageError
 from archive.fields import Ragged
 
 RETRY = "aborted"  # the status of which samplers take groups again before they draw new prompts
 DONE = frozenset({"archived", "failed", "filtered"})  # trained on, or given up
-_PER_TASK = (
-    "consumed_samples", "target_samples", "raw_rewards_sum", "raw_rewards_count", "produced_samples", "produced_tokens",
-    "failed_samples", "filtered_samples",
-)  # fmt: skip
 _STRIPPED: dict[str, Any] = {
     "response": "", "response_ids": [], "logprobs": [], "response_model_steps": [], "response_mask": None,
     "routed_experts": None, "finish_reason": None, "reward": None, "error_msg": None, "tool_calls": None,
@@ -51,15 +46,15 @@ def check_idle(target: Any) -> None:
 
 def samplers_state(manager: Any) -> dict[str, Any]:
     """Task -> where its sampler and its dataloader stand."""
-    out = {}
-    for task in manager.task_runners:
-        sampler = task.sampler
-        out[task.task_name] = {
+    samplers = {task.task_name: task.sampler for task in manager.task_runners}
+    return {
+        name: {
             "dataloader": sampler.dataloader.get_state_dict(),
             "epoch": int(sampler.cur_epoch),
             "drawn": int(sampler._consumed_samples),
         }
-    return out
+        for name, sampler in samplers.items()
+    }
 
 
 def restore_samplers(manager: Any, saved: Mapping[str, Any]) -> list[str]:
@@ -88,31 +83,11 @@ def restore_progress(manager: Any, saved: Mapping[str, Any] | None, model_step: 
     if progress is None:
         return
     if saved is not None and "next_consumer_step" in saved:
-        progress.load_state_dict(_for_tasks(saved, [t.task_name for t in manager.task_runners]))
+        progress.load_state_dict(of_tasks(saved, [t.task_name for t in manager.task_runners]))
     manager._update_event, manager._finish_event = asyncio.Event(), asyncio.Event()
     manager._update_event.set()
     manager._status = type(manager._status)["UPDATE_WEIGHT_AND_ABORT"]
     manager._pause_time_s, manager._model_step = 0.0, model_step
-
-
-def _for_tasks(saved: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
-    """The counters of these tasks; those of new ones begin at zero."""
-    out = dict(saved)
-    for key in _PER_TASK:
-        counts = saved.get(key, {})
-        out[key] = {task: counts.get(task, 0.0 if key == "raw_rewards_sum" else 0) for task in tasks}
-    return out
-
-
-def renamed(values: Mapping[str, Any], tasks: Mapping[str, str]) -> dict[str, Any]:
-    """A dict by task with tasks renamed."""
-    return {tasks.get(name, name): value for name, value in values.items()}
-
-
-def renamed_progress(saved: Any, tasks: Mapping[str, str]) -> Any:
-    if not isinstance(saved, Mapping):
-        return None
-    return {k: renamed(v, tasks) if k in _PER_TASK and isinstance(v, Mapping) else v for k, v in saved.items()}
 
 
 # -- prompts without what was made of them -------------------------------------------------------------------------
@@ -174,7 +149,4 @@ def _as_tree(value: Any) -> Any:
 
 def as_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields as an episode's `read` gives them, from the state tree."""
-    return {
-        name: np.split(value["values"], np.cumsum(value["lengths"])[:-1]) if isinstance(value, dict) else value
-        for name, value in fields.items()
-    }
+    return {n: Ragged(**value).split() if isinstance(value, dict) else value for n, value in fields.items()}

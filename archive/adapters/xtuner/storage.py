@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.adapters import system
-from archive.adapters.xtuner import groups as groups
+from archive.adapters.xtuner import groups
 from archive.adapters.xtuner.rollouts import Classes, classes_of
 from archive.base import UsageError
 
@@ -110,20 +109,17 @@ class Seen(NamedTuple):
     identity: tuple[Any, ...]  # tells another group apart that was given the same uid
 
 
-def identity_of(item: Any) -> tuple[Any, ...]:
-    """Which prompt the group answers."""
+def seen_as(item: Any, episode_id: str) -> Seen:
+    """A group as it is now, written as that episode."""
     first = item.item[0] if item.item else None
-    return (item.task_name, getattr(first, "group_id", None), getattr(first, "rollout_id", None))
+    identity = (item.task_name, getattr(first, "group_id", None), getattr(first, "rollout_id", None))
+    return Seen(episode_id, groups.fingerprint(item.item), identity)
 
 
-@dataclass
-class Tracker:
-    """What was written of one replay buffer, to each place; what a restore found there is under no session."""
-
-    places: dict[tuple[str, str, str, str | None], dict[int, Seen]] = field(default_factory=dict)
-
-
-_trackers: weakref.WeakKeyDictionary[Any, Tracker] = weakref.WeakKeyDictionary()
+# Replay buffer -> (archive, run, buffer's name, session) -> uid -> what was written there; what a restore found is under
+# no session.
+_Places = dict[tuple[str, str, str, str | None], dict[int, Seen]]
+_seen: weakref.WeakKeyDictionary[Any, _Places] = weakref.WeakKeyDictionary()
 
 
 def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
@@ -131,14 +127,14 @@ def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
 
     What another session wrote doesn't count: it may never have been committed.
     """
-    places = _trackers.setdefault(buffer, Tracker()).places
+    places = _seen.setdefault(buffer, {})
     place = (writer.archive_id, writer.run, name)
     return places.setdefault((*place, writer.session), dict(places.get((*place, None), {})))
 
 
 def restored(buffer: Any, archive_id: str, run: str, name: str, found: dict[int, Seen]) -> None:
     """Its items were replaced: forget what was there, and remember what came from that place."""
-    _trackers[buffer] = Tracker({(archive_id, run, name, None): found})
+    _seen[buffer] = {(archive_id, run, name, None): found}
 
 
 def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[str, dict[str, Any]]:
@@ -158,17 +154,16 @@ def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[
 
 
 def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> Seen:
-    digest = groups.fingerprint(item.item)
-    identity = identity_of(item)
-    known = before if before is not None and before.episode_id in live and before.identity == identity else None
-    if known is not None and known.digest == digest:
+    now = seen_as(item, "")
+    known = before if before is not None and before.episode_id in live and before.identity == now.identity else None
+    if known is not None and known.digest == now.digest:
         return known
     encoded = groups.encode(item.item, item.task_name, resolve)
     episode_id = target.add_episode(
         encoded.fields, update_count=encoded.updates, metadata=encoded.metadata,
         episode_id=known.episode_id if known else None, replace=known is not None,
     )  # fmt: skip
-    return Seen(episode_id, digest, identity)
+    return now._replace(episode_id=episode_id)
 
 
 def _attributes(item: Any) -> dict[str, Any]:
@@ -181,10 +176,3 @@ def _attributes(item: Any) -> dict[str, Any]:
 def resolve(reference: Any) -> Any:
     """What a Ray object ref refers to."""
     return system("ray", "ray").get(reference)
-
-
-def by_order(entries: Sequence[tuple[dict[str, Any], int]]) -> Iterator[int]:
-    """Places of items of several source ranks (attributes, source rank), in one order of time."""
-    yield from sorted(
-        range(len(entries)), key=lambda i: (entries[i][0]["timestamp_id"], entries[i][1], entries[i][0]["uid"])
-    )

@@ -13,8 +13,8 @@ import pytest
 import archive
 import resharding
 from archive.adapters import xtuner
+from archive.adapters.xtuner import rollback
 from archive.base.errors import UsageError
-from archive.checkpoint.progress import rollback
 from tests.support.backends import make_backend
 from tests.support.xtuner_buffers import buffer, contents, fresh, group_of, share_of
 from tests.support.xtuner_managers import (

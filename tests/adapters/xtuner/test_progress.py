@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archive.adapters.xtuner import rollback
 from archive.base.errors import UsageError
-from archive.checkpoint.progress import rollback
 
 
 def live_progress() -> dict[str, Any]:

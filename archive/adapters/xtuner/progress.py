@@ -1,23 +1,25 @@
-"""Pure, no I/O: rolls a run's progress counters back to what was consumed.
+"""Pure, no I/O: XTuner's counters of producer and consumer, by task renamed, of new tasks begun, and rolled back.
 
-For checkpoints without the replay buffer: what was produced and not yet consumed is lost with the buffer, so the
-counters of the producer go back to those of the consumer, as XTuner does it. The producer then makes it again.
+A checkpoint without the replay buffer loses what was produced and not yet consumed, so the counters of the producer go
+back to those of the consumer, as XTuner does it. The producer then makes it again.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archive.base import UsageError
 
-_PER_TASK_ZEROS: dict[str, int | float] = {
+_PRODUCED: dict[str, int | float] = {
     "raw_rewards_sum": 0.0,
     "raw_rewards_count": 0,
     "produced_samples": 0,
     "produced_tokens": 0,
-}
+}  # begin at zero where what was produced is lost
+_COUNTED = dict.fromkeys(("consumed_samples", "target_samples", "failed_samples", "filtered_samples"), 0)
+PER_TASK: dict[str, int | float] = {**_PRODUCED, **_COUNTED}  # counter -> its zero
 
 
 def rollback(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +32,24 @@ def rollback(progress: Mapping[str, Any]) -> dict[str, Any]:
     known = _from_step(progress) | _from_consumed(progress) | _zeros(progress)
     is_complete = "consumed_samples" in progress and "next_consumer_step" in progress
     return dict(progress) | {key: value for key, value in known.items() if is_complete or key in progress}
+
+
+def renamed(progress: Any, tasks: Mapping[str, str]) -> Any:
+    """The counters with tasks renamed; None for what are no counters."""
+    if not isinstance(progress, Mapping):
+        return None
+    return {
+        key: {tasks.get(task, task): count for task, count in value.items()}
+        if key in PER_TASK and isinstance(value, Mapping)
+        else value
+        for key, value in progress.items()
+    }
+
+
+def of_tasks(progress: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
+    """The counters of these tasks; those of new ones begin at zero."""
+    known = {key: progress.get(key, {}) for key in PER_TASK}
+    return dict(progress) | {key: {t: known[key].get(t, zero) for t in tasks} for key, zero in PER_TASK.items()}
 
 
 def _from_step(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +69,7 @@ def _from_consumed(progress: Mapping[str, Any]) -> dict[str, Any]:
 
 def _zeros(progress: Mapping[str, Any]) -> dict[str, Any]:
     zeros: dict[str, Any] = {"produce_time_s": 0.0}
-    for key, zero in _PER_TASK_ZEROS.items():
+    for key, zero in _PRODUCED.items():
         zeros[key] = _filled(progress.get("consumed_samples", progress.get(key)), zero)
     return zeros
 
