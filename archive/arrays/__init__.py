@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from archive.arrays.memory import Memory, Shelf, end_to_end
-from archive.arrays.ranges import Ints, coalesce, covered, merge_runs, spans, sums, widest_gap
+from archive.arrays.ranges import (
+    Ints,
+    Mask,
+    coalesce,
+    covered,
+    merge_runs,
+    offsets_of,
+    run_heads,
+    run_starts,
+    run_tails,
+    since_head,
+    spans,
+    sums,
+    widest_gap,
+)
 
 __all__ = [
     "Ints",
+    "Mask",
     "Memory",
     "Shelf",
     "coalesce",
     "covered",
     "end_to_end",
     "merge_runs",
+    "offsets_of",
+    "run_heads",
+    "run_starts",
+    "run_tails",
+    "since_head",
     "spans",
     "sums",
     "widest_gap",

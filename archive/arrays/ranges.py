@@ -12,7 +12,9 @@ MAX_GAP_BYTES = 64 * 1024
 MIN_GAP_BYTES = 1024  # headers between chunks
 MAX_BLOCK_BYTES = 8 * 1024 * 1024
 
+Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def coalesce(
@@ -33,7 +35,7 @@ def coalesce(
         if not near[i] or int(stops[i]) - block_start > max_block:
             block, block_start = block + 1, int(starts[i])
         owner[i] = block
-    heads = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    heads = run_starts(owner)
     return starts[heads], np.maximum.reduceat(stops, heads), owner
 
 
@@ -58,7 +60,7 @@ def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Int
         return starts, stops
     reach = np.maximum.accumulate(stops)
     apart = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
-    heads = np.flatnonzero(np.r_[True, apart])
+    heads = np.append(0, np.flatnonzero(apart) + 1)
     return starts[heads], np.maximum.reduceat(stops, heads)
 
 
@@ -69,14 +71,43 @@ def spans(starts: Ints, counts: Ints) -> Ints:
     return out
 
 
+def run_heads(*columns: Array) -> Mask:
+    """True where a run of equal entries begins: at the first, and where any column differs from the entry before."""
+    heads = np.zeros(len(columns[0]), bool)
+    heads[:1] = True
+    for column in columns:
+        heads[1:] |= column[1:] != column[:-1]
+    return heads
+
+
+def run_starts(*columns: Array) -> Ints:
+    """The places at which a run of equal entries begins."""
+    return np.flatnonzero(run_heads(*columns))
+
+
+def run_tails(*columns: Array) -> Mask:
+    """True where a run of equal entries ends."""
+    return np.append(run_heads(*columns)[1:], True)[: len(columns[0])]
+
+
+def since_head(values: Ints, heads: Mask) -> Ints:
+    """Values that grow, less that of the head of their run."""
+    return values - np.maximum.accumulate(np.where(heads, values, 0)) if len(values) else values
+
+
+def offsets_of(counts: Ints) -> Ints:
+    """Where each group begins, and one past the last: group i is [offsets[i], offsets[i + 1])."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
 def sums(values: Ints, offsets: Ints) -> Ints:
     """Sum of each group of values; group i is [offsets[i], offsets[i + 1])."""
-    total = np.concatenate([[0], np.cumsum(values)])
+    total = offsets_of(values)
     out: Ints = total[offsets[1:]] - total[offsets[:-1]]
     return out
 
 
-def covered(starts: Ints, stops: Ints, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def covered(starts: Ints, stops: Ints, length: int) -> Mask:
     """Mask over [0, length) of what any of the runs covers."""
     edges = np.zeros(length + 1, np.int64)
     np.add.at(edges, starts, 1)

@@ -20,7 +20,7 @@ from archive.base import UsageError, cached_property
 from archive.datasets.batches import Batches, batches_of, kinds_of, row_bytes, schemas_of
 from archive.datasets.items import Items, Kinds
 from archive.datasets.sources import source_of
-from archive.fields import Ragged, ShardSchema, derived, dtypes
+from archive.fields import Ragged, ShardSchema, derived, mapped, to_tensors
 from archive.read import Bounds, Episodes, Selection, deriving
 
 Transform = Callable[[dict[str, Any]], Any]
@@ -133,7 +133,9 @@ class EpisodeDataset(Dataset[Any]):
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
         """A batch's nest, from the steps of all its items end to end."""
-        return _mapped(nest, lambda rows: Ragged(rows, torch.from_numpy(counts)))  # type: ignore[arg-type]
+        lengths: Any = torch.from_numpy(counts)
+        out: dict[str, Any] = mapped(nest, lambda rows: Ragged(rows, lengths))
+        return out
 
     def _finished(self, nest: dict[str, Any]) -> Any:
         return nest if self.transform is None else self.transform(nest)
@@ -193,9 +195,9 @@ class WindowDataset(EpisodeDataset):
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
         if len(counts) * self.length == int(counts.sum()):
-            out = _mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
+            out = mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
         else:
-            out = _mapped(nest, lambda rows: _spread(rows, self._mask(counts)))
+            out = mapped(nest, lambda rows: _spread(rows, self._mask(counts)))
         return {**out, "mask": self._mask(counts)} if self.pad else out
 
     def _mask(self, counts: Ints) -> torch.Tensor:
@@ -228,17 +230,6 @@ class StepDataset(WindowDataset):
         return nest
 
 
-def to_tensors(value: Any) -> Any:
-    """A nest with its arrays as tensors; strings and JSON stay as they are."""
-    if isinstance(value, dict):
-        return {k: to_tensors(v) for k, v in value.items()}
-    if isinstance(value, Ragged):
-        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
-    if isinstance(value, list):
-        return [to_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
-    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value
-
-
 def _checked(indices: Sequence[int], count: int) -> Ints:
     items = np.asarray(indices, np.int64)
     wrong = items[(items < -count) | (items >= count)]
@@ -255,10 +246,6 @@ def row_of(value: Any, i: int) -> Any:
         stop = int(value.lengths[: i + 1].sum())
         return value.values[stop - int(value.lengths[i]) : stop]
     return value[i]
-
-
-def _mapped(nest: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
-    return {k: _mapped(v, work) if isinstance(v, dict) else work(v) for k, v in nest.items()}
 
 
 def _spread(rows: Any, mask: torch.Tensor) -> Any:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.datasets.datasets import to_tensors
-from archive.fields import Ragged
+from archive.fields import Ragged, to_tensors
 
 
 def tensors(value: Any) -> Any:

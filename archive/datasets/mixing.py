@@ -11,11 +11,10 @@ import torch
 
 from archive.base import DeadlineError, FieldError, UsageError
 from archive.datasets.collating import as_kind, check_kind, collate
-from archive.datasets.datasets import to_tensors
 from archive.datasets.iterable import StreamDataset
 from archive.datasets.joined import concatenated
 from archive.datasets.loading import Loader
-from archive.fields import Ragged
+from archive.fields import Ragged, to_tensors
 
 FORMAT = 1
 _POLL_S = 0.05

@@ -7,7 +7,7 @@ from archive.fields import derived, dtypes, nesting, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.kinds import Kinds
-from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, mapped, unflatten
+from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, mapped, to_tensors, unflatten
 from archive.fields.schema import (
     LENGTHS,
     NODES,
@@ -49,5 +49,6 @@ __all__ = [
     "shard_schema",
     "to_numpy",
     "to_path",
+    "to_tensors",
     "unflatten",
 ]

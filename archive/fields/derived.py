@@ -19,7 +19,7 @@ import numpy as np
 
 from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, show
-from archive.fields.nesting import Array
+from archive.fields.nesting import Array, mapped
 from archive.fields.schema import Path, to_path
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -65,7 +65,7 @@ class _Next(Derivation):
 
     def compute(self, values: Mapping[Path, Any], rows: Rows) -> Any:
         (value,) = values.values()
-        return _mapped(value, lambda leaf: _take(leaf, np.minimum(rows.at + self.ahead, _stop(leaf, rows) - 1)))
+        return mapped(value, lambda leaf: _take(leaf, np.minimum(rows.at + self.ahead, _stop(leaf, rows) - 1)))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Stack(Derivation):
         (value,) = values.values()
         back = np.arange(self.frames - 1, -1, -1)
         places = np.maximum(rows.at[:, None] - back, rows.begin[:, None])
-        return _mapped(value, lambda leaf: self._stacked(leaf, places))
+        return mapped(value, lambda leaf: self._stacked(leaf, places))
 
     def _stacked(self, leaf: Any, places: Ints) -> Any:
         if not isinstance(leaf, np.ndarray):
@@ -285,10 +285,6 @@ def _check_whole(path: Path, value: Any, steps: int) -> None:
             f"field {show(path)!r} has {len(value)} rows and the episode {steps} steps; derive from whole episodes, or "
             "read a part with derive=, which reads what it needs beyond"
         )
-
-
-def _mapped(value: Any, work: Any) -> Any:
-    return {k: _mapped(v, work) for k, v in value.items()} if isinstance(value, Mapping) else work(value)
 
 
 def _take(leaf: Any, places: Ints) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -86,9 +86,26 @@ def unflatten(leaves: Mapping[Path, Any]) -> dict[str, Any]:
     return out
 
 
-def mapped(nest: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]:
-    """The same nest of mappings, each leaf as `change` makes it."""
-    return {k: mapped(v, change) if isinstance(v, Mapping) else change(v) for k, v in nest.items()}
+@overload
+def mapped(nest: Mapping[Any, Any], change: Callable[[Any], Any]) -> dict[Any, Any]: ...
+@overload
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any: ...
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest of mappings, each leaf (a Ragged is one) as `change` makes it."""
+    return {k: mapped(v, change) for k, v in nest.items()} if isinstance(nest, Mapping) else change(nest)
+
+
+def to_tensors(nest: Any) -> Any:
+    """A nest as it was read with its arrays as tensors: of a Ragged both, of a list each; the rest stays as it is."""
+    return mapped(nest, _to_tensor)
+
+
+def _to_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, Ragged):
+        return Ragged(*map(dtypes.to_torch, leaf))
+    if isinstance(leaf, list):
+        return [dtypes.to_torch(row) if isinstance(row, np.ndarray) else row for row in leaf]
+    return dtypes.to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def is_tensor(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, run_starts
 from archive.base import CorruptManifestError
 
 if TYPE_CHECKING:
@@ -112,6 +112,4 @@ def _check_complete(live: pa.Table, found: Located, lo: Ints, hi: Ints) -> None:
 
 def episode_groups(episode: Ints, run_rank: Ints) -> Ints:
     """Where each episode begins in live order: neighbours of one episode on one rank belong together."""
-    if len(episode) == 0:
-        return np.zeros(0, np.int64)
-    return np.flatnonzero(np.r_[True, (episode[1:] != episode[:-1]) | (run_rank[1:] != run_rank[:-1])])
+    return run_starts(episode, run_rank)

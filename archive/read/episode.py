@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import MAX_PAGE_BYTES, frozen, jsontree
-from archive.fields import Ragged, dtypes, schema
+from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
 from archive.read import deriving
 from archive.read.ahead import Ahead
@@ -196,7 +196,7 @@ class Episode:
         self, fields: Any = None, start: int = 0, stop: int | None = None, *, missing: Any = "error", derive: Any = ()
     ) -> dict[str, Any]:
         """As `read`, with tensors; strings and JSON stay as they are."""
-        out: dict[str, Any] = _tensors(self.read(fields, start, stop, missing=missing, derive=derive))
+        out: dict[str, Any] = to_tensors(self.read(fields, start, stop, missing=missing, derive=derive))
         return out
 
     def plot(self, fields: Any = None, start: int = 0, stop: int | None = None) -> Any:
@@ -249,13 +249,3 @@ class Episode:
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"
         return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _tensors(v) for k, v in value.items()}
-    if isinstance(value, Ragged):
-        return Ragged(dtypes.to_torch(value.values), dtypes.to_torch(value.lengths))
-    if isinstance(value, list):
-        return [_tensors(v) if isinstance(v, np.ndarray) else v for v in value]
-    return dtypes.to_torch(value) if isinstance(value, np.ndarray) else value

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, run_starts
 from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
 from archive.fields.axes import Extent, Layout, axis_of
 
@@ -131,7 +131,7 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     """Lay blocks of one schema out as one shard."""
     schema = blocks[0].schema
     order, envs, positions, episodes = _order(blocks)
-    heads = _heads(envs, positions, episodes)
+    heads = run_starts(envs, episodes, positions - np.arange(len(positions)))
     start, env_id, position, episode = heads, envs[heads], positions[heads], episodes[heads]
     length = np.diff(np.r_[heads, len(envs)])
     for block in blocks:
@@ -159,13 +159,6 @@ def _order(blocks: Sequence[Block]) -> tuple[Ints | None, Ints, Ints, Ints]:
         return None, envs, positions, episodes
     order = np.argsort(envs, kind="stable")
     return order, envs[order], positions[order], episodes[order]
-
-
-def _heads(envs: Ints, positions: Ints, episodes: Ints) -> Ints:
-    if len(envs) == 0:
-        return np.zeros(0, np.int64)
-    seam = (envs[1:] != envs[:-1]) | (episodes[1:] != episodes[:-1]) | (positions[1:] != positions[:-1] + 1)
-    return np.flatnonzero(np.r_[True, seam])
 
 
 def _runs(blocks: Sequence[Block], envs: Ints) -> int:

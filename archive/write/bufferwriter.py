@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Memory
+from archive.arrays import Ints, Memory, run_starts
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
 from archive.fields import Kinds, Schema, ShardSchema
 from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
@@ -187,8 +187,7 @@ class BufferWriter:
     def _track(self, envs: Ints, positions: Ints, episodes: Ints) -> None:
         if len(envs) == 0:
             return
-        seam = (envs[1:] != envs[:-1]) | (episodes[1:] != episodes[:-1]) | (positions[1:] != positions[:-1] + 1)
-        heads = np.flatnonzero(np.r_[True, seam])
+        heads = run_starts(envs, episodes, positions - np.arange(len(positions)))
         self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
 
     def _shard_bytes(self, piece: Block) -> int:

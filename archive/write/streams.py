@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from archive.arrays import run_heads
 from archive.base import Undo, UsageError
 
 NONE = -1
@@ -182,8 +183,7 @@ class Streams:
         slots = np.array([self.slot(int(e)) for e in unique], np.int64)[inverse] if len(unique) else inverse
         order = np.argsort(inverse, kind="stable")
         ordered = slots[order]
-        heads = np.r_[True, ordered[1:] != ordered[:-1]] if len(ordered) else np.zeros(0, bool)
-        return order, heads, ordered
+        return order, run_heads(ordered), ordered
 
     def _positions(self, rows: Rows, order: Ints, heads: Mask, slots: Ints) -> Ints:
         index = np.arange(len(order))

@@ -13,6 +13,7 @@ import torch
 from archive.adapters import Array
 from archive.adapters.alf import FIRST, LAST, PRIORITY, Rebuilt, Target, path_by_key, rebuild
 from archive.adapters.exchange.read import Transitions
+from archive.arrays import run_heads, since_head
 from archive.base import CapacityError, FieldError, cached_property
 from archive.checkpoint import MAIN_BUFFER
 from archive.fields import Path, dtypes, unflatten
@@ -75,8 +76,7 @@ class _Dealt:
         length = np.array([one.length + 1 for one in self.episodes], np.int64)
         before = np.cumsum(length) - length
         env = before * self.target.num_envs // max(1, int(length.sum()))
-        heads = np.r_[True, env[1:] != env[:-1]] if len(env) else np.zeros(0, bool)
-        position = before - np.maximum.accumulate(np.where(heads, before, 0)) if len(env) else before
+        position = since_head(before, run_heads(env))
         longest = int((position + length).max(initial=0))
         if longest > self.target.max_length:
             raise CapacityError(

@@ -14,7 +14,7 @@ from archive.adapters.torchrl.lists import ListCells
 from archive.adapters.torchrl.parts import Parts, module
 from archive.adapters.torchrl.tensors import TensorCells
 from archive.adapters.torchrl.tracking import NONE, Record, evict_unknown, tracker_of
-from archive.arrays import Ints
+from archive.arrays import Ints, run_heads
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.ring import MAX_CALL_BYTES
 from archive.write import Buffer, BufferWriter
@@ -115,7 +115,7 @@ def _append(inner: BufferWriter, cells: Cells, keys: Keys, record: Record, marks
     for chosen in _slabs(cells, record, order):
         declared = replace(known, json=tuple(dict.fromkeys((*known.json, *cells.json_fields(chosen)))))
         env = chosen % cells.columns
-        heads = np.r_[True, env[1:] != env[:-1]]
+        heads = run_heads(env)
         if keys.unit == "step":
             first, last, jumps = heads, np.r_[heads[1:], True], np.zeros(len(heads), bool)
         else:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, run_starts, spans
 from archive.write import BufferWriter
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -205,6 +205,6 @@ def evict_unknown(inner: BufferWriter, record: Record) -> None:
     span = int(max(position.max(initial=0), record.position.max(initial=0))) + 1
     gone = ~np.isin(env * span + position, record.env[kept] * span + record.position[kept])
     env, position = env[gone], position[gone]
-    heads = np.flatnonzero(np.r_[True, env[1:] != env[:-1]]) if len(env) else np.zeros(0, np.int64)
+    heads = run_starts(env)
     for row, mine in zip(env[heads].tolist(), np.split(position, heads[1:]), strict=False):
         inner.evict(row, None, mine)
