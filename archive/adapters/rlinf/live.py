@@ -232,4 +232,5 @@ def _loaded(buffer: Any, number: int, weights: str, deadline: float) -> Any:
 def _from_cache(buffer: Any, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:
     flat, envs = buffer._flat_trajectory_cache.get(number), entry["shape"][1]
     tree = {key: entry[key] for key in ("max_episode_length", "model_weights_id")}
-    return tree | mapped(flat, lambda rows: rows.reshape(-1, envs, *rows.shape[1:]))
+    steps: dict[str, Any] = mapped(flat, lambda rows: rows.reshape(-1, envs, *rows.shape[1:]))
+    return tree | steps

@@ -112,7 +112,8 @@ def rebuilt(rest: Mapping[str, Any], rows: Rows, steps: int, envs: int) -> dict[
         found = rows[value.path]
         return found.reshape(steps, envs, *found.shape[1:])
 
-    return mapped(rest, whole)
+    out: dict[str, Any] = mapped(rest, whole)
+    return out
 
 
 def joined(parts: list[Part], count: int, missing: Any) -> Rows:
