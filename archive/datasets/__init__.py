@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from archive.datasets.collating import as_kind, collate
 from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset
-from archive.datasets.gathered import tensors
+from archive.datasets.feeds import feed_of
+from archive.datasets.items import tensors
 from archive.datasets.iterable import EpisodeStream, StepStream, StreamDataset, WindowStream
 from archive.datasets.joined import JoinedDataset, join
 from archive.datasets.loading import Loader, loader
 from archive.datasets.mixing import Mix, mix
 from archive.datasets.padding import Padded
-from archive.datasets.sources import source_of
 
 __all__ = [
     "EpisodeDataset",
@@ -26,9 +26,9 @@ __all__ = [
     "WindowStream",
     "as_kind",
     "collate",
+    "feed_of",
     "join",
     "loader",
     "mix",
-    "source_of",
     "tensors",
 ]

@@ -34,8 +34,13 @@ def kinds_of(
 
 def row_bytes(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> int:
     """Bytes of one step of the fields that are read, at most."""
-    wanted = [selection, *(Selection(fields) for fields in dict.fromkeys(d.fields for d in derive if d.fields))]
+    wanted = _wanted(selection, derive)
     return max((sum(_step_bytes(s) for w in wanted for s in w.specs(one).values()) for one in schemas), default=0)
+
+
+def _wanted(selection: Selection, derive: Sequence[Derivation]) -> list[Selection]:
+    """What is read: the fields chosen, and each set of fields that something is derived from."""
+    return [selection, *(Selection(fields) for fields in dict.fromkeys(d.fields for d in derive if d.fields))]
 
 
 def _step_bytes(spec: FieldSpec) -> int:
@@ -53,10 +58,10 @@ class Batches:
         bounds: Bounds | None,
         cache_bytes: int,
     ) -> None:
-        sets = list(dict.fromkeys(d.fields for d in derive if d.fields))
-        self._derive, self._bounds = derive, bounds
+        self._derive = derive
+        self._bounds = bounds
         self._own = Gather(episodes, selection.names, missing=selection.missing, cache_bytes=cache_bytes)
-        self._of = {fields: self._own.also(fields) for fields in sets}
+        self._of = {d.fields: self._own.also(d.fields) for d in derive if d.fields}
 
     def read(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
         """Steps [starts, stops) of episodes, end to end."""
@@ -69,19 +74,9 @@ class Batches:
         return out
 
 
-def batches_of(
-    episodes: Episodes,
-    schemas: Sequence[schema.ShardSchema],
-    selection: Selection,
-    derive: Sequence[Derivation],
-    bounds: Bounds | None,
-    cache_bytes: int,
-) -> Batches | None:
-    """None where some field is anything but numbers of one shape, one row a step, the same in all these episodes."""
-    wanted = [selection, *(Selection(d.fields) for d in derive if d.fields)]
-    if all(_alike([one.specs(s) for s in schemas]) for one in wanted):
-        return Batches(episodes, selection, derive, bounds, cache_bytes)
-    return None
+def alike(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> bool:
+    """Whether all fields that are read are numbers of one shape, one row a step, the same in all these episodes."""
+    return all(_same_fields([one.specs(s) for s in schemas]) for one in _wanted(selection, derive))
 
 
 def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints) -> dict[str,
     return gather.rows(np.repeat(numbers, counts), spans(starts, counts))
 
 
-def _alike(found: Sequence[dict[Path, FieldSpec]]) -> bool:
+def _same_fields(found: Sequence[dict[Path, FieldSpec]]) -> bool:
     kinds = {(path, s.axis, s.dtype, s.shape) for specs in found for path, s in specs.items()}
     return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_plain, found[0].values()))
 

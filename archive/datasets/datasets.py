@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -17,14 +18,24 @@ from torch.utils.data import Dataset
 
 from archive.arrays import Ints
 from archive.base import UsageError, cached_property
-from archive.datasets.batches import Batches, batches_of, kinds_of, row_bytes, schemas_of
+from archive.datasets.batches import Batches, alike, kinds_of, row_bytes, schemas_of
+from archive.datasets.feeds import feed_of
 from archive.datasets.items import Items, Kinds
-from archive.datasets.sources import source_of
+from archive.datasets.rows import filled, first_row, row_of, spread
 from archive.fields import Ragged, ShardSchema, derived, mapped, to_tensors
 from archive.read import Bounds, Episodes, Selection, deriving
 
 Transform = Callable[[dict[str, Any]], Any]
 CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
+
+
+class Reading(TypedDict, total=False):
+    """How the steps of an item are read; the arguments of EpisodeDataset."""
+
+    derive: Any
+    missing: Any
+    transform: Transform | None
+    cache_bytes: int | None
 
 
 class EpisodeDataset(Dataset[Any]):
@@ -49,10 +60,12 @@ class EpisodeDataset(Dataset[Any]):
         transform: Transform | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        source = source_of(episodes)
-        self.episodes: Episodes = source.episodes
-        self._renumbered = source.renumbered
-        self.derive, self.transform, self.cache_bytes = derived.parse(derive), transform, cache_bytes
+        feed = feed_of(episodes)
+        self.episodes: Episodes = feed.episodes
+        self.derive = derived.parse(derive)
+        self.transform = transform
+        self.cache_bytes = cache_bytes
+        self._renumbered = feed.renumbered
         self._selection = Selection(fields, missing)
 
     def __len__(self) -> int:
@@ -63,15 +76,19 @@ class EpisodeDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The items of a batch, read together; `archive.datasets.collating` makes one nest of them."""
-        numbers, starts, stops = self.places(_checked(indices, len(self)))
-        counts, batches = stops - starts, self._batches
-        if batches is not None and len(numbers):
-            found = self._renumbered(batches.read(numbers, starts, stops), np.repeat(numbers, counts))
-            whole = self._whole(to_tensors(found), counts)
-            plain = whole if self.transform is None else None
-            return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+        numbers, starts, stops = self.places(checked(indices, len(self)))
+        if self._batches is None or not len(numbers):
+            return self._read_each(numbers, starts, stops)
+        counts = stops - starts
+        found = self._renumbered(self._batches.read(numbers, starts, stops), np.repeat(numbers, counts))
+        whole = self._whole(to_tensors(found), counts)
+        plain = whole if self.transform is None else None
+        return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+
+    def _read_each(self, numbers: Ints, starts: Ints, stops: Ints) -> Items:
+        """Items of fields that do not lie end to end in one array."""
         each = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
-        parts = zip(each, numbers, counts.tolist(), strict=True)
+        parts = zip(each, numbers, (stops - starts).tolist(), strict=True)
         nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
         return Items(len(nests), lambda i: self._finished(nests[i]), kinds=self._kinds)
 
@@ -117,15 +134,11 @@ class EpisodeDataset(Dataset[Any]):
 
     @cached_property
     def _batches(self) -> Batches | None:
-        """What reads a batch into arrays at once, where all fields are numbers of one row a step."""
-        return batches_of(
-            self.episodes,
-            self._schemas,
-            self._selection,
-            self.derive,
-            self._bounds,
-            CACHE_BYTES if self.cache_bytes is None else self.cache_bytes,
-        )
+        """What reads a batch into arrays at once; None where some field is not numbers of one shape, a row a step."""
+        if not alike(self._schemas, self._selection, self.derive):
+            return None
+        kept = CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
+        return Batches(self.episodes, self._selection, self.derive, self._bounds, kept)
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         """An item's nest of tensors, from that of the steps read."""
@@ -152,22 +165,15 @@ class WindowDataset(EpisodeDataset):
     _varying = False
 
     def __init__(
-        self,
-        episodes: Any,
-        length: int,
-        stride: int = 1,
-        pad: bool = False,
-        fields: Any = None,
-        *,
-        derive: Any = (),
-        missing: Any = "error",
-        transform: Transform | None = None,
-        cache_bytes: int | None = None,
-    ) -> None:
+        self, episodes: Any, length: int, stride: int = 1, pad: bool = False, fields: Any = None,
+        **reading: Unpack[Reading],
+    ) -> None:  # fmt: skip
         if length < 1 or stride < 1:
             raise UsageError(f"length={length} and stride={stride} must both be at least 1")
-        super().__init__(episodes, fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes)
-        self.length, self.stride, self.pad = length, stride, pad
+        super().__init__(episodes, fields, **reading)
+        self.length = length
+        self.stride = stride
+        self.pad = pad
         full = self._lengths if pad else self._lengths - length + 1
         self._ends = np.cumsum(np.maximum(-(-full // stride), 0))
 
@@ -180,7 +186,7 @@ class WindowDataset(EpisodeDataset):
 
     def place(self, index: int) -> tuple[int, int]:
         """(number of the episode, first step) of a window."""
-        numbers, starts, _ = self.places(_checked([index], len(self)))
+        numbers, starts, _ = self.places(checked([index], len(self)))
         return int(numbers[0]), int(starts[0])
 
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
@@ -191,13 +197,16 @@ class WindowDataset(EpisodeDataset):
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         if not self.pad:
             return nest
-        return {**_fill(nest, steps, self.length), "mask": torch.arange(self.length) < steps}
+        return {
+            **mapped(nest, partial(filled, steps=steps, length=self.length)),
+            "mask": torch.arange(self.length) < steps,
+        }
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
         if len(counts) * self.length == int(counts.sum()):
             out = mapped(nest, lambda rows: rows.reshape(len(counts), self.length, *rows.shape[1:]))
         else:
-            out = mapped(nest, lambda rows: _spread(rows, self._mask(counts)))
+            out = mapped(nest, lambda rows: spread(rows, self._mask(counts)))
         return {**out, "mask": self._mask(counts)} if self.pad else out
 
     def _mask(self, counts: Ints) -> torch.Tensor:
@@ -208,75 +217,21 @@ class WindowDataset(EpisodeDataset):
 class StepDataset(WindowDataset):
     """Item i is one step: a nested dict of tensors without a step axis."""
 
-    def __init__(
-        self,
-        episodes: Any,
-        fields: Any = None,
-        *,
-        derive: Any = (),
-        missing: Any = "error",
-        transform: Transform | None = None,
-        cache_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            episodes, 1, fields=fields, derive=derive, missing=missing, transform=transform, cache_bytes=cache_bytes
-        )
+    def __init__(self, episodes: Any, fields: Any = None, **reading: Unpack[Reading]) -> None:
+        super().__init__(episodes, 1, fields=fields, **reading)
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
-        out: dict[str, Any] = _first(nest)
+        out: dict[str, Any] = mapped(nest, first_row)
         return out
 
     def _whole(self, nest: dict[str, Any], counts: Ints) -> dict[str, Any]:
         return nest
 
 
-def _checked(indices: Sequence[int], count: int) -> Ints:
+def checked(indices: Sequence[int], count: int) -> Ints:
+    """Items by number, of negative ones those from the end; IndexError for one that is not there."""
     items = np.asarray(indices, np.int64)
     wrong = items[(items < -count) | (items >= count)]
     if len(wrong):
         raise IndexError(f"item {wrong[0]} of a dataset of {count}")
     return np.where(items < 0, items + count, items)
-
-
-def row_of(value: Any, i: int) -> Any:
-    """One item of a batch's nest; an array that torch has no dtype for, and lists, are indexed alike."""
-    if isinstance(value, dict):
-        return {k: row_of(v, i) for k, v in value.items()}
-    if isinstance(value, Ragged):
-        stop = int(value.lengths[: i + 1].sum())
-        return value.values[stop - int(value.lengths[i]) : stop]
-    return value[i]
-
-
-def _spread(rows: Any, mask: torch.Tensor) -> Any:
-    """Rows put where the mask is set, zeros elsewhere."""
-    if isinstance(rows, torch.Tensor):
-        out = rows.new_zeros((*mask.shape, *rows.shape[1:]))
-        out[mask] = rows
-        return out
-    plain = np.zeros((*mask.shape, *rows.shape[1:]), rows.dtype)
-    plain[mask.numpy()] = rows
-    return plain
-
-
-def _first(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _first(v) for k, v in value.items()}
-    rows = isinstance(value, list) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim)
-    return value[0] if rows and len(value) else value
-
-
-def _fill(value: Any, steps: int, length: int) -> Any:
-    """Fields of `steps` rows made `length` long; what has another number of rows belongs to the whole episode."""
-    if isinstance(value, dict):
-        return {k: _fill(v, steps, length) for k, v in value.items()}
-    scalar = isinstance(value, (torch.Tensor, np.ndarray)) and not value.ndim
-    if scalar or not isinstance(value, (torch.Tensor, np.ndarray, list)) or len(value) != steps or steps == length:
-        return value
-    if isinstance(value, torch.Tensor):
-        return torch.cat([value, value.new_zeros((length - steps, *value.shape[1:]))])
-    if isinstance(value, list):
-        empty = value[0][:0] if value and isinstance(value[0], torch.Tensor) else None
-        return value + [empty] * (length - steps)
-    tail = np.full((length - steps, *value.shape[1:]), "" if value.dtype == object else 0, value.dtype)
-    return np.concatenate([value, tail])

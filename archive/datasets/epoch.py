@@ -11,7 +11,7 @@ from typing import Any
 
 from archive.arrays import Ints
 from archive.base import UsageError
-from archive.datasets.order import Order, Runs, Split
+from archive.datasets.order import Order, Positions, Split
 
 FORMAT = 1
 
@@ -28,28 +28,29 @@ class Epoch:
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.order, self.rank, self.number = order, rank, 0
+        self.order = order
+        self.rank = rank
         self._world = (world_size, num_workers, batch_size, drop_last)
         self.begin(0)
 
     def begin(self, number: int) -> None:
         """The whole of an epoch lies ahead."""
         self.number = number
-        self._go_on(Runs([0], [self.order.count]))
+        self._go_on(Positions([0], [self.order.count]))
 
-    def _go_on(self, left: Runs) -> None:
+    def _go_on(self, left: Positions) -> None:
         self.split = Split(left, *self._world)
         self.taken = [0] * self.split.num_workers
         self.batches = 0
 
-    def ahead(self, worker: int) -> tuple[int, Runs]:
+    def ahead(self, worker: int) -> tuple[int, Positions]:
         """The lane that the worker started as number `worker` reads, and what it has left; the next one in turn is the
         first, as the order of batches is to go on where it stopped."""
         lane = (worker + self.batches) % self.split.num_workers
         whole = self.split.lane(self.rank, lane)
         return lane, whole.part(self.taken[lane], len(whole))
 
-    def items(self, left: Runs) -> Ints:
+    def items(self, left: Positions) -> Ints:
         """The items at some positions of this epoch."""
         found: Ints = self.order.items(self.number)[left.positions()]
         return found
@@ -60,7 +61,7 @@ class Epoch:
         self.batches += 1
 
     @property
-    def left(self) -> Runs:
+    def left(self) -> Positions:
         """What no rank has delivered, if all are as far as this one."""
         return self.split.left(self.split.alike(self.taken))
 
@@ -86,11 +87,13 @@ class Epoch:
         _check(given, self.order)
         behind = min(s["epoch"] for s in given)
         current = [s for s in given if s["epoch"] == behind]
-        split, taken = _split_of(current), _taken(given, behind)
+        split = _split_of(current)
+        taken = _taken(given, behind)
         own = taken[self.rank] if self.rank < len(taken) else []
         self.number = behind
         if split.world == self._world:
-            self.split, self.taken = split, list(own)
+            self.split = split
+            self.taken = list(own)
             self.batches = next((s["batches"] for s in current if s["rank"] == self.rank), current[0]["batches"])
         else:
             self._go_on(split.left(taken))
@@ -101,6 +104,30 @@ class Epoch:
         """Items left of each lane."""
         lanes = [(r, w) for r in range(self.split.world_size) for w in range(self.split.num_workers)]
         return [max(0, len(self.split.lane(r, w)) - (taken[r][w] if taken else 0)) for r, w in lanes]
+
+
+class InEpochs:
+    """What goes through epochs item by item, and goes on where it was; `_epoch` is where it is."""
+
+    _epoch: Epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that comes next, or that is under way."""
+        return self._epoch.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch, from its start."""
+        self._epoch.begin(int(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is: what it has delivered in this process is done, what workers have only read ahead is not."""
+        return self._epoch.state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state: any rank's, where all had delivered as much, or the list of all ranks' states. The world
+        size, the workers and the batch size may be others than they were."""
+        self._epoch.load(state)
 
 
 def _check(given: Sequence[Mapping[str, Any]], order: Order) -> None:
@@ -123,7 +150,7 @@ def _split_of(current: Sequence[Mapping[str, Any]]) -> Split:
     first = current[0]
     if any(state[k] != first[k] for state in current for k in keys):
         raise UsageError("the states are of different checkpoints; give those that all ranks saved at the same time")
-    return Split(Runs.of(first["runs"]), *(first[k] for k in keys[1:]))
+    return Split(Positions.of(first["runs"]), *(first[k] for k in keys[1:]))
 
 
 def _taken(given: Sequence[Mapping[str, Any]], behind: int) -> list[list[int]]:

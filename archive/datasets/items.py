@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from archive.base import FieldError, show
-from archive.fields import Path, Ragged
+from archive.fields import Path, Ragged, mapped, to_tensors
 
 
 class Kinds(NamedTuple):
@@ -111,3 +111,31 @@ def _end_to_end(values: list[Any], path: Path) -> Ragged:
         shapes = " and ".join(dict.fromkeys(str(list(v.shape)) for v in values))
         raise FieldError(f"items of shapes {shapes} of field {show(path)!r} make no batch; leave the field out")
     return Ragged(torch.cat(values), torch.tensor([len(v) for v in values]))  # type: ignore[arg-type]
+
+
+def tensors(gathered: Any) -> Any:
+    """A gathered batch as tensors: rows of arrays that differ in length are a Ragged, text and JSON stay lists."""
+    return mapped(gathered, _tensors)
+
+
+def _tensors(leaf: Any) -> Any:
+    if not isinstance(leaf, list) or not leaf:
+        return to_tensors(leaf)
+    if isinstance(leaf[0], np.ndarray):
+        return _ragged(leaf, (len(leaf),))
+    if isinstance(leaf[0], list) and _are_arrays(leaf):
+        if len({len(rows) for rows in leaf}) == 1:
+            return _ragged([row for rows in leaf for row in rows], (len(leaf), len(leaf[0])))
+        return [to_tensors(rows) for rows in leaf]
+    return leaf
+
+
+def _are_arrays(leaf: list[Any]) -> bool:
+    return all(isinstance(row, np.ndarray) for rows in leaf for row in rows) and any(map(len, leaf))
+
+
+def _ragged(rows: list[Any], shape: tuple[int, ...]) -> Any:
+    if len({row.shape[1:] for row in rows}) > 1 or not all(row.ndim for row in rows):
+        return to_tensors(rows)
+    lengths = np.array([len(row) for row in rows], np.int64).reshape(shape)
+    return to_tensors(Ragged(np.concatenate(rows), lengths))

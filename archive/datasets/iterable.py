@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from archive.arrays import Ints
 from archive.base import UsageError
 from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset
-from archive.datasets.epoch import Epoch
+from archive.datasets.epoch import Epoch, InEpochs
 from archive.datasets.order import Order, Split
 from archive.manifest import place
 from archive.read import Episodes
@@ -19,7 +19,7 @@ _SHUFFLES: dict[Any, Any] = {True: "full", False: None}  # as torch's DataLoader
 BLOCK_STEPS, POOL_BLOCKS, READ_ITEMS = 256, 32, 64
 
 
-class StreamDataset(IterableDataset[Any]):
+class StreamDataset(InEpochs, IterableDataset[Any]):
     """The items of a map-style dataset as a stream: one pass over it is one epoch, or what is left of it.
 
     dataset: one of this package, or any with a length and items by number. Episodes, an archive, a checkpoint or a
@@ -60,23 +60,6 @@ class StreamDataset(IterableDataset[Any]):
             self.dataset = dataset.keeping(0 if how is None else self.order.pool_items * dataset.steps_per_item)
         self._epoch = Epoch(self.order, self.rank, self.world_size)
         self._items: tuple[Any, Ints] | None = None  # those of the epoch that `take` is in
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next pass is of."""
-        return self._epoch.number
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch, from its start."""
-        self._epoch.begin(int(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where this stream is: what it yielded in this process is done."""
-        return self._epoch.state()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Go on from a state: any rank's, where all had delivered as much, or the list of all ranks' states."""
-        self._epoch.load(state)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -129,35 +112,32 @@ def fetch(dataset: Any, items: Ints) -> Sequence[Any]:
     return [dataset[i] for i in items.tolist()]
 
 
-class EpisodeStream(StreamDataset):
-    """Whole episodes as a stream; arguments as of EpisodeDataset, and by keyword those of StreamDataset."""
-
-    def __init__(self, episodes: Any, fields: Any = None, **options: Any) -> None:
-        own, rest = _sorted_out(options)
-        super().__init__(EpisodeDataset(episodes, fields, **rest), **own)
-
-
-class WindowStream(StreamDataset):
-    """Windows as a stream; arguments as of WindowDataset, and by keyword those of StreamDataset."""
-
-    def __init__(
-        self, episodes: Any, length: int, stride: int = 1, pad: bool = False, fields: Any = None, **options: Any
-    ) -> None:
-        own, rest = _sorted_out(options)
-        super().__init__(WindowDataset(episodes, length, stride, pad, fields, **rest), **own)
-
-
-class StepStream(StreamDataset):
-    """Single steps as a stream; arguments as of StepDataset, and by keyword those of StreamDataset."""
-
-    def __init__(self, episodes: Any, fields: Any = None, **options: Any) -> None:
-        own, rest = _sorted_out(options)
-        super().__init__(StepDataset(episodes, fields, **rest), **own)
-
-
 _OWN = frozenset({"shuffle", "seed", "rank", "world_size", "block_steps", "pool_blocks", "read_items"})
 
 
-def _sorted_out(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    own = {k: v for k, v in options.items() if k in _OWN}
-    return own, {k: v for k, v in options.items() if k not in _OWN}
+class _Made(StreamDataset):
+    """The stream of a dataset that it makes; arguments as of that, and by keyword those of StreamDataset."""
+
+    made: type[EpisodeDataset]
+
+    def __init__(self, episodes: Any, *args: Any, **options: Any) -> None:
+        own = {name: options.pop(name) for name in _OWN & options.keys()}
+        super().__init__(self.made(episodes, *args, **options), **own)
+
+
+class EpisodeStream(_Made):
+    """Whole episodes as a stream; arguments as of EpisodeDataset, and by keyword those of StreamDataset."""
+
+    made = EpisodeDataset
+
+
+class WindowStream(_Made):
+    """Windows as a stream; arguments as of WindowDataset, and by keyword those of StreamDataset."""
+
+    made = WindowDataset
+
+
+class StepStream(_Made):
+    """Single steps as a stream; arguments as of StepDataset, and by keyword those of StreamDataset."""
+
+    made = StepDataset

@@ -11,9 +11,10 @@ from torch.utils.data import Dataset
 
 from archive.arrays import Ints
 from archive.base import FieldError, UsageError, show
+from archive.datasets.datasets import checked
 from archive.datasets.items import Items, Kinds
 from archive.datasets.iterable import fetch
-from archive.fields import Path, Ragged
+from archive.fields import Path, Ragged, mapped
 
 
 def concatenated(parts: Sequence[Any], names: Sequence[str] = (), path: Path = ()) -> Any:
@@ -77,10 +78,7 @@ class JoinedDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The items of a batch: one read for each dataset that has some of them."""
-        items = np.asarray(indices, np.int64)
-        if len(items) and (items.min() < -len(self) or items.max() >= len(self)):
-            raise IndexError(f"items {items.min()} to {items.max()} of a dataset of {len(self)}")
-        items = np.where(items < 0, items + len(self), items)
+        items = checked(indices, len(self))
         owner = np.searchsorted(self._ends, items, side="right")
         places = [np.flatnonzero(owner == i) for i in range(len(self.datasets))]
         some = [(i, where) for i, where in enumerate(places) if len(where)]
@@ -102,13 +100,10 @@ def _joined(parts: Sequence[Sequence[Any]], back: Ints) -> Sequence[Any]:
     wholes = [getattr(part, "whole", None) for part in parts]
     whole = None
     if wholes and all(w is not None for w in wholes):
-        whole = _picked(concatenated(wholes), torch.from_numpy(back))
+        index = torch.from_numpy(back)
+        whole = mapped(concatenated(wholes), lambda rows: rows[index])
     kinds = [part.kinds for part in parts if isinstance(part, Items)]
     ragged, opaque = (frozenset[Path]().union(*sets) for sets in ([k.ragged for k in kinds], [k.opaque for k in kinds]))
     joined = Kinds(ragged, opaque, any(k.varying for k in kinds))
     order = [every[i] for i in back.tolist()]
     return Items(len(order), lambda i: order[i][0][order[i][1]], whole=whole, kinds=joined)
-
-
-def _picked(nest: Any, index: torch.Tensor) -> Any:
-    return {k: _picked(v, index) for k, v in nest.items()} if isinstance(nest, dict) else nest[index]

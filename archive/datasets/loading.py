@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from archive.base import UsageError
-from archive.datasets import slabs
+from archive.datasets import sharedmemory
 from archive.datasets.collating import as_kind, check_kind
 from archive.datasets.collating import collate as collated
-from archive.datasets.epoch import Epoch
+from archive.datasets.epoch import Epoch, InEpochs
 from archive.datasets.items import Items
 from archive.datasets.iterable import StreamDataset, fetch
 from archive.datasets.padding import Padded
@@ -21,13 +21,15 @@ from archive.shard import rawchunks
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
 
 
-class Loader:
+class Loader(InEpochs):
     """Batches of a dataset: `for batch in loader` is one epoch, or what is left of it. Made by `loader(...)`."""
 
     def __init__(
         self, stream: StreamDataset, batch_size: int, num_workers: int, collate: Any, drop_last: bool, options: Any
     ) -> None:
-        self.stream, self.batch_size, self.num_workers = stream, batch_size, num_workers
+        self.stream = stream
+        self.batch_size = batch_size
+        self.num_workers = num_workers
         collate = Padded() if collate == "padded" else collate  # which workers do
         self._kind = None if callable(collate) else check_kind(collate)
         self._collate: Callable[[Sequence[Any]], Any] = (
@@ -39,15 +41,6 @@ class Loader:
         )
         self._epoch.load(stream.state_dict())
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batch is of."""
-        return self._epoch.number
-
-    def set_epoch(self, epoch: int) -> None:
-        """The next pass is this epoch, from its start."""
-        self._epoch.begin(int(epoch))
-
     def __len__(self) -> int:
         """Batches that are left of this epoch on this rank."""
         lanes = (self._epoch.ahead(w)[1] for w in range(self._epoch.split.num_workers))
@@ -58,11 +51,9 @@ class Loader:
         held = self._slots()
         if self.num_workers:
             rawchunks.prepare()  # once here, not in each worker of each epoch
-        reader = None if held is None else slabs.Reader(held)
-        source = _Source(self.stream, epoch, self.batch_size, self._collate, held)
-        batches = DataLoader(
-            source, batch_size=None, num_workers=self.num_workers, collate_fn=_as_it_is, **self._options
-        )
+        reader = None if held is None else sharedmemory.Receiver(held)
+        lane = _Lane(self.stream, epoch, self.batch_size, self._collate, held)
+        batches = DataLoader(lane, batch_size=None, num_workers=self.num_workers, collate_fn=_as_it_is, **self._options)
         number, before = epoch.number, epoch.batches
         for seen, (lane, count, sent) in enumerate(batches):
             if (epoch.number, epoch.batches) != (number, before + seen):
@@ -75,19 +66,10 @@ class Loader:
         """For each worker as many slabs as batches it reads ahead, one that it writes, and what the caller holds."""
         if not self.num_workers or self._options.get("pin_memory"):
             return None
-        return slabs.flags(self.num_workers, (self._options.get("prefetch_factor") or 2) + 3)
+        return sharedmemory.flags(self.num_workers, (self._options.get("prefetch_factor") or 2) + 3)
 
     def _finished(self, batch: Any, count: int) -> Any:
         return as_kind(batch, count, self._kind) if self._kind is not None else batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where this loader is: the batches that it has delivered are done, those that workers read ahead are not."""
-        return self._epoch.state()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Go on from a state: any rank's, where all had delivered as many batches, or the list of all ranks' states.
-        The world size, the workers and the batch size may be others than they were."""
-        self._epoch.load(state)
 
 
 def loader(
@@ -125,19 +107,23 @@ def loader(
     return Loader(stream, batch_size, num_workers, collate, drop_last, options)
 
 
-class _Source(IterableDataset[Any]):
+class _Lane(IterableDataset[Any]):
     """What workers run: each reads its lane, a batch at a time, and says which lane and how many items a batch is."""
 
     def __init__(
         self, stream: StreamDataset, epoch: Epoch, batch_size: int, collate: Any, held: torch.Tensor | None
     ) -> None:
-        self._dataset, self._epoch, self._batch_size, self._collate = stream.dataset, epoch, batch_size, collate
-        self._read_batches, self._held = max(1, stream.read_items // batch_size), held
+        self._dataset = stream.dataset
+        self._epoch = epoch
+        self._batch_size = batch_size
+        self._collate = collate
+        self._read_batches = max(1, stream.read_items // batch_size)
+        self._held = held
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         worker = get_worker_info()
         lane, left = self._epoch.ahead(0 if worker is None else worker.id)
-        pack = _as_it_is if worker is None or self._held is None else slabs.Writer(worker.id, self._held).pack
+        pack = _as_it_is if worker is None or self._held is None else sharedmemory.Sender(worker.id, self._held).pack
         items, size = self._epoch.items(left), self._batch_size
         at_once = size if getattr(self._dataset, "keeps_chunks", False) else size * self._read_batches
         for start in range(0, len(items), at_once):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -14,29 +15,29 @@ from archive.datasets.collating import as_kind, check_kind, collate
 from archive.datasets.iterable import StreamDataset
 from archive.datasets.joined import concatenated
 from archive.datasets.loading import Loader
-from archive.fields import Ragged, to_tensors
+from archive.fields import Ragged, flatten, to_tensors, unflatten
 
 FORMAT = 1
 _POLL_S = 0.05
 
 
-class Source(Protocol):
-    """What a mix draws from."""
-
-    def draw(self, count: int) -> dict[str, Any]:
-        """The next `count` items as one nest of tensors."""
-        ...
+Draw = Callable[[int], dict[str, Any]]  # the next so many items of a source, as one nest of tensors
 
 
 class Mix:
     """An endless iterator of batches of which each source gives its part. Made by `mix(...)`."""
 
     def __init__(
-        self, sources: Mapping[str, Source], ratios: Mapping[str, Fraction], batch_size: int, kind: str, tag: str | None
+        self, sources: Mapping[str, Any], ratios: Mapping[str, Fraction], batch_size: int, kind: str, tag: str | None
     ) -> None:
-        self.batch_size, self.ratios, self.batches = batch_size, dict(ratios), 0
+        self.batch_size = batch_size
+        self.ratios = dict(ratios)
+        self.batches = 0
         self.counts: dict[str, int] = {}  # of the batch given last
-        self._sources, self._kind, self._tag = dict(sources), kind, tag
+        self._sources = dict(sources)
+        self._draws = {name: _draw_of(name, source) for name, source in sources.items()}
+        self._kind = kind
+        self._tag = tag
         self._owed = dict.fromkeys(ratios, Fraction(0))
 
     def __iter__(self) -> Iterator[Any]:
@@ -44,7 +45,7 @@ class Mix:
 
     def __next__(self) -> Any:
         owed, counts = _shares(self.ratios, self._owed, self.batch_size)
-        parts = {name: self._sources[name].draw(n) for name, n in counts.items() if n}
+        parts = {name: self._draws[name](n) for name, n in counts.items() if n}
         whole = concatenated(list(parts.values()), list(parts))
         if self._tag is not None:
             if self._tag in whole:
@@ -69,8 +70,8 @@ class Mix:
                 f"the state is of a mix of {sorted(state['owed'])}; this one is of {sorted(self._sources)}"
             )
         for name, inner in state["sources"].items():
-            source: Any = self._sources[name]
-            source.load_state_dict(inner)
+            self._sources[name].load_state_dict(inner)
+            self._draws[name] = _draw_of(name, self._sources[name])
         self._owed = {name: Fraction(*pair) for name, pair in state["owed"].items()}
         self.batches = state["batches"]
 
@@ -101,74 +102,56 @@ def mix(
     if not given or batch_size < 1:
         raise UsageError(f"a mix needs at least one source and a batch_size of at least 1, not {batch_size}")
     _wait(given, min_sizes or {}, timeout_s)
-    inner = {name: _source(name, one, shuffle, seed) for name, one in given.items()}
+    inner = {name: _endless(name, one, shuffle, seed) for name, one in given.items()}
     return Mix(inner, _parts(given, sources, ratios), batch_size, check_kind(collate), tag)
 
 
-def _source(name: str, given: Any, shuffle: str | bool | None, seed: int) -> Source:
-    if isinstance(given, Loader):
-        return _OfLoader(name, given)
-    if hasattr(given, "sample"):
-        return _OfSampler(name, given)
-    if not isinstance(given, StreamDataset):
-        if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or hasattr(given, "filter"):
-            raise UsageError(
-                f"source {name!r} is a {type(given).__name__}; give a sampler, a dataset, a stream or a loader: of "
-                "episodes, say, StepDataset(episodes)"
-            )
-        given = StreamDataset(given, shuffle=shuffle, seed=seed)
-    return _OfStream(given)
+def _endless(name: str, given: Any, shuffle: str | bool | None, seed: int) -> Any:
+    """What can be drawn from without end: a dataset as a stream, all else as it is."""
+    if isinstance(given, (Loader, StreamDataset)) or hasattr(given, "sample"):
+        return given
+    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or hasattr(given, "filter"):
+        raise UsageError(
+            f"source {name!r} is a {type(given).__name__}; give a sampler, a dataset, a stream or a loader: of "
+            "episodes, say, StepDataset(episodes)"
+        )
+    return StreamDataset(given, shuffle=shuffle, seed=seed)
 
 
-class _OfSampler:
-    def __init__(self, name: str, sampler: Any) -> None:
-        self.name, self.sampler = name, sampler
-        for method in ("state_dict", "load_state_dict"):
-            if hasattr(sampler, method):
-                setattr(self, method, getattr(sampler, method))
-
-    def draw(self, count: int) -> dict[str, Any]:
-        return _checked(self.name, self.sampler.sample(count), count)
+def _draw_of(name: str, source: Any) -> Draw:
+    if isinstance(source, Loader):
+        return _LoaderDraw(name, source)
+    return partial(_from_stream, source) if isinstance(source, StreamDataset) else partial(_from_sampler, name, source)
 
 
-class _OfLoader:
+def _from_sampler(name: str, sampler: Any, count: int) -> dict[str, Any]:
+    return _checked(name, sampler.sample(count), count)
+
+
+def _from_stream(stream: StreamDataset, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = concatenated([collate(items) for items in stream.take(count)])
+    return found
+
+
+class _LoaderDraw:
+    """A loader's batches, epoch after epoch."""
+
     def __init__(self, name: str, loader: Loader) -> None:
-        self.name, self.loader = name, loader
+        self._name = name
+        self._loader = loader
         self._walk: Iterator[Any] = iter(())
 
-    def draw(self, count: int) -> dict[str, Any]:
-        if self.loader.batch_size != count:
+    def __call__(self, count: int) -> dict[str, Any]:
+        if self._loader.batch_size != count:
             raise UsageError(
-                f"source {self.name!r} is a loader of batches of {self.loader.batch_size} items and its part of a batch is "
-                f"{count}; give the loader that size, and ratios that part the batch evenly"
+                f"source {self._name!r} is a loader of batches of {self._loader.batch_size} items and its part of a batch "
+                f"is {count}; give the loader that size, and ratios that part the batch evenly"
             )
         for _ in range(2):
             for batch in self._walk:
-                return _checked(self.name, batch, count)
-            self._walk = iter(self.loader)
-        raise UsageError(f"source {self.name!r} has no batch of {count} items in an epoch")
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        self._walk = iter(())
-        self.loader.load_state_dict(state)
-
-
-class _OfStream:
-    def __init__(self, stream: StreamDataset) -> None:
-        self._stream = stream
-
-    def draw(self, count: int) -> dict[str, Any]:
-        found: dict[str, Any] = concatenated([collate(items) for items in self._stream.take(count)])
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        self._stream.load_state_dict(state)
+                return _checked(self._name, batch, count)
+            self._walk = iter(self._loader)
+        raise UsageError(f"source {self._name!r} has no batch of {count} items in an epoch")
 
 
 def _parts(
@@ -223,28 +206,14 @@ def _wait(sources: Mapping[str, Any], min_sizes: Mapping[str, int], timeout_s: f
 
 
 def _checked(name: str, batch: Any, count: int) -> dict[str, Any]:
-    nest: dict[str, Any] = to_tensors(_plain(batch))
-    found = {_length(leaf) for leaf in _leaves(nest)}
+    """A batch, a TensorDict say, as a nest of tensors; refused if it holds another number of items."""
+    leaves = {path: to_tensors(leaf) for path, leaf in flatten(batch)}
+    found = {_length(leaf) for leaf in leaves.values() if leaf is not None and not isinstance(leaf, dict)}
     if found != {count}:
         raise UsageError(
             f"source {name!r} gave {sorted(found)} items instead of {count}; it holds too few, or drop_last="
         )
-    return nest
-
-
-def _plain(batch: Any) -> Any:
-    """Mappings, TensorDicts among them, as dicts."""
-    if hasattr(batch, "to_dict"):
-        batch = batch.to_dict()
-    return {k: _plain(v) for k, v in batch.items()} if isinstance(batch, Mapping) else batch
-
-
-def _leaves(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, dict):
-        for value in nest.values():
-            yield from _leaves(value)
-    elif nest is not None:
-        yield nest
+    return unflatten(leaves)
 
 
 def _length(leaf: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, merge_runs, spans
+from archive.arrays import Ints, merge_runs, offsets_of, spans
 from archive.base import UsageError
 
 SHUFFLES = (None, "full", "blocks")
@@ -66,7 +66,7 @@ class Order:
         return asdict(self)
 
 
-class Runs:
+class Positions:
     """Positions as sorted runs [start, stop) that do not touch."""
 
     def __init__(self, starts: Iterable[int] = (), stops: Iterable[int] = ()) -> None:
@@ -78,27 +78,27 @@ class Runs:
     def positions(self) -> Ints:
         return spans(self.starts, self.stops - self.starts)
 
-    def part(self, start: int, stop: int) -> Runs:
+    def part(self, start: int, stop: int) -> Positions:
         """The positions that come at [start, stop) when counting along the runs."""
-        ends = np.cumsum(self.stops - self.starts)
-        begins = ends - (self.stops - self.starts)
+        edges = offsets_of(self.stops - self.starts)
+        begins, ends = edges[:-1], edges[1:]
         shift = self.starts - begins
-        return Runs(np.maximum(begins, start) + shift, np.maximum(np.minimum(ends, stop), begins) + shift)
+        return Positions(np.maximum(begins, start) + shift, np.maximum(np.minimum(ends, stop), begins) + shift)
 
-    def without(self, other: Runs) -> Runs:
+    def without(self, other: Positions) -> Positions:
         """These positions but for the others."""
         edges = np.concatenate([[0], np.stack([other.starts, other.stops], 1).ravel(), [np.iinfo(np.int64).max]])
         gaps = edges.reshape(-1, 2)
         first = np.searchsorted(gaps[:, 1], self.starts, side="right")
         last = np.searchsorted(gaps[:, 0], self.stops, side="left")
         own, gap = np.repeat(np.arange(len(first)), last - first), spans(first, last - first)
-        return Runs(np.maximum(self.starts[own], gaps[gap, 0]), np.minimum(self.stops[own], gaps[gap, 1]))
+        return Positions(np.maximum(self.starts[own], gaps[gap, 0]), np.minimum(self.stops[own], gaps[gap, 1]))
 
     def as_lists(self) -> list[list[int]]:
         return [[int(a), int(b)] for a, b in zip(self.starts, self.stops, strict=True)]
 
     @classmethod
-    def of(cls, pairs: Sequence[Sequence[int]]) -> Runs:
+    def of(cls, pairs: Sequence[Sequence[int]]) -> Positions:
         return cls([int(a) for a, _ in pairs], [int(b) for _, b in pairs])
 
 
@@ -109,7 +109,7 @@ class Split:
     drop_last: each lane is cut to the same number of whole batches.
     """
 
-    runs: Runs
+    runs: Positions
     world_size: int
     num_workers: int
     batch_size: int = 1
@@ -119,7 +119,7 @@ class Split:
     def world(self) -> tuple[int, int, int, bool]:
         return self.world_size, self.num_workers, self.batch_size, self.drop_last
 
-    def lane(self, rank: int, worker: int) -> Runs:
+    def lane(self, rank: int, worker: int) -> Positions:
         lanes = self.world_size * self.num_workers
         number = worker * self.world_size + rank
         each, more = divmod(len(self.runs), lanes)
@@ -133,7 +133,7 @@ class Split:
         full = [-(-count // self.batch_size) * self.batch_size for count in taken]
         return [[min(n, len(self.lane(r, w))) for w, n in enumerate(full)] for r in range(self.world_size)]
 
-    def left(self, taken: Sequence[Sequence[int]]) -> Runs:
+    def left(self, taken: Sequence[Sequence[int]]) -> Positions:
         """What is left when worker w of rank r has delivered the first taken[r][w] items of its lane."""
         done = [
             self.lane(rank, worker).part(0, count)
@@ -141,4 +141,4 @@ class Split:
             for worker, count in enumerate(counts)
         ]
         pairs = [pair for runs in done for pair in runs.as_lists()]
-        return self.runs.without(Runs.of(pairs))
+        return self.runs.without(Positions.of(pairs))

@@ -15,7 +15,7 @@ import torch
 
 from archive.arrays import Ints
 from archive.base import ClosedError, UsageError, forking
-from archive.datasets import Padded, as_kind, source_of, tensors
+from archive.datasets import Padded, as_kind, feed_of, tensors
 from archive.fields import Ragged
 from archive.read import Episodes, Gather, IOStats
 from archive.sampling import groups, units
@@ -64,7 +64,7 @@ class Sampler:
         _check_options(unit, length, collate, prefetch, batch_size)
         _check_group(unit, group, group_size)
         self.batch_size, self.unit, self.length = batch_size, unit, length or 1
-        self._source = source_of(source, buffer)
+        self._source = feed_of(source, buffer)
         self.episodes: Episodes = self._source.episodes
         self.generator = generator if generator is not None else _generator(self._source.seed)
         self._gather = Gather(

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="the streams need torch")
 from archive.base.errors import UsageError
 from archive.datasets.epoch import Epoch
-from archive.datasets.order import SHUFFLES, Order, Runs, Split
+from archive.datasets.order import SHUFFLES, Order, Positions, Split
 
 sets = st.sets(st.integers(0, 60))
 worlds = st.tuples(st.integers(1, 4), st.integers(1, 3))
 
 
-def runs(positions: set[int]) -> Runs:
-    return Runs(sorted(positions), [p + 1 for p in sorted(positions)])
+def runs(positions: set[int]) -> Positions:
+    return Positions(sorted(positions), [p + 1 for p in sorted(positions)])
 
 
 @given(sets, sets, st.integers(0, 60), st.integers(0, 60))
@@ -30,7 +30,7 @@ def test_runs_are_sets(a: set[int], b: set[int], start: int, more: int) -> None:
     assert len(runs(a)) == len(a)
     assert runs(a).without(runs(b)).positions().tolist() == sorted(a - b)
     assert runs(a).part(start, start + more).positions().tolist() == sorted(a)[start : start + more]
-    assert Runs.of(runs(a).as_lists()).positions().tolist() == sorted(a)
+    assert Positions.of(runs(a).as_lists()).positions().tolist() == sorted(a)
 
 
 @given(sets, worlds, st.integers(1, 4), st.booleans())

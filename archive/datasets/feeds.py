@@ -21,7 +21,7 @@ def _as_it_is(batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Source:
+class Feed:
     """Episodes, and what belongs to their steps. `renumbered` gives a batch the ids that it has here."""
 
     episodes: Episodes
@@ -31,22 +31,22 @@ class Source:
     is_share: bool = False
 
 
-def source_of(given: Any, buffer: str | None = None) -> Source:
-    """The source of Episodes, an archive, a checkpoint, a share of a plan, or one buffer of a share."""
+def feed_of(given: Any, buffer: str | None = None) -> Feed:
+    """What is drawn from: Episodes, an archive, a checkpoint, a share of a plan, or one buffer of a share."""
     if isinstance(given, Checkpoint):
         return _of_checkpoint(given, buffer)
     if hasattr(type(given), "layout") and hasattr(type(given), "columns"):  # of the type: they are read when asked for
         own = given if buffer is None else given.buffer(buffer)
-        return Source(own.episodes, lambda name: _named(own.columns, name), own.renumber_rows, given.seed, True)
+        return Feed(own.episodes, lambda name: _named(own.columns, name), own.renumber_rows, given.seed, True)
     episodes = given if isinstance(given, Episodes) else getattr(given, "episodes", None)
     if not isinstance(episodes, Episodes):
         raise UsageError(
             f"batches cannot be drawn from a {type(given).__name__}; give Episodes, an archive, a checkpoint or a share"
         )
-    return Source(episodes if buffer is None else episodes.filter(buffer=buffer), _no_column)
+    return Feed(episodes if buffer is None else episodes.filter(buffer=buffer), _no_column)
 
 
-def _of_checkpoint(ck: Checkpoint, buffer: str | None) -> Source:
+def _of_checkpoint(ck: Checkpoint, buffer: str | None) -> Feed:
     name = buffer or (MAIN_BUFFER if MAIN_BUFFER in ck.buffers else next(iter(ck.buffers), MAIN_BUFFER))
     if buffer is not None and buffer not in ck.buffers:
         raise NotFoundError(
@@ -58,7 +58,7 @@ def _of_checkpoint(ck: Checkpoint, buffer: str | None) -> Source:
         parts = [ck.column(wanted, rank, name) for rank in ck.ranks]
         return np.concatenate(parts) if parts else np.zeros(0)
 
-    return Source(episodes, column)
+    return Feed(episodes, column)
 
 
 def _named(columns: Any, name: str) -> Any:
