@@ -35,6 +35,7 @@ from archive.store import IOStats, Storage, as_allowed
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoints, Keep, Runs
     from archive.read import Episodes, Reader
+    from archive.views import reports
     from archive.writer import Writer
 
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
@@ -227,16 +228,16 @@ class Archive:
 
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter. Reads no data."""
-        found, saved = self.episodes, self.checkpoints.table.to_pylist()
-        from archive.views import overviews
-
-        return overviews.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
+        return self._report().page()
 
     def _repr_html_(self) -> str:
-        found, saved = self.episodes, self.checkpoints.table.to_pylist()
-        from archive.views import summaries
+        return self._report().notebook()
 
-        return summaries.archive(self.about, found.table, saved, found.fields, self.runs.about)
+    def _report(self) -> reports.Report:
+        from archive.views import reports
+
+        found, saved = self.episodes, self.checkpoints.table.to_pylist()
+        return reports.archive(self.url, self.about, self.runs.about, saved, found.table, found.fields)
 
     def __repr__(self) -> str:
         return one_line(f"<Archive {self.url} at commit {self._head.number}>")

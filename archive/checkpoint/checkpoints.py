@@ -35,7 +35,7 @@ from archive.manifest import (
 )
 from archive.read import Episodes, LiveParts, Reader
 from archive.store import Storage
-from archive.views import page, summaries
+from archive.views import reports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -300,11 +300,14 @@ class Checkpoint:
 
     def to_html(self) -> str:
         """A page of its own: ranks, buffers, and how its episodes are spread. Reads no data."""
-        found, told = self.episodes, (self.steps_per_rank, self.buffers, self.discarded, self.progress)
-        return page.checkpoint(self.about, found.table, found.fields, *told)
+        return self._report(self.episodes.table, self.episodes.fields).page()
 
     def _repr_html_(self) -> str:
-        return summaries.checkpoint(self.about, self.steps_per_rank, self.buffers, self.discarded, self.progress)
+        return self._report().notebook()
+
+    def _report(self, *episodes: Any) -> reports.Report:
+        held = (self.steps_per_rank, self.buffers, self.discarded, self.progress)
+        return reports.checkpoint(self.about, *held, *episodes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_storage": self._storage, "commit": self.commit, "_about": self._about}

@@ -10,7 +10,7 @@ from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.manifest import Commit, EpisodeIndex
 from archive.read import Episodes
-from archive.views import overviews, plots, summaries
+from archive.views import plots, reports
 
 
 class Run:
@@ -67,7 +67,7 @@ class Run:
         return self.episodes.plot(ax, self.name if label is None else label)
 
     def _repr_html_(self) -> str:
-        return summaries.runs("Run", [self.about], self.episodes.table, self.episodes.fields)
+        return reports.runs("Run", [self.about], self.episodes.table, self.episodes.fields).notebook()
 
     def __repr__(self) -> str:
         newest = self._entry.get("latest")
@@ -125,7 +125,7 @@ class Runs(Mapping[str, Run]):
         saved = [row for row in self._checkpoints.table.to_pylist() if row["run"] in {r.name for r in chosen}]
         title = " and ".join(run.name for run in chosen[:8]) or "no runs"
         about = {"url": self._url, "commit": self._head.number}
-        return overviews.archive(title, about, [run.about for run in chosen], saved, found.table, found.fields)
+        return reports.archive(title, about, [run.about for run in chosen], saved, found.table, found.fields).page()
 
     @property
     def about(self) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ class Runs(Mapping[str, Run]):
 
     def _repr_html_(self) -> str:
         every = self._episodes
-        return summaries.runs("Runs", self.about, every.table, every.fields)
+        return reports.runs("Runs", self.about, every.table, every.fields).notebook()
 
     def __repr__(self) -> str:
         return one_line(f"<{len(self)} runs at {self._url}: {', '.join(self._names)}>")

@@ -236,15 +236,15 @@ class Episode:
         return {
             "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
             "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
-            "weights": self.model_weights_uuids, "updates": summaries.row_of(row)["updates"], "buffer": row["buffer"],
+            "weights": self.model_weights_uuids, "updates": summaries.updates_of(row), "buffer": row["buffer"],
             "rank": row["rank"], "env row": row["env_id"], "run": row["run"], "session": row["session"], "commit": row["commit"],
             "created at": row["created_at"],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        from archive.views import summaries
+        from archive.views import reports
 
-        return summaries.episode(self.about, self.fields, self.metadata, self.attributes)
+        return reports.episode(self.about, self.fields, self.metadata, self.attributes).notebook()
 
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"

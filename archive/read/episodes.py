@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import MissingPackageError, NotFoundError, UsageError, cached_property, one_line, unescape_path
+from archive.base import MissingPackageError, NotFoundError, UsageError, cached_property, one_line, size, unescape_path
 from archive.fields import schema
 from archive.manifest import COLUMNS, matching
 from archive.read import deriving, sizes
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
+
+    from archive.views import reports
 
 __all__ = ["Attributes", "Episode", "Episodes"]
 
@@ -200,10 +202,8 @@ class Episodes(Chosen, Sequence["Episode"]):
     @property
     def size_told(self) -> str:
         """`nbytes` for people, who are told if there is text beside it."""
-        from archive.views import markup
-
         text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
-        return markup.size(self.nbytes) + (" and text" if text else "")
+        return size(self.nbytes) + (" and text" if text else "")
 
     @cached_property
     def _schemas(self) -> Any:
@@ -224,15 +224,17 @@ class Episodes(Chosen, Sequence["Episode"]):
     def to_html(self, title: str = "Episodes") -> str:
         """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the newest.
         Reads no data."""
-        from archive.views import overviews
-
-        about = {"at": self._reader.snapshot.storage.url, "commit": self._reader.snapshot.commit.number}
-        return overviews.episodes(title, about, self.table, self.fields)
+        return self._report(title).page()
 
     def _repr_html_(self) -> str:
-        from archive.views import summaries
+        return self._report("Episodes").notebook()
 
-        return summaries.episodes(self.table, self.fields, self.size_told, self._reader.snapshot.storage.url)
+    def _report(self, title: str) -> reports.Report:
+        from archive.views import reports
+
+        snapshot = self._reader.snapshot
+        about = {"at": snapshot.storage.url, "commit": snapshot.commit.number, "uncompressed": self.size_told}
+        return reports.episodes(title, about, self.table, self.fields)
 
     def __repr__(self) -> str:
         snapshot = self._reader.snapshot

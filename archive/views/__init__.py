@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from archive.views import charts, episodepage, frames, markup, overviews, page, plots, summaries, texts
-from archive.views.markup import size
+from archive.views import charts, episodepage, frames, markup, page, plots, reports, summaries, texts
 from archive.views.tokenizing import decoder
 
-__all__ = [
-    "charts",
-    "decoder",
-    "episodepage",
-    "frames",
-    "markup",
-    "overviews",
-    "page",
-    "plots",
-    "size",
-    "summaries",
-    "texts",
-]
+__all__ = ["charts", "decoder", "episodepage", "frames", "markup", "page", "plots", "reports", "summaries", "texts"]

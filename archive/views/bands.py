@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.views.charts import COLORS, Values, numbers
+from archive.views.charts import COLORS, Values, numbers, svg, swatch
 from archive.views.markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 MAX_BINS = 60
 MAX_DOTS = 400  # values that are drawn one by one; of more, the bands alone
+WIDTH, HEIGHT = 640, 220
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 10.0, 38.0  # room for the axes
 UPDATES, ORDER = "update count", "episode, in the order of writing"
 
@@ -88,21 +89,18 @@ def short(value: float) -> str:
     return f"{value + 0.0:.4g}"
 
 
-def chart(series: Mapping[str, Series], xlabel: str, ylabel: str, *, width: int = 640, height: int = 220) -> Markup:
+def chart(series: Mapping[str, Series], xlabel: str, ylabel: str) -> Markup:
     """Bands of 10 to 90 and 25 to 75 percent and the median of each series; few values as dots too. Empty without any."""
     drawn = {name: spread(s) for name, s in series.items()}
     drawn = {name: bands for name, bands in drawn.items() if len(bands.at)}
     if not drawn:
         return Markup("")
-    frame = _frame(list(drawn.values()), width, height, series)
-    parts = [*_axes(frame, xlabel, ylabel, width, height)]
+    frame = _frame(list(drawn.values()), series)
+    parts = [*_axes(frame, xlabel, ylabel)]
     for i, name in enumerate(drawn):
         parts += _drawn(frame, series[name], drawn[name], COLORS[i % len(COLORS)], name)
     text = f"{ylabel} over {xlabel}: {', '.join(filter(None, drawn))}".rstrip(": ")
-    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
-    plot = tag(
-        "svg", tag("title", text), *parts, class_="bands", role="img", **size, xmlns="http://www.w3.org/2000/svg"
-    )
+    plot = svg(WIDTH, HEIGHT, tag("title", text), *parts, class_="bands", role="img")
     return tag("figure", plot, tag("figcaption", _legend(list(drawn)), _NOTE), class_="wide")
 
 
@@ -112,11 +110,7 @@ _NOTE = "line: median; bands: 25 to 75 and 10 to 90 of 100 episodes"
 def _legend(names: Sequence[str]) -> Markup:
     if not any(names):
         return Markup("")
-    keys = [
-        tag("span", tag("i", style=f"background:{COLORS[i % len(COLORS)]}"), name, class_="key")
-        for i, name in enumerate(names)
-    ]
-    return tag("span", *keys, class_="keys")
+    return tag("span", *(tag("span", swatch(i), name, class_="key") for i, name in enumerate(names)), class_="keys")
 
 
 class Frame(NamedTuple):
@@ -124,23 +118,21 @@ class Frame(NamedTuple):
 
     x: tuple[float, float]
     y: tuple[float, float]
-    width: float
-    height: float
 
     def across(self, values: Any) -> Any:
         low, high = self.x
-        return LEFT + (values - low) / (high - low) * (self.width - LEFT - RIGHT)
+        return LEFT + (values - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     def up(self, values: Any) -> Any:
         low, high = self.y
-        return self.height - BOTTOM - (values - low) / (high - low) * (self.height - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - (values - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _frame(drawn: Sequence[Bands], width: int, height: int, series: Mapping[str, Series]) -> Frame:
+def _frame(drawn: Sequence[Bands], series: Mapping[str, Series]) -> Frame:
     at = np.concatenate([b.at for b in drawn])
     dots = [s.y[known] for s in series.values() if (known := _known(s)).sum() <= MAX_DOTS]
     heights = np.concatenate([*(b.quantiles.reshape(-1) for b in drawn), *dots])
-    return Frame(_wide(at.min(), at.max()), _wide(heights.min(), heights.max(), 0.04), width, height)
+    return Frame(_wide(at.min(), at.max()), _wide(heights.min(), heights.max(), 0.04))
 
 
 def _wide(low: float, high: float, margin: float = 0.0) -> tuple[float, float]:
@@ -152,21 +144,21 @@ def _wide(low: float, high: float, margin: float = 0.0) -> tuple[float, float]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
-def _axes(frame: Frame, xlabel: str, ylabel: str, width: int, height: int) -> list[Markup]:
+def _axes(frame: Frame, xlabel: str, ylabel: str) -> list[Markup]:
     ink = {"fill": "currentColor", "font_size": 11}
     faint = {"stroke": "currentColor", "stroke_opacity": 0.15}
-    bottom = height - BOTTOM
+    bottom = HEIGHT - BOTTOM
     out = []
     for value in ticks(*frame.y, most=7):
         y = f"{frame.up(value):.1f}"
-        out.append(tag("line", x1=LEFT, x2=width - RIGHT, y1=y, y2=y, **faint))
+        out.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, **faint))
         out.append(tag("text", short(value), x=LEFT - 6, y=f"{frame.up(value) + 4:.1f}", text_anchor="end", **ink))
     for value in ticks(*frame.x, most=8, whole=True):
         x = f"{frame.across(value):.1f}"
         out.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, stroke="currentColor", stroke_opacity=0.5))
         out.append(tag("text", short(value), x=x, y=bottom + 16, text_anchor="middle", **ink))
     middle = (TOP + bottom) / 2
-    out.append(tag("text", xlabel, x=(LEFT + width - RIGHT) / 2, y=height - 4, text_anchor="middle", **ink))
+    out.append(tag("text", xlabel, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle", **ink))
     turned = {"transform": f"rotate(-90 11 {middle:.1f})", "text_anchor": "middle"}
     return [*out, tag("text", ylabel, x=11, y=f"{middle:.1f}", **turned, **ink)]
 

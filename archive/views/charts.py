@@ -36,15 +36,9 @@ def thin(values: Values, most: int = MAX_POINTS) -> tuple[Values, Values]:
     return places[kept], values[kept]
 
 
-def sparkline(values: Any, *, width: int = 240, height: int = 40, label: str = "") -> Markup:
-    """A line without axes; gaps where a value is missing. Empty if there is none."""
-    return lines({label: values}, width=width, height=height, axis=False)
-
-
-def lines(
-    series: Mapping[str, Any], *, width: int = 640, height: int = 120, axis: bool = True, points: int = MAX_POINTS
-) -> Markup:
-    """Lines over the step, one a name, on one scale, of at most `points` each."""
+def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, points: int = MAX_POINTS) -> Markup:
+    """Lines over the step, one a name, on one scale, of at most `points` each, without axes; gaps where a value is
+    missing. Empty if there is none."""
     drawn = {name: numbers(values) for name, values in series.items()}
     finite = [v[np.isfinite(v)] for v in drawn.values()]
     every = np.concatenate(finite) if finite else np.zeros(0)
@@ -61,8 +55,7 @@ def lines(
         paths.append(tag("path", d=_path(x, y), fill="none", stroke=COLORS[i % len(COLORS)], stroke_width=1.2))
     text = f"{', '.join(name for name in drawn if name)} from {shown(low)} to {shown(high)}".strip()
     shape = {"class_": "lines", "data_length": length, "preserveAspectRatio": "none"}
-    plot = _svg(width, height, tag("title", text), *paths, **shape)
-    return tag("figure", plot, tag("figcaption", f"{shown(low)} … {shown(high)}")) if axis else plot
+    return svg(width, height, tag("title", text), *paths, **shape)
 
 
 def _path(x: Values, y: Values) -> str:
@@ -78,7 +71,7 @@ def _path(x: Values, y: Values) -> str:
     return "".join(out)
 
 
-def histogram(values: Any, *, bins: int = 24, width: int = 240, height: int = 60, label: str = "") -> Markup:
+def histogram(values: Any, label: str, *, bins: int = 24, width: int = 240, height: int = 60) -> Markup:
     """How many values lie where; empty if there are none."""
     known = numbers(values)
     known = known[np.isfinite(known)]
@@ -87,16 +80,14 @@ def histogram(values: Any, *, bins: int = 24, width: int = 240, height: int = 60
     low, high = float(known.min()), float(known.max())
     counts, names = _binned(known, low, high, bins)
     step = width / len(counts)
-    bars = [
-        tag(
-            "rect", tag("title", f"{names[i]}: {count}"),
-            x=f"{i * step:.1f}", y=f"{height - height * count / counts.max():.1f}", width=f"{max(step - 1, 0.5):.1f}",
-            height=f"{height * count / counts.max():.1f}", fill=COLORS[0],
-        )
-        for i, count in enumerate(counts.tolist())
-    ]  # fmt: skip
-    caption = f"{label}: {shown(low)} … {shown(high)}" if label else f"{shown(low)} … {shown(high)}"
-    return tag("figure", _svg(width, height, *bars, class_="histogram"), tag("figcaption", caption))
+    bars = []
+    for i, (count, name) in enumerate(zip(counts.tolist(), names, strict=True)):
+        tall = height * count / counts.max()
+        shape = {"x": i * step, "y": height - tall, "width": max(step - 1, 0.5), "height": tall}
+        placed = {key: f"{value:.1f}" for key, value in shape.items()}
+        bars.append(tag("rect", tag("title", f"{name}: {count}"), **placed, fill=COLORS[0]))
+    caption = tag("figcaption", f"{label}: {shown(low)} … {shown(high)}")
+    return tag("figure", svg(width, height, *bars, class_="histogram"), caption)
 
 
 def _binned(known: Values, low: float, high: float, bins: int) -> tuple[Any, list[str]]:
@@ -111,18 +102,14 @@ def _binned(known: Values, low: float, high: float, bins: int) -> tuple[Any, lis
     return np.histogram(known, bins=edges)[0], [a if a == b else f"{a} to {b}" for a, b in spans]
 
 
-def bars(counts: Mapping[str, float], *, width: int = 320, unit: str = "") -> Markup:
+def bars(counts: Mapping[str, float], *, width: int = 320) -> Markup:
     """A bar a name, the longest as wide as there is room."""
     most = max(counts.values(), default=0) or 1
     rows = []
     for name, count in counts.items():
-        bar = _svg(
-            width,
-            12,
-            tag("rect", x=0, y=1, width=f"{width * count / most:.1f}", height=10, fill=COLORS[0]),
-            class_="bar",
-        )
-        rows.append(tag("tr", tag("th", name), tag("td", bar), tag("td", f"{shown(count)}{unit}", class_="number")))
+        rect = tag("rect", x=0, y=1, width=f"{width * count / most:.1f}", height=10, fill=COLORS[0])
+        bar = svg(width, 12, rect, class_="bar")
+        rows.append(tag("tr", tag("th", name), tag("td", bar), tag("td", shown(count), class_="number")))
     return tag("table", tag("tbody", *rows), class_="bars") if rows else Markup("")
 
 
@@ -148,7 +135,7 @@ def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int, *, wi
         at_right[target] += steps * scale
     boxes = _ends(margin, top_left, tall_left, bar, margin - 6, "end")
     boxes += _ends(width - margin - bar, top_right, tall_right, bar, width - margin + 6, "start")
-    return _svg(width, 2 * EDGE + total * scale + gap * max(sources, targets), *bands, *boxes, class_="flow")
+    return svg(width, 2 * EDGE + total * scale + gap * max(sources, targets), *bands, *boxes, class_="flow")
 
 
 def _tops(tall: Values, gap: float) -> Values:
@@ -174,6 +161,12 @@ def _ends(x: float, tops: Values, tall: Values, wide: float, text_x: float, anch
     return out
 
 
-def _svg(width: float, height: float, *content: Any, **attributes: Any) -> Markup:
+def swatch(number: int) -> Markup:
+    """A patch of the colour of that series."""
+    return tag("i", style=f"background:{COLORS[number % len(COLORS)]}")
+
+
+def svg(width: float, height: float, *content: Any, **attributes: Any) -> Markup:
+    """A picture that is so large where nothing else is said."""
     size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     return tag("svg", *content, **size, xmlns="http://www.w3.org/2000/svg", **attributes)

@@ -2,192 +2,112 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from archive.base import UsageError
-from archive.views import charts, films, frames, page, rollouts, room, summaries, texts, turns
-from archive.views.markup import Markup, facts, join, section, shown, size, table, tag
+from archive.base import MAX_PAGE_BYTES, UsageError, size
+from archive.views import frames, page, rollouts, summaries, texts
+from archive.views.budget import Part, Shown, dealt
+from archive.views.conversation import Conversation
+from archive.views.curves import Curves
+from archive.views.films import Film
+from archive.views.markup import Markup, facts, join, section, table, tag
 from archive.views.tokens import Decode
 
-EXACT_FLOAT32 = 2**24  # integers beyond have no float32 of their own
-POINT_BYTES, VALUE_BYTES = 13, 16 / 3  # of a point of a line, and of a value that is told
-FIELD_BYTES = 500  # of a field's heading and frame
-MIN_SHARE = 0.002  # of a curve's points; one of fewer is left out
+PART_BYTES = 200  # of each part's frame, at most
+UNBOUNDED = 2**62
 TRIES = 6
+PLACES = ("films", "rollout", "written", "curves", "numbers")  # of the parts, from top to bottom
 
 
 def episode(
     about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any, data: Any,
-    decode: Decode | None = None, max_bytes: int | None = room.MAX_PAGE_BYTES,
+    decode: Decode | None = None, max_bytes: int | None = MAX_PAGE_BYTES,
 ) -> str:  # fmt: skip
     """A page of one episode: pictures that play, what was said, curves with their values, and the text of each step.
 
-    `data` is what reading it gave; `decode` makes text of token ids. What `max_bytes` leaves no room for is said there.
+    `data` is what reading it gave; `decode` makes text of token ids. What `max_bytes` leaves no room for is said there;
+    UsageError if not even that fits.
     """
-    shown_of = _Shown(about, fields, metadata, attributes, data, decode)
-    if max_bytes is None:
-        return shown_of.page(None)
-    space = max_bytes
-    for _ in range(TRIES):
-        text = shown_of.page(space, max_bytes)
-        over = len(text.encode()) - max_bytes
-        if over <= 0:
-            return text
-        space -= over + over // 8 + 64
-        if space < 0:
-            break
-    raise UsageError(
-        f"the page of episode {about['id']!r} does not fit into max_bytes={max_bytes}: it takes {len(text.encode())} with "
-        "next to nothing on it; allow more, or name fewer fields="
-    )
+    free = {path for path, kind in fields.items() if kind.rpartition(" ")[2] == "free"}
+    whole = {path: leaf for path, leaf in frames.leaves(data) if path in free}
+    leaves = {path: leaf for path, leaf in frames.leaves(data) if path not in free}
+    rollout = rollouts.find(leaves, whole, metadata, int(about["steps"]))
+    parts = [*_parts(leaves, rollout, int(about["steps"]))]
+    parts += [Conversation(rollout, decode)] if rollout else []
+    made = _Page(about, parts, whole, summaries.episode(fields, metadata, attributes))
+    return made.whole() if max_bytes is None else made.within(max_bytes)
 
 
-class _Shown:
-    """What an episode's fields are shown as, before it is known how much room there is."""
+def _parts(leaves: Mapping[str, Any], rollout: rollouts.Rollout | None, steps: int) -> Iterator[Part]:
+    """What each field is shown as, that is not shown with the conversation."""
+    ids = {track.path for track in rollout.tracks} if rollout else set()
+    in_conversation = rollout.paths | (ids if rollout.flat else set()) if rollout else set()
+    for path, leaf in leaves.items():
+        if path in in_conversation:
+            continue
+        if path not in ids and (pictures := frames.as_pictures(leaf)):
+            yield Film(path, pictures, steps)
+        elif path not in ids and (lines := frames.as_curves(leaf)):
+            yield Curves(path, lines, frames.components(leaf))
+        elif text := texts.as_texts(leaf):
+            yield texts.TextPart(path, text)
 
-    def __init__(
-        self, about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any, data: Any,
-        decode: Decode | None,
-    ) -> None:  # fmt: skip
-        self.about, self.fields, self.metadata, self.attributes = about, fields, metadata, attributes
-        self.steps, self.has_texts = int(about["steps"]), decode is not None
-        free = {path for path, kind in fields.items() if kind.rpartition(" ")[2] == "free"}
-        self.whole = {path: leaf for path, leaf in frames.leaves(data) if path in free}
-        self.parts = {path: leaf for path, leaf in frames.leaves(data) if path not in free}
-        self.rollout = rollouts.find(self.parts, self.whole, metadata, self.steps)
-        self.blocks = turns.blocks_of(self.rollout, decode) if self.rollout else []
-        told = self.rollout.paths if self.rollout else set()
-        ids = {track.path for track in self.rollout.tracks} if self.rollout else set()
-        rest = {path: leaf for path, leaf in self.parts.items() if path not in told}
-        drawn = {path: leaf for path, leaf in rest.items() if path not in ids}
-        self.films = {path: f for path, leaf in drawn.items() if (f := frames.as_film(leaf))}
-        self.curves = {p: c for p, leaf in drawn.items() if p not in self.films and (c := frames.as_curves(leaf))}
-        flat = ids if self.rollout and self.rollout.flat else set()
-        said = {path: leaf for path, leaf in rest.items() if path not in {*self.films, *self.curves, *flat}}
-        self.said = {path: t for path, leaf in said.items() if (t := texts.as_texts(leaf))}
 
-    def needs(self) -> dict[str, int]:
-        """Bytes that each would take in full."""
-        out = {f"film {path}": films.need(film) for path, film in self.films.items()}
-        out |= {f"curve {path}": _curve_bytes(lines) for path, lines in self.curves.items()}
-        out |= {f"text {path}": room.json_bytes(text.steps) + FIELD_BYTES for path, text in self.said.items()}
-        return out | ({"rollout": room.json_bytes(self.blocks) + FIELD_BYTES} if self.blocks else {})
+class _Page:
+    """A page of these parts; `free`: fields of the whole episode; `after`: what stands at its end."""
 
-    def page(self, space: int | None, max_bytes: int | None = None) -> str:
-        """The page with about so many bytes for what is shown of the fields; None: for all of it."""
-        needs = self.needs()
-        frame = self._frame([], None, []) if space is not None else ""
-        given = (
-            dict.fromkeys(needs, 2**62)
-            if space is None
-            else room.dealt(needs, space - len(frame.encode()) - 200 * len(needs))
+    def __init__(self, about: Mapping[str, Any], parts: Sequence[Part], free: Mapping[str, Any], after: Markup) -> None:
+        self.about = about
+        self.steps = int(about["steps"])
+        self.parts = parts
+        self.free = _free(free)
+        self.after = after
+
+    def whole(self) -> str:
+        """All of it, whatever that takes."""
+        return self._text([part.shown(UNBOUNDED) for part in self.parts], "Left out")
+
+    def within(self, max_bytes: int) -> str:
+        """As much as fits."""
+        space = max_bytes - len(self._text([], "").encode()) - PART_BYTES * len(self.parts)
+        why, text = f"Left out, as this page is held to {size(max_bytes)}", ""
+        for _ in range(TRIES):
+            given = dealt({f"{part.kind} {part.path}": part.need for part in self.parts}, space)
+            shown = [part.shown(given[f"{part.kind} {part.path}"]) for part in self.parts]
+            text = self._text(shown, why)
+            over = len(text.encode()) - max_bytes
+            if over <= 0:
+                return text
+            space -= over + over // 8 + 64
+            if space < 0:
+                break
+        raise UsageError(
+            f"the page of episode {self.about['id']!r} does not fit into max_bytes={max_bytes}: it takes {len(text.encode())} "
+            "with next to nothing on it; allow more, or name fewer fields="
         )
-        gone: list[str] = []
-        shots = {path: self._film(path, film, given[f"film {path}"], gone) for path, film in self.films.items()}
-        lines = {path: self._thinned(path, given[f"curve {path}"], gone) for path in self.curves}
-        said = {path: self._told(path, given[f"text {path}"], gone) for path in self.said}
-        blocks, left = turns.fitted(self.blocks, given["rollout"] - FIELD_BYTES) if self.blocks else ([], "")
-        gone += [left] if left else []
-        films_shown = {path: shot for path, shot in shots.items() if shot}
-        every = {path: one[1] for path, one in lines.items() if one}
+
+    def _text(self, shown: Sequence[Shown], why: str) -> str:
+        played: dict[str, Any] = {"steps": self.steps, "films": {}, "texts": {}, "curves": {}}
+        drawn: dict[str, dict[str, Markup]] = {name: {} for name in PLACES}
+        for part, one in zip(self.parts, shown, strict=False):
+            if part.kind == "rollout":
+                played["rollout"] = one.played
+            elif one.played is not None:
+                played[part.kind][part.path] = one.played
+            if one.markup:
+                drawn[part.place][part.path] = one.markup
+        left_out = [tag("li", one.left_out) for one in shown if one.left_out]
+        films, rollout, written, curves = (join(drawn[name].values()) for name in PLACES[:4])
         content = [
-            _player(self.steps), _canvases(films_shown), _conversation(self.rollout, self.has_texts) if blocks else "",
-            _texts(said, written=True), join(self._curve(path, *one) for path, one in lines.items() if one),
-            _texts(said, written=False), _whole(self.whole),
+            facts(self.about),
+            tag("section", tag("h4", why), tag("ul", *left_out), id="left") if left_out else "",
+            _player(self.steps),
+            tag("div", films, class_="films") if films else "",
+            rollout, written, curves, _folded(drawn["numbers"]), self.free, self.after,
         ]  # fmt: skip
-        played = {
-            "steps": self.steps, "films": films_shown,
-            "texts": {path: {"steps": t.steps, "every": t.every} for path, t in said.items()},
-            "curves": {path: _values(self.curves[path], step) for path, step in every.items()},
-        }  # fmt: skip
-        if blocks and self.rollout:
-            played["rollout"] = {"blocks": blocks, **turns.about(self.rollout)}
-        return self._frame(content, played, _left(gone, max_bytes))
-
-    def _frame(self, content: list[Any], played: Any, left: Any) -> str:
-        after = summaries.episode_parts(self.fields, self.metadata, self.attributes)
-        own = ("page", "rollout") if self.blocks else ("page",)
-        return page.document(
-            str(self.about["id"]), [facts(self.about), left, *content, after], played if self.steps else None, own
-        )
-
-    def _film(self, path: str, film: frames.Film, most: int, gone: list[str]) -> dict[str, Any] | None:
-        made = films.packed(film, self.steps, most)
-        if made is None:
-            gone.append(f"{path}: its pictures")
-        elif made.pop("thinned"):
-            gone.append(f"{path}: {made['note'].partition('pixels; ')[2]}")
-        return made
-
-    def _thinned(self, path: str, most: int, gone: list[str]) -> tuple[float, int] | None:
-        """(share of the points, one value in so many) of a field's curves."""
-        share = min(1.0, (most - FIELD_BYTES) / max(1, _curve_bytes(self.curves[path]) - FIELD_BYTES))
-        if share < MIN_SHARE:
-            gone.append(f"{path}: its curves")
-            return None
-        every = int(np.ceil(1 / share))
-        if every > 1:
-            gone.append(f"{path}: one value in {every}")
-        return share, every
-
-    def _told(self, path: str, most: int, gone: list[str]) -> texts.Texts:
-        text, need = self.said[path], room.json_bytes(self.said[path].steps) + FIELD_BYTES
-        if most >= need:
-            return text
-        chars = sum(map(len, text.steps))
-        cut = texts.fitted(text, int(chars * max(0, most - FIELD_BYTES) / need))
-        gone.append(
-            f"{path}: most of longer texts" + (f", and all but one step in {cut.every}" if cut.every > 1 else "")
-        )
-        return cut
-
-    def _curve(self, path: str, share: float, every: int) -> Markup:
-        """The lines of a field; above them the values at the step shown, below from where to where they go."""
-        lines = self.curves[path]
-        components = frames.components(self.parts[path])
-        if not len(next(iter(lines.values()))):
-            return Markup("")
-        points = max(2, int(charts.MAX_POINTS * share))
-        drawn = charts.lines(lines, width=960, height=90, axis=False, points=points)
-        known = np.concatenate([v[np.isfinite(v)] for v in lines.values()])
-        span = f"{shown(float(known.min()))} … {shown(float(known.max()))}" if len(known) else "no finite value"
-        left = f"; the first {len(lines)} of {components} are shown" if components > len(lines) else ""
-        left += f"; one value in {every}" if every > 1 else ""
-        keys = [_key(i, name) for i, name in enumerate(lines)]
-        box = tag("div", drawn, tag("div", class_="cursor"), class_="curve", data_field=path)
-        return section(path, tag("div", *keys, class_="keys"), box, tag("figcaption", span + left))
-
-
-def _curve_bytes(lines: Mapping[str, frames.Array]) -> int:
-    length = len(next(iter(lines.values())))
-    return int(len(lines) * (POINT_BYTES * min(length, charts.MAX_POINTS) + VALUE_BYTES * length)) + FIELD_BYTES
-
-
-def _left(gone: list[str], max_bytes: int | None) -> Markup:
-    """What did not fit."""
-    if not gone:
-        return Markup("")
-    why = f"Left out, as this page is held to {size(max_bytes)}" if max_bytes is not None else "Left out"
-    return tag("section", tag("h4", why), tag("ul", *(tag("li", one) for one in gone)), id="left")
-
-
-def _key(number: int, name: str) -> Markup:
-    color = f"background:{charts.COLORS[number % len(charts.COLORS)]}"
-    return tag("span", tag("i", style=color), name, tag("b"), class_="key")
-
-
-def _values(lines: Mapping[str, frames.Array], apart: int) -> dict[str, Any]:
-    """The numbers of all lines, one after the other, as float32 where that has the digits that are shown."""
-    every = np.stack([line[::apart] for line in lines.values()])
-    wide = np.abs(every[np.isfinite(every)]).max(initial=0) > EXACT_FLOAT32
-    packed = every.astype("<f8" if wide else "<f4")
-    text = base64.b64encode(packed.tobytes()).decode()
-    length = len(next(iter(lines.values())))
-    return {"length": every.shape[1], "of": length, "every": apart, "width": packed.dtype.itemsize, "values": text}
+        own = (("page", "rollout"), ("rollout", "page")) if rollout else (("page",), ("page",))
+        return page.document(str(self.about["id"]), content, played if self.steps else None, *own)
 
 
 def _player(steps: int) -> Markup:
@@ -201,43 +121,14 @@ def _player(steps: int) -> Markup:
     )  # fmt: skip
 
 
-def _canvases(shots: Mapping[str, Mapping[str, Any]]) -> Markup:
-    drawn = join(
-        section(path, tag("canvas", width=f["width"], height=f["height"], class_="frames", data_field=path,
-                          style=f"width:{min(640, max(168, 2 * f['width']))}px"), tag("figcaption", f["note"]))
-        for path, f in shots.items()
-    )  # fmt: skip
-    return tag("div", drawn, class_="films") if drawn else drawn
+def _folded(numbers: Mapping[str, Markup]) -> Markup:
+    """Lists of numbers, which are long and seldom looked at."""
+    if not numbers:
+        return Markup("")
+    return tag("details", tag("summary", f"Lists of numbers: {', '.join(numbers)}"), join(numbers.values()))
 
 
-def _conversation(rollout: rollouts.Rollout | None, has_texts: bool) -> Markup:
-    """The place of the conversation, and what chooses the colours of its tokens."""
-    tools: list[Any] = []
-    note = ""
-    if rollout and rollout.tracks:
-        tools += [tag("label", "Colour ", tag("select", id="colour")), tag("span", id="scale")]
-        tools += [tag("label", "Dim ", tag("select", id="dim"))]
-        note = (
-            ""
-            if has_texts
-            else "Tokens are shown by their ids; to_html(tokenizer=...) or --tokenizer shows their text."
-        )
-    return tag(
-        "section", tag("h4", "Conversation"), tag("div", *tools, class_="tools") if tools else "", tag("div", id="turns"),
-        tag("figcaption", note) if note else "", id="rollout",
-    )  # fmt: skip
-
-
-def _texts(said: Mapping[str, texts.Texts], *, written: bool) -> Markup:
-    """What each step says; lists of numbers folded away."""
-    chosen = [path for path, text in said.items() if text.written is written]
-    shown_at_step = join(section(path, tag("pre", class_="text", data_field=path)) for path in chosen)
-    if written or not shown_at_step:
-        return shown_at_step
-    return tag("details", tag("summary", f"Lists of numbers: {', '.join(chosen)}"), shown_at_step)
-
-
-def _whole(leaves: Mapping[str, Any]) -> Markup:
+def _free(leaves: Mapping[str, Any]) -> Markup:
     """What belongs to the episode and not to its steps."""
     rows = [[path, texts.told(leaf)] for path, leaf in leaves.items()]
     return section("Of the whole episode", table(("field", "value"), rows)) if rows else Markup("")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from archive.views import frames
+from archive.views.budget import Shown
+from archive.views.markup import section, tag
 
 MAX_FILM_BYTES = 24 * 1024 * 1024  # of one field's pictures, before they are packed
 MIN_FILM_SIDE = 112  # pixels that a picture keeps if there is not room for all
@@ -18,26 +20,72 @@ SPARE = 1.25  # of what the samples say, as others may pack less well
 MIN_BYTES = 400  # what a film takes beside its pictures
 
 
-def need(film: frames.Film) -> int:
-    """About how many bytes of a page it takes."""
-    nbytes = min(film.pixels.nbytes, MAX_FILM_BYTES)
-    return int(nbytes * _packing(film.pixels) * SPARE) + MIN_BYTES
+class Film:
+    """The pictures of a field, as a part of the page of an episode of so many steps."""
+
+    kind = place = "films"
+
+    def __init__(self, path: str, pictures: frames.Pictures, steps: int) -> None:
+        self.path = path
+        self.pictures = pictures
+        self.steps = steps
+        self.packing = _packing(pictures.pixels)
+        self.need = int(min(pictures.pixels.nbytes, MAX_FILM_BYTES) * self.packing * SPARE) + MIN_BYTES
+
+    def shown(self, most: int) -> Shown:
+        """Of more than there is room for, every second, third, ... row and column, then every n-th picture."""
+        made = self._fitted(most - MIN_BYTES)
+        if made is None:
+            return Shown(left_out=f"{self.path}: its pictures")
+        thinned = made["note"].partition("pixels; ")[2]
+        style = f"width:{min(640, max(168, 2 * made['width']))}px"
+        size = {"width": made["width"], "height": made["height"], "style": style}
+        canvas = tag("canvas", class_="frames", data_field=self.path, **size)
+        left_out = f"{self.path}: {thinned}" if thinned else ""
+        return Shown(section(self.path, canvas, tag("figcaption", made["note"])), made, left_out)
+
+    def _fitted(self, most: int) -> dict[str, Any] | None:
+        """What the script is given, of at most so many characters of pixels; None if no picture fits."""
+        limit = min(MAX_FILM_BYTES, int(most / self.packing))
+        while limit > 0:
+            made = self._thinned(limit)
+            if len(made["pixels"]) <= most:
+                return made
+            if made["count"] == 1 and min(made["width"], made["height"]) < 2 * frames.MIN_SIDE:
+                return None
+            limit = int(limit * min(0.9, 0.98 * most / len(made["pixels"])))
+        return None
+
+    def _thinned(self, limit: int) -> dict[str, Any]:
+        """At most `limit` bytes of pixels, but one picture of few pixels at least."""
+        pixels = self.pictures.pixels
+        count, height, width, _ = pixels.shape
+        apart = _apart(pixels.nbytes, limit, min(height, width), 1, MIN_FILM_SIDE)
+        apart = _apart(pixels.nbytes // max(1, count), limit, min(height, width), apart, frames.MIN_SIDE)
+        pixels = pixels[:, ::apart, ::apart]
+        every = max(1, -(-pixels.nbytes // max(1, limit)))
+        kept = np.ascontiguousarray(pixels[::every])
+        notes = (
+            self.pictures.note,
+            f"{height} x {width} pixels",
+            f"one row and column in {apart}" if apart > 1 else "",
+            f"one picture in {every}" if every > 1 else "",
+        )
+        return {
+            "width": kept.shape[2],
+            "height": kept.shape[1],
+            "count": len(kept),
+            "every": max(1, round(self.steps / count)) * every,
+            "pixels": base64.b64encode(zlib.compress(kept.tobytes(), LEVEL)).decode(),
+            "note": "; ".join(filter(None, notes)),
+        }
 
 
-def packed(film: frames.Film, steps: int, most: int) -> dict[str, Any] | None:
-    """Of more than there is room for, every second, third, ... row and column, then every n-th picture; None if no
-    picture fits."""
-    share = _packing(film.pixels)
-    room = most - MIN_BYTES
-    limit = min(MAX_FILM_BYTES, int(room / share))
-    while limit > 0:
-        made = _film(film, steps, limit)
-        if len(made["pixels"]) <= room:
-            return made
-        if made["count"] == 1 and min(made["width"], made["height"]) < 2 * frames.MIN_SIDE:
-            return None
-        limit = int(limit * min(0.9, 0.98 * room / len(made["pixels"])))
-    return None
+def _apart(nbytes: int, limit: int, side: int, apart: int, min_side: int) -> int:
+    """One row and column in how many is kept, so that they fit, or as many are left as there must be."""
+    while nbytes > limit * apart**2 and side // (apart + 1) >= min_side:
+        apart += 1
+    return apart
 
 
 def _packing(pixels: frames.Array) -> float:
@@ -46,26 +94,3 @@ def _packing(pixels: frames.Array) -> float:
         return 1.0
     some = np.ascontiguousarray(pixels[np.unique(np.linspace(0, len(pixels) - 1, SAMPLES).astype(np.int64))])
     return max(len(zlib.compress(some.tobytes(), LEVEL)) / max(1, some.nbytes), 1e-3) * 4 / 3
-
-
-def _film(film: frames.Film, steps: int, limit: int) -> dict[str, Any]:
-    """At most `limit` bytes of pixels, but one picture of few pixels at least."""
-    shots, notes = film.pixels, [film.note]
-    count, height, width, _ = shots.shape
-    apart = 1
-    while shots.nbytes > limit * apart**2 and min(height, width) // (apart + 1) >= MIN_FILM_SIDE:
-        apart += 1
-    one = shots.nbytes // max(1, count)
-    while one > limit * apart**2 and min(height, width) // (apart + 1) >= frames.MIN_SIDE:
-        apart += 1
-    shots = shots[:, ::apart, ::apart]
-    every = max(1, -(-shots.nbytes // max(1, limit)))
-    kept = np.ascontiguousarray(shots[::every])
-    notes += [f"{height} x {width} pixels", f"one row and column in {apart}" if apart > 1 else ""]
-    notes += [f"one picture in {every}" if every > 1 else ""]
-    per_frame = max(1, round(steps / count)) * every
-    return {
-        "width": kept.shape[2], "height": kept.shape[1], "count": len(kept), "every": per_frame,
-        "pixels": base64.b64encode(zlib.compress(kept.tobytes(), LEVEL)).decode(),
-        "note": "; ".join(filter(None, notes)), "thinned": apart > 1 or every > 1,
-    }  # fmt: skip

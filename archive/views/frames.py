@@ -18,7 +18,7 @@ EXACT = 2**53  # integers beyond have no float64 of their own
 COLORED, GREY = (3, 6, 9, 12), (1, 4)  # numbers of channels, with those of frames stacked on one another
 
 
-class Film(NamedTuple):
+class Pictures(NamedTuple):
     """Pictures over the steps, and what was done to them to show them."""
 
     pixels: Array  # (T, height, width, 3) uint8
@@ -40,7 +40,7 @@ def _plain(leaf: Any) -> Any:
     return leaf.astype(np.float32) if foreign else leaf
 
 
-def as_film(leaf: Any) -> Film | None:
+def as_pictures(leaf: Any) -> Pictures | None:
     """The pictures of a field, one a step; None of what is none.
 
     Channels first or last, 1, 3 or 4 of them, or none; of frames stacked on one another, the newest. What isn't uint8
@@ -49,14 +49,14 @@ def as_film(leaf: Any) -> Film | None:
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "buif" or not leaf.size or not 3 <= leaf.ndim <= 5:
         return None
     if leaf.ndim == 5:
-        newest = as_film(leaf[:, -1])
-        return newest and Film(newest.pixels, _noted(f"the last of {leaf.shape[1]}", newest.note))
+        newest = as_pictures(leaf[:, -1])
+        return newest and Pictures(newest.pixels, _noted(f"the last of {leaf.shape[1]}", newest.note))
     picked, note = (leaf[..., None], "") if leaf.ndim == 3 else _channels(leaf)
     if picked is None or min(picked.shape[1:3]) < MIN_SIDE:
         return None
     grey, scale = _as_uint8(picked)
     pixels = np.ascontiguousarray(np.broadcast_to(grey, (*grey.shape[:3], 3)))
-    return Film(pixels, _noted(note, scale))
+    return Pictures(pixels, _noted(note, scale))
 
 
 def _channels(leaf: Array) -> tuple[Array | None, str]:

@@ -79,12 +79,3 @@ def facts(pairs: Mapping[str, Any]) -> Markup:
 def section(title: str, *content: Any) -> Markup:
     """A part with a heading; empty if all of its content is."""
     return tag("section", tag("h4", title), *content) if any(content) else Markup("")
-
-
-def size(nbytes: float) -> str:
-    """Bytes as people say it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"

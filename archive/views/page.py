@@ -1,14 +1,14 @@
-"""Pure, no I/O: self-contained pages of a checkpoint or a plan, and what all pages share. They load and run nothing else."""
+"""Pure, no I/O: what all pages share. They load and run nothing but their own. And what stands in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
-from archive.views import room, summaries
-from archive.views.markup import Markup, facts, tag
-from archive.views.rows import listed
+from archive.views.budget import as_script
+from archive.views.markup import Markup, tag
 
 # Nothing from elsewhere, whatever a text from the bucket might say: style and script are the page's own.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -19,47 +19,39 @@ class Framed:
     """A page in a frame of a notebook. It may run its script there, and reaches nothing of the notebook."""
 
     def __init__(self, text: str, height: int) -> None:
-        self.text, self.height = text, height
+        self.text = text
+        self.height = height
 
     def _repr_html_(self) -> str:
         style = f"width:100%;height:{int(self.height)}px;border:0"
         return tag("iframe", srcdoc=self.text, sandbox="allow-scripts", style=style)
 
 
-def checkpoint(
-    about: Mapping[str, Any], found: Any, fields: Mapping[str, str], per_rank: Mapping[int, int], buffers: Any,
-    discarded: Any, progress: Any,
-) -> str:  # fmt: skip
-    """A page of a checkpoint: its ranks and buffers, and how its episodes are spread."""
-    parts = summaries.checkpoint_parts(per_rank, buffers, discarded, progress)
-    place, rows = listed(found)
-    content = [facts(about), parts, summaries.overview(found, fields, rows=place)]
-    return document(f"{about['name']} of run {about['run']}", content, rows, *LISTING)
-
-
-def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any) -> str:
-    """A page of a plan: which ranks get what of which."""
-    title = f"{about['checkpoint']}: {about['source ranks']} ranks to {about['target ranks']}"
-    return document(title, [facts(about), summaries.plan_parts(moved, ranks, dropped, about)])
+def block(heading: str, *content: Any) -> Markup:
+    """What a notebook shows, with its own style, which changes nothing around it."""
+    return tag("div", _style("notebook"), tag("strong", heading), *content, class_="trajectories")
 
 
 def document(
-    title: str, content: list[Any], played: Any = None, own: tuple[str, ...] = ("page",),
-    scripts: tuple[str, ...] | None = None,
+    title: str, content: Sequence[Any], played: Any = None, styles: Sequence[str] = ("page",),
+    scripts: Sequence[str] = ("page",),
 ) -> str:  # fmt: skip
-    """The whole page. `played`: what the scripts show.  own: names of the style sheets and, unless others are named, of
-    the scripts."""
+    """The whole page. `played`: what its scripts show; without it there are none."""
     head = tag(
         "head", tag("meta", charset="utf-8"), tag("meta", name="viewport", content="width=device-width"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY), tag("title", title),
-        *(tag("style", Markup(_own(f"{name}.css"))) for name in own),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY), tag("title", title), *map(_style, styles),
     )  # fmt: skip
     body = [tag("h1", title), *content]
     if played:
-        body.append(tag("script", Markup(room.as_script(played)), type="application/json", id="data"))
-        body += [tag("script", Markup(_own(f"{name}.js"))) for name in reversed(own if scripts is None else scripts)]
+        body.append(tag("script", Markup(as_script(played)), type="application/json", id="data"))
+        body += [tag("script", Markup(_own(f"{name}.js"))) for name in scripts]
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 
 
+def _style(name: str) -> Markup:
+    return tag("style", Markup(_own(f"{name}.css")))  # ours, and a browser reads no entities inside <style>
+
+
+@cache
 def _own(name: str) -> str:
     return resources.files("archive.views").joinpath(name).read_text("utf-8")

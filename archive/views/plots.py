@@ -65,7 +65,7 @@ def _lengths(ax: Any, lengths: Any, label: str | None) -> None:
 
 def episode(data: Mapping[str, Any], title: str) -> Any:
     """A row of curves for each field of numbers, then a strip of each field of pictures; the Axes of the rows."""
-    films = {path: f for path, leaf in frames.leaves(data) if (f := frames.as_film(leaf))}
+    films = {path: f for path, leaf in frames.leaves(data) if (f := frames.as_pictures(leaf))}
     curves = {p: c for p, leaf in frames.leaves(data) if p not in films and (c := frames.as_curves(leaf))}
     if not curves and not films:
         raise FieldError("none of these fields is a curve or a picture; name others with fields=")
@@ -88,7 +88,7 @@ def _curves(ax: Any, path: str, lines: Mapping[str, frames.Array]) -> None:
         ax.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + (len(lines) - 1) // 8)
 
 
-def _strip(ax: Any, path: str, film: frames.Film) -> None:
+def _strip(ax: Any, path: str, film: frames.Pictures) -> None:
     """Pictures at equal distances, from the first to the last."""
     shots = film.pixels
     steps = np.unique(np.linspace(0, len(shots) - 1, STRIP).astype(np.int64))

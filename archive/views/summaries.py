@@ -1,4 +1,4 @@
-"""Pure, no I/O: what a notebook shows for an archive, checkpoint, plan, episodes or one episode. No data is read for it."""
+"""Pure, no I/O: the sections that tell of an archive, a checkpoint, a plan, episodes or one episode. Reads no data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.views import bands, charts
-from archive.views.markup import Markup, facts, join, section, shown, table, tag
+from archive.views.markup import Markup, join, section, shown, table, tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,56 +17,28 @@ if TYPE_CHECKING:
 MAX_ROWS = 10
 MAX_RANKS = 64
 MAX_RUNS = 50
-STYLE = (
-    ".trajectories{font:13px/1.5 system-ui,sans-serif}.trajectories h4{margin:.8em 0 .2em}"
-    ".trajectories table{border-collapse:collapse;font-size:12px}.trajectories th{text-align:left;padding:1px 10px 1px 0;"
-    "font-weight:600}.trajectories td{text-align:left;padding:1px 10px 1px 0}.trajectories td.number{text-align:right}"
-    ".trajectories figure{display:inline-block;margin:0 18px 0 0}.trajectories figcaption{font-size:11px;opacity:.7}"
-    ".trajectories .keys{margin-right:1em}.trajectories .key{margin-right:1em}.trajectories .key i{display:inline-block;"
-    "width:9px;height:9px;margin-right:4px}"
-    ".trajectories code{font-size:12px;white-space:pre-wrap}.trajectories svg{overflow:visible}.trajectories .more{opacity:.7}"
-)
 _PLAIN = tuple("<>|=")  # what NumPy's own names of dtypes begin with
 _SPREAD = (("update_count_max", "update count"), ("length", "length"))
-_SHOWN = ("episode_id", "length", "return", "complete", "weights", "updates", "buffer")
-
-
-def framed(title: Any, *content: Any) -> Markup:
-    """A block with its own style, which changes nothing around it."""
-    # The style is ours, and a browser does not read entities inside <style>.
-    style = tag("style", Markup(STYLE))
-    return tag("div", style, tag("strong", title), *content, class_="trajectories")
-
-
-def archive(
-    about: Mapping[str, Any], episodes: pa.Table, checkpoints: Sequence[Mapping[str, Any]], fields: Mapping[str, str],
-    runs: Sequence[Mapping[str, Any]],
-) -> str:  # fmt: skip
-    """An archive: where it is, how much it holds, its runs, its newest checkpoints and all its episodes."""
-    told = [facts({**about, **totals(episodes)}), section("Runs", runs_table(runs)), newest_checkpoints(checkpoints)]
-    return framed("Archive", *told, overview(episodes, fields, compared=by_run(episodes)))
-
-
-def runs(title: str, about: Sequence[Mapping[str, Any]], found: pa.Table, fields: Mapping[str, str]) -> str:
-    """Some runs: what is known of each, and their returns in one picture."""
-    return framed(title, runs_table(about), overview(found, fields, compared=by_run(found)))
+_CHECKPOINT = ("name", "step", "run", "world_size", "whole", "replay_saved", "commit", "created_at")
+_EPISODE = ("episode_id", "length", "return", "complete", "weights", "updates", "buffer")
 
 
 def newest_checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Markup:
     """The newest rows of the table of checkpoints."""
-    columns = ("name", "step", "run", "world_size", "whole", "replay_saved", "commit", "created_at")
-    newest = list(checkpoints)[: -MAX_ROWS - 1 : -1]
-    rows = [[c[name] for name in columns] for c in newest]
-    return section("Newest checkpoints", table(columns, rows, more=len(checkpoints) - len(newest)) if rows else "")
+    rows = [[row[name] for name in _CHECKPOINT] for row in checkpoints[: -MAX_ROWS - 1 : -1]]
+    return section("Newest checkpoints", _listed(_CHECKPOINT, rows, len(checkpoints)))
 
 
-def runs_table(runs: Sequence[Mapping[str, Any]]) -> Markup:
+def runs(about: Sequence[Mapping[str, Any]]) -> Markup:
     """What is known of each run; the newest at the top."""
-    newest = list(runs)[: -MAX_RUNS - 1 : -1]
-    rows = [list(run.values()) for run in newest]
-    return (
-        table([name.replace("_", " ") for name in newest[0]], rows, more=len(runs) - len(rows)) if rows else Markup("")
-    )
+    rows = [list(run.values()) for run in about[: -MAX_RUNS - 1 : -1]]
+    names = [name.replace("_", " ") for name in about[-1]] if rows else []
+    return section("Runs", _listed(names, rows, len(about)))
+
+
+def _listed(columns: Sequence[str], rows: Sequence[Sequence[Any]], count: int | None = None) -> Markup:
+    """A table of some of `count` rows; empty without any."""
+    return table(columns, rows, more=0 if count is None else count - len(rows)) if rows else Markup("")
 
 
 def by_run(found: pa.Table) -> dict[str, pa.Table]:
@@ -81,55 +53,41 @@ def by_run(found: pa.Table) -> dict[str, pa.Table]:
     return {name: found.filter(pc.equal(runs, name)) for name in reversed(names[: len(charts.COLORS)])}
 
 
-def checkpoint(
-    about: Mapping[str, Any], per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any
-) -> str:
-    """A checkpoint: what it holds, rank by rank and buffer by buffer."""
-    return framed("Checkpoint", facts(about), checkpoint_parts(per_rank, buffers, discarded, progress))
-
-
-def checkpoint_parts(per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any) -> Markup:
+def checkpoint(per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any) -> Markup:
     """Live steps of each rank, the buffers, what was left out, and the run's counters."""
     ranks = {f"rank {rank}": steps for rank, steps in list(per_rank.items())[:MAX_RANKS]}
     left = len(per_rank) - len(ranks)
     held = [[name, b["steps"], b["episodes"], ", ".join(b["columns"])] for name, b in buffers.items()]
-    gone = [[why, n.get("episodes"), n.get("steps")] for why, n in discarded.items()]
     return join([
         section("Live steps", charts.bars(ranks), f"and {left} more ranks" if left else ""),
-        section("Buffers", table(("buffer", "steps", "episodes", "columns"), held) if held else ""),
-        section("Left out", table(("why", "episodes", "steps"), gone) if gone else ""),
-        section("Progress", tag("code", as_json(progress)) if progress is not None else ""),
+        section("Buffers", _listed(("buffer", "steps", "episodes", "columns"), held)),
+        _losses("Left out", discarded),
+        _as_json("Progress", progress),
     ])  # fmt: skip
 
 
-def episodes(found: pa.Table, fields: Mapping[str, str], size_told: str, where: str) -> str:
-    """Some episodes: how many, their fields, weights and update counts, and the first of them."""
-    return framed(
-        "Episodes",
-        facts({"at": where, **totals(found), "uncompressed": size_told}),
-        overview(found, fields),
-        first_rows(found),
-    )
+def _losses(title: str, counts: Mapping[str, Mapping[str, int]]) -> Markup:
+    """Episodes and steps by reason."""
+    rows = [[why, n.get("episodes"), n.get("steps")] for why, n in counts.items()]
+    return section(title, _listed(("why", "episodes", "steps"), rows))
 
 
-def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any) -> str:
-    """One episode: what is known of it without reading its steps."""
-    return framed("Episode", facts(about), episode_parts(fields, metadata, attributes))
+def _as_json(title: str, value: Any) -> Markup:
+    """A JSON value as text, not too long; empty for None."""
+    text = shown(json.dumps(value, default=str, ensure_ascii=False), 2000)
+    return section(title, tag("code", text)) if value is not None else Markup("")
 
 
-def episode_parts(fields: Mapping[str, str], metadata: Any, attributes: Any) -> Markup:
+def episode(fields: Mapping[str, str], metadata: Any, attributes: Any) -> Markup:
     """The fields, metadata and attributes of an episode."""
-    return join([
-        field_parts(fields),
-        section("Metadata", tag("code", as_json(metadata)) if metadata else ""),
-        section("Attributes", tag("code", as_json(attributes)) if attributes else ""),
-    ])  # fmt: skip
+    given = (_as_json("Metadata", metadata or None), _as_json("Attributes", attributes or None))
+    return join([field_table(fields), *given])
 
 
-def field_parts(fields: Mapping[str, str]) -> Markup:
+def field_table(fields: Mapping[str, str]) -> Markup:
     """The fields, with their dtypes as NumPy says them."""
     rows = [[path, *kind(text)] for path, text in fields.items()]
-    return section("Fields", table(("field", "dtype", "shape", "axis"), rows) if rows else "")
+    return section("Fields", _listed(("field", "dtype", "shape", "axis"), rows))
 
 
 def kind(text: str) -> tuple[str, str, str]:
@@ -143,23 +101,14 @@ def kind(text: str) -> tuple[str, str, str]:
     return name or "-", shape.replace(", ", " x ") or "-", axis
 
 
-def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any) -> str:
-    """A plan: who gets what, as a picture and in numbers."""
-    return framed("Plan", facts(about), plan_parts(moved, ranks, dropped, about))
-
-
-def plan_parts(moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any, about: Mapping[str, Any]) -> Markup:
+def plan(moved: Mapping[tuple[int, int], int], ranks: Any, dropped: Any, about: Mapping[str, Any]) -> Markup:
     """The picture of who gets what, the ranks' numbers, and what is dropped."""
     sources, targets = int(about["source ranks"]), int(about["target ranks"])
     drawn = charts.flow(moved, sources, targets) if max(sources, targets) <= MAX_RANKS else ""
     rows = [[rank, *counts] for rank, counts in enumerate(ranks)][:MAX_RANKS]
     columns = ("rank", "episodes", "steps", "bytes", "requests")[: len(rows[0]) if rows else 3]
-    gone = [[why, n["episodes"], n["steps"]] for why, n in dropped.items()]
-    return join([
-        section("Who gets what", drawn),
-        section("Target ranks", table(columns, rows, more=len(ranks) - len(rows))),
-        section("Dropped", table(("why", "episodes", "steps"), gone) if gone else ""),
-    ])  # fmt: skip
+    numbers = table(columns, rows, more=len(ranks) - len(rows))
+    return join([section("Who gets what", drawn), section("Target ranks", numbers), _losses("Dropped", dropped)])
 
 
 def totals(found: pa.Table) -> dict[str, Any]:
@@ -172,24 +121,20 @@ def totals(found: pa.Table) -> dict[str, Any]:
     }
 
 
-def overview(
-    found: pa.Table, fields: Mapping[str, str], *, compared: Mapping[str, pa.Table] | None = None, rows: Markup | str = ""
-) -> Markup:  # fmt: skip
-    """How returns, update counts and lengths are spread, fields and weights; the returns of `compared` each by itself.
+def overview(found: pa.Table, fields: Mapping[str, str], rows: Markup | str = "") -> Markup:
+    """How returns (of several runs, each by itself), update counts and lengths are spread, fields and weights.
 
     rows: what shows the episodes one by one, with the spread of their numbers.
     """
-    per_weights = list(weights_counts(found).items())
-    kept = per_weights[: -MAX_ROWS - 1 : -1]
-    listed = table(("weights", "episodes"), kept, more=len(per_weights) - len(kept)) if kept else ""
-    series, along = bands.series_of(compared or {"": found})
-    drawn = [charts.histogram(found[name].to_pylist(), label=label) for name, label in _SPREAD] if not rows else []
+    series, along = bands.series_of(by_run(found) or {"": found})
+    drawn = [charts.histogram(found[name].to_pylist(), label) for name, label in _SPREAD] if not rows else []
+    weights = list(weights_counts(found).items())
     return join([
         section("Returns", bands.chart(series, along, "return")),
         section("Update counts and lengths", join(drawn)),
         rows,
-        field_parts(fields),
-        section("Weights, newest first", listed),
+        field_table(fields),
+        section("Weights, newest first", _listed(("weights", "episodes"), weights[: -MAX_ROWS - 1 : -1], len(weights))),
     ])  # fmt: skip
 
 
@@ -205,18 +150,12 @@ def weights_counts(found: pa.Table) -> dict[str, int]:
 
 def first_rows(found: pa.Table) -> Markup:
     """The first episodes of a table."""
-    rows = [[*row_of(r).values()] for r in found.slice(0, MAX_ROWS).to_pylist()]
-    return section("The first of them", table(_SHOWN, rows, more=found.num_rows - len(rows)) if rows else "")
+    first = found.slice(0, MAX_ROWS).to_pylist()
+    told = [{**row, "weights": row["model_weights_uuids"], "updates": updates_of(row)} for row in first]
+    return section("The first of them", _listed(_EPISODE, [[row[n] for n in _EPISODE] for row in told], found.num_rows))
 
 
-def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table of episodes shows of one."""
+def updates_of(row: Mapping[str, Any]) -> str | None:
+    """The update counts of an episode, of its row in the table."""
     low, high = row["update_count_min"], row["update_count_max"]
-    updates = None if low is None else shown(low) if low == high else f"{low} to {high}"
-    known = {name: row[name] for name in _SHOWN if name in row}
-    return {name: (known | {"weights": row["model_weights_uuids"], "updates": updates})[name] for name in _SHOWN}
-
-
-def as_json(value: Any) -> str:
-    """A JSON value as text, not too long."""
-    return shown(json.dumps(value, default=str, ensure_ascii=False), 2000)
+    return None if low is None else shown(low) if low == high else f"{low} to {high}"

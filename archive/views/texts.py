@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.fields import Ragged
-from archive.views.markup import shown
+from archive.views.budget import FIELD_BYTES, Shown, json_bytes
+from archive.views.markup import section, shown, tag
 
 MAX_CHARS = 8_000_000  # of one field's steps together
 MAX_STEP_CHARS = 20_000
@@ -36,12 +37,31 @@ def as_texts(leaf: Any) -> Texts | None:
     return Texts(steps, not _is_numbers(values))
 
 
-def fitted(text: Texts, most: int) -> Texts:
-    """The same in about so many characters: short ones of every step, or of one step in two, three, ..."""
-    every = max(1, -(-len(text.steps) * MIN_STEP_CHARS // max(1, most)))
-    kept = text.steps[::every]
-    chars = max(MIN_STEP_CHARS, most // max(1, len(kept)) - MIN_STEP_CHARS)
-    return Texts([_short(said, chars) for said in kept], text.written, every)
+class TextPart:
+    """What each step of a field says, as a part of a page."""
+
+    kind = "texts"
+
+    def __init__(self, path: str, text: Texts) -> None:
+        self.path = path
+        self.text = text
+        self.place = "written" if text.written else "numbers"
+        self.need = json_bytes(text.steps) + FIELD_BYTES
+
+    def shown(self, most: int) -> Shown:
+        """Where there is little room, short texts of every step, or of one step in two, three, ..."""
+        kept, left_out = (self.text, "") if most >= self.need else self._cut(most)
+        place = section(self.path, tag("pre", class_="text", data_field=self.path))
+        return Shown(place, {"steps": kept.steps, "every": kept.every}, left_out)
+
+    def _cut(self, most: int) -> tuple[Texts, str]:
+        chars = int(sum(map(len, self.text.steps)) * max(0, most - FIELD_BYTES) / self.need)
+        every = max(1, -(-len(self.text.steps) * MIN_STEP_CHARS // max(1, chars)))
+        kept = self.text.steps[::every]
+        limit = max(MIN_STEP_CHARS, chars // max(1, len(kept)) - MIN_STEP_CHARS)
+        thinned = f", and all but one step in {every}" if every > 1 else ""
+        cut = Texts([_short(said, limit) for said in kept], self.text.written, every)
+        return cut, f"{self.path}: most of longer texts{thinned}"
 
 
 def _short(text: str, most: int) -> str:

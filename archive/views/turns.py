@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.views import room, tokens
+from archive.views import budget, tokens
 from archive.views.markup import shown
 from archive.views.rollouts import ROLES, Array, Rollout, Track
 
@@ -167,13 +167,13 @@ def fitted(blocks: list[Block], most: int) -> tuple[list[Block], str]:
     kept: list[Block] = []
     left = most
     for number, block in enumerate(blocks):
-        size = room.json_bytes(block) + 1
+        size = budget.json_bytes(block) + 1
         if size <= left:
             kept.append(block)
             left -= size
             continue
         part = _beginning(block, left / size)
-        if part and room.json_bytes(part) + 1 <= left:
+        if part and budget.json_bytes(part) + 1 <= left:
             kept.append(part)
         gone = len(blocks) - number
         return kept, f"the conversation: the last {gone} of {len(blocks)} parts, or most of the first of them"

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from archive.base import PartialCheckpointError, UsageError, cached_property, visible
+from archive.base import PartialCheckpointError, UsageError, cached_property, size, visible
 from archive.checkpoint import Checkpoint
 from archive.manifest import place as writer_place
-from archive.views import page, plots, size, summaries
+from archive.views import plots, reports
 from resharding.placing import (
     FILTERED,
     Dropped,
@@ -148,15 +148,15 @@ class Plan:
 
     def to_html(self) -> str:
         """A page of its own: who gets what, as a picture and in numbers. Reads no data, but the chunk tables."""
-        about, moved, ranks, dropped = self._told()
-        costs = [(size(cost["bytes"]), cost["requests"]) for cost in self.cost()]
-        return page.plan(about, moved, [(*rank, *cost) for rank, cost in zip(ranks, costs, strict=True)], dropped)
+        return self._report([(size(cost["bytes"]), cost["requests"]) for cost in self.cost()]).page()
 
     def _repr_html_(self) -> str:
-        return summaries.plan(*self._told())
+        return self._report([()] * self.world_size).notebook()
 
-    def _told(self) -> tuple[Any, ...]:
-        return self.about, self.moved, list(zip(self.episodes, self.steps, strict=True)), self.dropped
+    def _report(self, costs: Sequence[tuple[Any, ...]]) -> reports.Report:
+        counts = zip(self.episodes, self.steps, costs, strict=True)
+        ranks = [(episodes, steps, *cost) for episodes, steps, cost in counts]
+        return reports.plan(self.about, self.moved, ranks, self.dropped)
 
     def seed(self, rank: int) -> int:
         """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""

@@ -17,7 +17,7 @@ import pytest
 
 import archive
 from archive.manifest.index import COLUMNS
-from archive.views import overviews, rows
+from archive.views import reports, rows
 from tests.support import browser
 from tests.support.pages import HOSTILE, visited
 
@@ -59,7 +59,7 @@ def pressed(name: str) -> str:
 
 
 def test_a_hundred_thousand_episodes_are_sorted_and_filtered(address: str, tmp_path: Path) -> None:
-    text = overviews.episodes("many", {"at": "here"}, many(), {"reward": "<f4[] step"})
+    text = reports.episodes("many", {"at": "here"}, many(), {"reward": "<f4[] step"}).page()
     assert len(text) < 4_000_000
     loop_s: list[float] = []
 

@@ -111,7 +111,7 @@ def test_markup_is_escaped(text: str, value: str) -> None:
 
 @given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32)), max_size=3000))
 def test_lines_keep_the_extremes_and_leave_gaps(values: list[float | None]) -> None:
-    drawn = charts.sparkline(values, label="x")
+    drawn = charts.lines({"x": values}, width=240, height=40)
     known = [v for v in values if v is not None and np.isfinite(v)]
     assert bool(drawn) == bool(known)
     if known:
@@ -124,7 +124,7 @@ def test_lines_keep_the_extremes_and_leave_gaps(values: list[float | None]) -> N
 
 @pytest.mark.parametrize("values", [[], [3], [2.5], list(range(50)), [0, 10**17], [0.0, 1e308], [-1.5, 0.25, 7]])
 def test_histograms_count_all(values: list[float]) -> None:
-    made = charts.histogram(values, bins=24)
+    made = charts.histogram(values, "", bins=24)
     counts = [int(t.text.rpartition(": ")[2]) for t in elements(made).iter(f"{SVG}title") if t.text] if made else []
     assert sum(counts) == len(values)
     assert len(counts) <= 25
@@ -133,13 +133,13 @@ def test_histograms_count_all(values: list[float]) -> None:
 
 
 def test_a_point_without_neighbours_is_seen() -> None:
-    drawn = charts.sparkline([0, np.nan, 1], width=100)
+    drawn = charts.lines({"": [0, np.nan, 1]}, width=100, height=40)
     assert "h4" in drawn.split("M")[-1]
     assert drawn.count("M") == 2
 
 
 def test_a_line_is_broken_where_a_value_is_missing() -> None:
-    assert charts.sparkline([1, None, 2, 3]).count("M") == 2
+    assert charts.lines({"": [1, None, 2, 3]}).count("M") == 2
 
 
 @pytest.mark.parametrize(
@@ -165,25 +165,25 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
     ],
 )
 def test_pictures_are_recognised(shape: tuple[int, ...], dtype: Any, want: tuple[int, ...] | None) -> None:
-    made = frames.as_film(np.zeros(shape, dtype))
+    made = frames.as_pictures(np.zeros(shape, dtype))
     assert (None if made is None else made.pixels.shape) == want
     assert made is None or made.pixels.dtype == np.uint8
 
 
 @pytest.mark.parametrize("axis", [1, -1])
 def test_of_stacked_frames_the_newest_is_shown(axis: int) -> None:
-    made = frames.as_film(np.stack([np.full((2, 16, 16), i, np.uint8) for i in range(4)], axis))
+    made = frames.as_pictures(np.stack([np.full((2, 16, 16), i, np.uint8) for i in range(4)], axis))
     assert made is not None
     assert (made.pixels == 3).all()
     assert made.note == "the newest of 4 frames"
     colored = np.concatenate([np.full((2, 3, 16, 16), i, np.uint8) for i in range(4)], 1)
-    assert (frames.as_film(colored) or made).note == "the newest of 4 frames"
+    assert (frames.as_pictures(colored) or made).note == "the newest of 4 frames"
 
 
 def test_an_opaque_channel_is_no_frame() -> None:
     picture = np.full((2, 16, 16, 4), 255, np.uint8)
     picture[..., 0] = 7
-    made = frames.as_film(picture)
+    made = frames.as_pictures(picture)
     assert made is not None
     assert made.pixels[0, 0, 0].tolist() == [7, 255, 255]
     assert made.note == ""
@@ -191,7 +191,7 @@ def test_an_opaque_channel_is_no_frame() -> None:
 
 def test_numbers_become_grey_values() -> None:
     def shown(values: list[float]) -> tuple[list[int], str]:
-        film = frames.as_film(np.repeat(np.array(values, np.float32), 64).reshape(len(values), 8, 8))
+        film = frames.as_pictures(np.repeat(np.array(values, np.float32), 64).reshape(len(values), 8, 8))
         assert film is not None
         return film.pixels[:, 0, 0, 0].tolist(), film.note
 
