@@ -21,7 +21,8 @@ in_child(_renew_lock)
 
 @dataclass
 class IOStats:
-    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error."""
+    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error; apart from these,
+    calls that the store answered with "not there" or "already there", which is what callers often ask for."""
 
     get: int = 0
     put: int = 0
@@ -33,6 +34,7 @@ class IOStats:
     bytes_in: int = 0
     bytes_out: int = 0
     retries: int = 0
+    answered_no: int = 0
     errors: int = 0
 
     @property

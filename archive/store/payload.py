@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 
 from archive.base import ByteRange as ByteRange
 from archive.base import ShortReadError, StorageError
+from archive.store.drivers import Buffer as Buffer
 
-Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
 B = TypeVar("B", bytes, Buffer)
 

@@ -1,4 +1,8 @@
-"""Waits, but does no I/O: the one retry layer, with full jitter and a deadline."""
+"""Waits, but does no I/O: the one retry layer, with full jitter and a deadline.
+
+No library does it: each try is given what is left of the deadline, a caller that stops ends the pause, and whether an
+earlier try may have written something is remembered. tenacity and stamina have none of the three.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from archive.store.drivers import GaveUpError, Kind, judge
+from archive.store.drivers import Kind, judge
+from archive.store.explaining import GaveUpError
 
 T = TypeVar("T")
 

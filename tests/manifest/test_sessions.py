@@ -214,7 +214,7 @@ def test_a_store_that_overwrites_is_found_out(tmp_path: Path, monkeypatch: pytes
     from archive.store.drivers.local import LocalDriver
 
     archive.create(str(tmp_path / "root"))
-    monkeypatch.setattr(LocalDriver, "create", LocalDriver.write)
+    monkeypatch.setattr(LocalDriver, "create", LocalDriver.put)
     with pytest.raises(NotExclusiveError, match="let an existing object be created again"):
         archive.open(str(tmp_path / "root")).writer()
     assert not (tmp_path / "root/sessions").exists()

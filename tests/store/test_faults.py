@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from archive.base.byterange import ByteRange
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -21,7 +22,7 @@ from archive.base.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.store.storage import ByteRange, Storage
+from archive.store.storage import Storage
 from tests.support import servers
 from tests.support.backends import Proxied
 

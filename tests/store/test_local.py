@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archive.base.byterange import ByteRange
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -19,7 +20,8 @@ from archive.base.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.store.storage import LOCAL_PIECES, LOCAL_READS_AHEAD, ByteRange, Storage
+from archive.store.reading import BATCHES_AHEAD, PIECES
+from archive.store.storage import Storage
 
 DATA = bytes(range(250)) * 4
 
@@ -139,12 +141,12 @@ def test_large_reads_use_memory_again_that_was_let_go(tmp_path: Path) -> None:
     for found, data in zip(storage.iter_ranges(ranges, max_bytes=1 << 26), expected, strict=True):
         assert found == data
         places.add(np.frombuffer(found, np.uint8).ctypes.data)
-    assert len(places) <= LOCAL_READS_AHEAD + 3
+    assert len(places) <= BATCHES_AHEAD + 3
 
 
 def test_large_reads_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
     storage = Storage.connect(tmp_path)
-    ranges, expected = large(storage, 2 * LOCAL_PIECES)
+    ranges, expected = large(storage, 2 * PIECES)
     kept = [memoryview(found)[5:] for found in storage.iter_ranges(ranges, max_bytes=1 << 26)]
     assert all(one.readonly for one in kept)
     assert kept == [data[5:] for data in expected]

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from archive.store.drivers.failures import GaveUpError, Kind, explain
+from archive.store.drivers.failures import Kind
+from archive.store.explaining import GaveUpError, explain
 from tests.support.places import ROOT
 
 CODE = """

@@ -17,10 +17,11 @@ import pytest
 
 from archive.base.errors import AlreadyExistsError, StorageError, UsageError
 from archive.base.parallel import Job, in_order
+from archive.store.counters import IOStats
 from archive.store.drivers.failures import Kind, judge
 from archive.store.retry import CAP_S, longest_delay
 from archive.store.root import parse_root
-from archive.store.storage import IOStats, Storage
+from archive.store.storage import Storage
 from tests.support.places import ROOT
 
 
@@ -49,7 +50,7 @@ def test_roots(url: str, shown: str, key: str | None) -> None:
     assert storage.full_url("a") == (key or f"{shown}/a")
     assert "hunter22" not in repr(vars(storage))
     if "hunter22" in url:
-        assert storage._root.scrub("get hunter22 and hunter22") == "get *** and ***"
+        assert storage.root.scrub("get hunter22 and hunter22") == "get *** and ***"
 
 
 def test_relative_and_home_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import archive
 from archive import facade
 from archive.base.errors import DeadlineError, StorageError
 from archive.store import patience as _patience
-from archive.store import storage
+from archive.store.drivers import plain
 from archive.store.patience import Patience
 from archive.store.storage import Storage
 from tests.support import servers
@@ -90,9 +90,9 @@ def test_a_scheme_that_nobody_knows_is_told_at_once(url: str, meant: str) -> Non
 def test_the_loop_of_an_older_fsspec_is_renewed_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setitem(sys.modules, "fsspec.asyn", SimpleNamespace(reset_lock=lambda: made.append(os.getpid())))  # type: ignore[arg-type]
-    storage._renew_loop()
+    plain._renew_loop()
     assert made == [os.getpid()]
     newer: Any = SimpleNamespace(reset_lock=made.clear, reset_after_fork=None)
     monkeypatch.setitem(sys.modules, "fsspec.asyn", newer)
-    storage._renew_loop()
+    plain._renew_loop()
     assert made

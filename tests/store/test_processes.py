@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from archive.base.byterange import ByteRange
 from archive.base.errors import AlreadyExistsError, ArchiveError, StorageError
-from archive.store.storage import ByteRange, Storage
+from archive.store.storage import Storage
 from tests.support.backends import Backend, register_obstore
+from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize("backend", ["memory", "local", "seaweedfs"], indirect=True)
@@ -120,6 +125,48 @@ def test_a_forked_child_is_told_that_obstore_cannot(backend: Backend) -> None:
 @pytest.mark.parametrize("backend", ["local", "moto", "obstore"], indirect=True)
 def test_a_spawned_child_reads(backend: Backend) -> None:
     assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
+
+
+# A thread that is not Python's own, and calls into Python to hand over an answer, is not done when Python begins to end.
+SLOW_CALLBACKS = """
+import asyncio, sys, threading, time
+
+wake = asyncio.selector_events.BaseSelectorEventLoop._write_to_self
+
+def wake_slowly(self):
+    wake(self)
+    if isinstance(threading.current_thread(), threading._DummyThread):
+        time.sleep(0.2)
+
+asyncio.selector_events.BaseSelectorEventLoop._write_to_self = wake_slowly
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+
+sys.last_of_all = Last()
+
+from archive.store import Storage
+from tests.support.backends import register_obstore
+from tests.support.servers import obstore_options
+
+register_obstore()
+storage = Storage.connect(sys.argv[1], obstore_options(sys.argv[2]))
+storage.put("x", b"data")
+storage.create("y", b"data")
+print(storage.get("x"), storage.get("x", 1, 3), storage.get_all(["x", "y"]), storage.exists("z"), storage.list(""))
+storage.delete(["y"])
+"""
+
+
+@pytest.mark.parametrize("backend", ["obstore"], indirect=True)
+def test_a_process_that_used_obstore_ends_whenever_it_likes(backend: Backend) -> None:
+    """Its coroutines are answered by such threads, and Rust aborts the process when Python ends one of them."""
+    command = [sys.executable, "-c", SLOW_CALLBACKS, backend.url, backend.endpoint]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == "b'data' b'at' [b'data', b'data'] False ['x', 'y']"
 
 
 def _pool_threads() -> set[threading.Thread]:

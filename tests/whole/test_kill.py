@@ -114,9 +114,10 @@ def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
 
 def arm_remote(fatal: Fatal) -> None:
     """Every request that changes something."""
-    from archive.store.drivers.remote import ConditionalDriver, FsspecDriver
+    from archive.store.drivers.conditional import ConditionalDriver
+    from archive.store.drivers.plain import FsspecDriver
 
-    FsspecDriver.write = fatal.wrap(FsspecDriver.write)  # type: ignore[method-assign]
+    FsspecDriver.put = fatal.wrap(FsspecDriver.put)  # type: ignore[method-assign]
     ConditionalDriver.create = fatal.wrap(ConditionalDriver.create)  # type: ignore[method-assign]
 
 

@@ -1,24 +1,24 @@
-"""Drivers: one kind of filesystem each. A key and bytes come in; bytes, or the filesystem's own exception, go
-out."""
+"""Drivers: one kind of store each. A key and bytes come in; bytes, or the client's own exception, go out."""
 
 from __future__ import annotations
 
-from archive.store.drivers.failures import GaveUpError, Kind, described, explain, judge, printable_cause, unreached
-from archive.store.drivers.local import LocalDriver
-from archive.store.drivers.remote import ConditionalDriver, FsspecDriver, create_alone, default_options, driver_for
+from archive.store.drivers.alone import SingleWriterDriver
+from archive.store.drivers.failures import Kind, chain_of, judge, unreached
+from archive.store.drivers.protocols import Buffer, Driver, GetRanges, Info, Place
+from archive.store.drivers.registry import open_driver, register, similar_protocols
 
 __all__ = [
-    "ConditionalDriver",
-    "FsspecDriver",
-    "GaveUpError",
+    "Buffer",
+    "Driver",
+    "GetRanges",
+    "Info",
     "Kind",
-    "LocalDriver",
-    "create_alone",
-    "default_options",
-    "described",
-    "driver_for",
-    "explain",
+    "Place",
+    "SingleWriterDriver",
+    "chain_of",
     "judge",
-    "printable_cause",
+    "open_driver",
+    "register",
+    "similar_protocols",
     "unreached",
 ]

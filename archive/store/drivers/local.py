@@ -2,69 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import secrets
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from archive.base import NotExclusiveError
-
-if TYPE_CHECKING:
-    from archive.arrays import Memory
-
-Part = bytes | bytearray | memoryview
+from archive.store.drivers.protocols import Buffer, Driver, Info, Place
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
-_REUSED_FROM_BYTES = 1024 * 1024
 _WINDOWS = os.name == "nt"
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-class LocalDriver:
-    """Objects as files under `root`. A name shows either a whole object or nothing, after a crash too."""
+class LocalDriver(Driver):
+    """Objects as files below a folder. A name shows either a whole object or nothing, after a crash too."""
 
-    exclusive = True
     remote = False
+    exclusive = True
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, place: Place) -> None:
+        self._root = place.target
 
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
+    @property
+    def creating(self) -> LocalDriver:
+        return self
 
-    def read(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
-        return self.read_spans(key, [(start, stop)])[0]
+    @property
+    def ranging(self) -> LocalDriver:
+        return self
 
-    def read_spans(self, key: str, spans: Sequence[tuple[int, int | None]]) -> list[bytes]:
-        """Several ranges of one file, which is opened once."""
-        descriptor = os.open(self._path(key), _READ_FLAGS)
-        try:
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+        with _opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
-            return [_read_span(descriptor, start, size if stop is None else min(stop, size)) for start, stop in spans]
-        finally:
-            os.close(descriptor)
+            return _read_span(descriptor, start, size if stop is None else min(stop, size))
 
-    def read_spans_into(self, key: str, spans: Sequence[tuple[int, int]], memory: Memory) -> Sequence[Part]:
-        """As `read_spans`, into memory that is used again, if the ranges are large and fit into a piece of it."""
-        size = sum(stop - start for start, stop in spans)
-        if not _REUSED_FROM_BYTES < size <= memory.piece_bytes or not hasattr(os, "preadv"):
-            return self.read_spans(key, spans)
-        room, found = memory.take().data, []
-        descriptor = os.open(self._path(key), _READ_FLAGS)
-        try:
-            for start, stop in spans:
-                found.append(_read_into(descriptor, room[: stop - start], start).toreadonly())
-                room = room[stop - start :]
-        finally:
-            os.close(descriptor)
-        return found
+    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> list[bytes]:
+        with _opened(self._path(key)) as descriptor:
+            size = os.fstat(descriptor).st_size
+            return [_read_span(descriptor, start, min(stop, size)) for start, stop in spans]
 
-    def write(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
+    def get_ranges_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
+    ) -> list[memoryview]:
+        with _opened(self._path(key)) as descriptor:
+            return [_read_into(descriptor, room, start) for start, room in zip(starts, rooms, strict=True)]
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         path = self._path(key)
         temporary = _write_temporary(path, parts)
         try:
@@ -74,7 +64,7 @@ class LocalDriver:
             raise
         _sync_folder(os.path.dirname(path))  # noqa: PTH120
 
-    def create(self, key: str, parts: Sequence[Part], timeout_s: float) -> None:
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         path = self._path(key)
         temporary = _write_temporary(path, parts)
         try:
@@ -82,6 +72,15 @@ class LocalDriver:
         finally:
             _discard(temporary)
         _sync_folder(os.path.dirname(path))  # noqa: PTH120
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        try:
+            found = os.stat(self._path(key))  # noqa: PTH116
+        except NotADirectoryError:
+            raise FileNotFoundError(key) from None
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(key)
+        return Info(found.st_size, "")
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         try:
@@ -94,8 +93,17 @@ class LocalDriver:
     def delete(self, key: str, timeout_s: float) -> None:
         os.unlink(self._path(key))  # noqa: PTH108
 
-    def exists(self, key: str, timeout_s: float) -> bool:
-        return Path(self._path(key)).is_file()
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, _READ_FLAGS)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _read_span(descriptor: int, start: int, stop: int) -> bytes:
@@ -118,14 +126,22 @@ def _read_at(descriptor: int, size: int, start: int) -> bytes:
 
 
 def _read_into(descriptor: int, room: memoryview, start: int) -> memoryview:
-    """Bytes from `start` on, as many as there is room for; fewer only if the file ends before."""
+    """The part of `room` that bytes from `start` on have filled: all of it, unless the file ends before."""
     filled = 0
-    while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], start + filled)):
+    while filled < len(room) and (count := _read_some(descriptor, room[filled:], start + filled)):
         filled += count
     return room[:filled]
 
 
-def _write_temporary(path: str, parts: Sequence[Part]) -> str:
+def _read_some(descriptor: int, room: memoryview, start: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [room], start)
+    piece = _read_at(descriptor, len(room), start)
+    room[: len(piece)] = piece
+    return len(piece)
+
+
+def _write_temporary(path: str, parts: Sequence[Buffer]) -> str:
     """A complete, synced file beside `path`."""
     folder = os.path.dirname(path)  # noqa: PTH120
     temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
@@ -150,7 +166,7 @@ def _open_new(folder: str, path: str) -> int:
         return os.open(path, _WRITE_FLAGS, 0o666)
 
 
-def _write_all(descriptor: int, part: Part) -> None:
+def _write_all(descriptor: int, part: Buffer) -> None:
     rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
     while rest:
         rest = rest[os.write(descriptor, rest) :]

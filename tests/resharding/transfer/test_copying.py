@@ -99,17 +99,17 @@ def test_a_source_that_is_cut_short_is_not_copied(place: Place, proxied: Proxied
 
 
 def test_a_copy_that_differs_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.store.drivers.remote import ConditionalDriver
+    from archive.store.drivers.s3 import S3Driver
 
     place.source("a", 0, 2)
-    copy = ConditionalDriver.copy
+    copy = S3Driver.copy
 
-    def wrong(self: ConditionalDriver, source: Any, source_key: str, key: str, timeout_s: float) -> None:
-        copy(self, source, source_key, key, timeout_s)
-        self.write(key, [b"x" * source.stamp(source_key, timeout_s)[0]], timeout_s)
+    def wrong(self: S3Driver, source: str, key: str, timeout_s: float) -> None:
+        copy(self, source, key, timeout_s)
+        self.put(key, [b"x" * self.head(key, timeout_s).size], timeout_s)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ConditionalDriver, "copy", wrong)
+        patch.setattr(S3Driver, "copy", wrong)
         with pytest.raises(CorruptChunkError, match="is not the same"):
             resharding.merge([place.url("a")], to=place.url("to"), copy=True, **place.options)
     assert place.open("to").storage.list("shards") == []

@@ -1,0 +1,160 @@
+"""Does I/O: one process's connection to the store behind a root, and requests over it with their retries."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from archive.base import StorageError, UsageError, in_child
+from archive.store.counters import IOStats
+from archive.store.drivers import Driver, Place, SingleWriterDriver, open_driver, similar_protocols
+from archive.store.explaining import GaveUpError, described, explain, printable_cause
+from archive.store.patience import Patience
+from archive.store.retry import MAX_SHORT_READS, Attempt, run
+from archive.store.root import Root, parse_root
+
+DEADLINE_S = 120.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Engine:
+    """What one process needs to talk to the store; never shared across a fork."""
+
+    pid: int
+    driver: Driver
+    pool: ThreadPoolExecutor
+
+
+_build_lock = threading.Lock()
+_before_fork: list[Engine] = []  # kept: closing a parent's connections in its child would hang or break them
+
+
+def _renew_lock() -> None:
+    global _build_lock
+    _build_lock = threading.Lock()
+
+
+in_child(_renew_lock)
+
+
+class Connection:
+    """A root and how to talk to its store. Safe for several threads; pickles and survives fork."""
+
+    def __init__(self, root: Root, concurrency: int, deadline_s: float, single_writer: bool) -> None:
+        self.root = root
+        self.url = root.url
+        self.concurrency = concurrency
+        self.deadline_s = deadline_s
+        self.single_writer = single_writer
+        self.stats = IOStats()
+        self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
+        self._patience = Patience()
+        self._engine: Engine | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        url: object,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        concurrency: int = 32,
+        deadline_s: float | None = None,
+        single_writer: bool = False,
+        first_answer_s: float | None = None,
+    ) -> Self:
+        """Names a root (URL, path or UPath); sends nothing.
+
+        At most `concurrency` requests run at once; each is retried for at most `deadline_s` (default 120), and for
+        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that one process alone writes
+        here, which permits stores without a create-only put: what is to be created is then looked for first. Where the
+        promise is broken, the later of two writers overwrites the other's commit.
+        """
+        deadline_s = DEADLINE_S if deadline_s is None else deadline_s
+        if concurrency < 1 or deadline_s <= 0:
+            raise UsageError(f"concurrency={concurrency} and deadline_s={deadline_s} must both be above zero")
+        made = cls(parse_root(url, storage_options), concurrency, deadline_s, single_writer)
+        made._patience = Patience(first_answer_s)
+        return made
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self.root, self.concurrency, self.deadline_s, self.single_writer)
+        return type(self), settings, {"allowed_bases": self.allowed_bases}
+
+    def full_url(self, key: str) -> str:
+        """Where `key` is, for people."""
+        return self.root.full_url(key)
+
+    def spec(self) -> tuple[str, dict[str, Any]]:
+        """URL and options that open the root elsewhere. They may hold credentials: not for printing or storing."""
+        target = self.url if self.root.protocol == "file" else self.root.target
+        return target, dict(self.root.options)
+
+    @property
+    def driver(self) -> Driver:
+        """This process's driver, made at the first use."""
+        return self.engine().driver
+
+    def engine(self) -> Engine:
+        """This process's driver and threads, made at the first use."""
+        engine = self._engine
+        if engine is not None and engine.pid == os.getpid():
+            return engine
+        with _build_lock:
+            if self._engine is None or self._engine.pid != os.getpid():
+                if self._engine is not None:
+                    _before_fork.append(self._engine)
+                self._engine = self._build()
+            return self._engine
+
+    def _build(self) -> Engine:
+        driver = _open(self.root, self.deadline_s, self.concurrency)
+        if self.single_writer:
+            driver = SingleWriterDriver(driver)
+        return Engine(os.getpid(), driver, ThreadPoolExecutor(self.concurrency, "archive-storage"))
+
+    def request(
+        self, verb: str, key: str, attempt: Callable[[Attempt], T], cancelled: threading.Event | None = None
+    ) -> T:
+        """Run one request with its retries, counted; raise one of the library's errors for what fails."""
+
+        def counted(this: Attempt) -> T:
+            self.stats.add(**{verb: 1, "retries": int(this.number > 1)})
+            return attempt(this)
+
+        def failed(error: Exception, elapsed_s: float) -> bool:
+            what, why = self.root.scrub(f"{verb} {self.full_url(key)}"), described(error, self.root.scrub)
+            return self._patience.failed(what, why, error, elapsed_s, self.deadline_s)
+
+        short_reads = MAX_SHORT_READS if self.driver.remote else 1
+        try:
+            found = run(
+                counted, deadline_s=self.deadline_s, cancelled=cancelled, short_reads=short_reads, failed=failed
+            )
+            self._patience.answered()
+            return found
+        except GaveUpError as gave_up:
+            self.stats.add(**{"answered_no" if gave_up.answered_no else "errors": 1})
+            error = explain(gave_up, verb, self.full_url(key), self.root.scrub)
+            cause = gave_up.cause
+        if error is cause:
+            raise error
+        raise error from printable_cause(cause, self.root.scrub)
+
+
+def _open(root: Root, deadline_s: float, concurrency: int) -> Driver:
+    try:
+        return open_driver(Place(root.target, root.protocol, root.options, root.query, deadline_s, concurrency))
+    except Exception as error:
+        detail = root.scrub(f"{type(error).__name__}: {error}{similar_protocols(root.protocol)}")
+        raise StorageError(
+            f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
+        ) from printable_cause(error, root.scrub)

@@ -1,0 +1,88 @@
+"""Does I/O: what obstore serves (S3, GCS, Azure), where it is registered with fsspec.
+
+Its blocking calls are used, in threads of our own, never its coroutines: those are answered by a thread of Rust's that
+calls into Python. When the program ends just then, Python ends that thread, which Rust takes for a fatal error, and the
+process aborts (SIGABRT). The threads here are waited for at exit, and no others touch Python.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from archive.base import StorageError
+from archive.store.drivers.plain import FsspecDriver, answer_of, join
+from archive.store.drivers.protocols import Buffer, Info, Place
+
+T = TypeVar("T")
+
+_MAX_TIMEOUT_S = 30.0  # obstore's own default
+_used_by: list[int] = []  # the process whose threads obstore has
+
+
+class ObstoreDriver(FsspecDriver):
+    """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
+
+    exclusive = True
+
+    def __init__(self, fs: Any, path: str, place: Place) -> None:
+        super().__init__(fs, path, place)
+        self._pool = ThreadPoolExecutor(place.width, "archive-storage-obstore")
+
+    @staticmethod
+    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        timeout = f"{min(_MAX_TIMEOUT_S, place.deadline_s) * 1000:.0f}ms"
+        client = {"timeout": timeout, **(options.get("client_options") or {})}
+        ours = {"skip_instance_cache": True, "retry_config": {"max_retries": 0}}
+        return {**ours, **options, "client_options": client}
+
+    @property
+    def creating(self) -> ObstoreDriver:
+        return self
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+        def read(store: Any, path: str) -> bytes:
+            if stop is not None:
+                return bytes(store.get_range(path, start=start, end=stop))
+            return bytes(store.get(path, options={"range": {"offset": start}} if start else None).bytes())
+
+        return self._ask(self._path(key), read, timeout_s)
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        data = join(parts)
+        self._ask(self._path(key), lambda store, path: store.put(path, data), timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        data = join(parts)
+
+        def create(store: Any, path: str) -> None:  # one PUT: a multipart upload would not be conditional
+            store.put(path, data, mode="create", use_multipart=False)
+
+        self._ask(self._path(key), create, timeout_s)
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._ask(self._path(key), lambda store, path: store.delete(path), timeout_s)
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        found = self._ask(self._path(key), lambda store, path: store.head(path), timeout_s)
+        return Info(int(found["size"]), str(found["e_tag"] or ""))
+
+    def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        found = self._ask(folder, lambda store, path: store.list_with_delimiter(path), timeout_s)
+        bucket, _ = self._fs._split_path(folder)
+        files = [{"name": f"{bucket}/{one['path']}", "type": "file"} for one in found["objects"]]
+        folders = [{"name": f"{bucket}/{path}", "type": "directory"} for path in found["common_prefixes"]]
+        return files + folders
+
+    def _ask(self, full_path: str, call: Callable[[Any, str], T], timeout_s: float) -> T:
+        """Run a blocking call of obstore in a thread, so that Ctrl-C is heard and the wait is bounded."""
+        if _used_by and _used_by[0] != os.getpid():
+            raise StorageError(
+                "obstore cannot be used in a process that was forked after its first use (its threads are gone and it "
+                "would wait for ever): start processes with 'spawn', or read through s3fs"
+            )
+        _used_by[:] = [os.getpid()]
+        bucket, path = self._fs._split_path(full_path)
+        return answer_of(self._pool.submit(call, self._fs._construct_store(bucket), path), timeout_s)

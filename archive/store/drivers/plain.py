@@ -1,0 +1,136 @@
+"""Does I/O: any filesystem of fsspec that somebody else has made. Imports no fsspec."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from archive.base import StorageError, in_child
+from archive.store.drivers.protocols import Buffer, Driver, Info, Place
+
+T = TypeVar("T")
+
+_PAGE = 1000  # names per LIST answer of the object stores
+
+
+class FsspecDriver(Driver):
+    """Objects of an fsspec filesystem below a path. It creates nothing: what fsspec offers is exists, then write."""
+
+    def __init__(self, fs: Any, path: str, place: Place) -> None:
+        self._fs = fs
+        self._root = path.rstrip("/")
+        self._query = f"?{place.query}" if place.query else ""
+
+    @staticmethod
+    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """Give `options` of the filesystem over our own defaults."""
+        return dict(options)
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+        data = self._call("cat_file", self._path(key), start=start, end=stop, timeout_s=timeout_s)
+        return data if isinstance(data, bytes) else bytes(data)
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._call("pipe_file", self._path(key), join(parts), timeout_s=timeout_s)
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._call("rm_file", self._path(key), timeout_s=timeout_s)
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        info: Mapping[str, Any] = self._call("info", self._path(key), timeout_s=timeout_s)
+        if info["type"] != "file":
+            raise FileNotFoundError(key)
+        return Info(int(info["size"] or 0), str(info.get("ETag") or ""))
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        folder = f"{self._root}/{prefix}" if prefix else self._root
+        try:
+            entries = self._entries(folder, timeout_s)
+        except (FileNotFoundError, NotADirectoryError):
+            return [], 1
+        names = (_below(folder, entry) for entry in entries)
+        return [name for name in names if name], max(1, -(-len(entries) // _PAGE)) if self.remote else 1
+
+    def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        """What lies directly in a folder, as fsspec describes it: at least name and type."""
+        self._fs.invalidate_cache(folder)
+        found: Sequence[Mapping[str, Any]] = self._call("ls", folder, detail=True, timeout_s=timeout_s)
+        return found
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}{self._query}"
+
+    def _call(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
+        """Call a method of the filesystem, from any thread, within `timeout_s` where it is an async one."""
+        if not _is_async(self._fs):
+            return getattr(self._fs, method)(*args, **kwargs)
+        return _wait(self._fs.loop, getattr(self._fs, f"_{method}")(*args, **kwargs), timeout_s)
+
+
+class HttpDriver(FsspecDriver):
+    """Objects of a web server, whose paths are quoted."""
+
+    def _path(self, key: str) -> str:
+        return super()._path(quote(key))
+
+
+def answer_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
+    """Wait for a result, and cancel what takes longer than `timeout_s`: TimeoutError."""
+    try:
+        return future.result(timeout_s)
+    except concurrent.futures.TimeoutError:
+        if future.done() and not future.cancelled():
+            raise
+        raise TimeoutError(f"no answer within {timeout_s:.1f} s") from None
+    finally:
+        future.cancel()
+
+
+def join(parts: Sequence[Buffer]) -> bytes:
+    """Give one buffer of a kind that HTTP clients take."""
+    if len(parts) == 1 and isinstance(parts[0], bytes):
+        return parts[0]
+    return b"".join(parts)
+
+
+def _wait(loop: Any, coroutine: Any, timeout_s: float) -> Any:
+    """The result of a coroutine that runs on the filesystem's own loop; cancelled after `timeout_s`."""
+    try:
+        blocked = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        blocked = False
+    if blocked:
+        coroutine.close()
+        raise StorageError("called from fsspec's own event loop, which would wait for itself: call from another thread")
+    return answer_of(asyncio.run_coroutine_threadsafe(coroutine, loop), timeout_s)
+
+
+def _is_async(fs: Any) -> bool:
+    """Whether coroutines work all the way down: a wrapper says that it is async whatever it wraps."""
+    inner = getattr(fs, "fs", None)
+    return bool(getattr(fs, "async_impl", False)) and (inner is None or _is_async(inner))
+
+
+def _below(folder: str, entry: Mapping[str, Any]) -> str:
+    """The entry's name relative to `folder`; empty for the folder's own marker object."""
+    name = str(entry["name"])
+    stem = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    bare = name.lstrip("/")
+    if not bare.startswith(stem):
+        return ""
+    relative = bare[len(stem) :].rstrip("/")
+    return f"{relative}/" if relative and entry["type"] == "directory" else relative
+
+
+def _renew_loop() -> None:
+    """fsspec before 2025.3.1 goes on waiting for its parent's event loop."""
+    asyn: Any = sys.modules.get("fsspec.asyn")
+    if asyn is not None and not hasattr(asyn, "reset_after_fork"):
+        asyn.reset_lock()
+
+
+in_child(_renew_loop)

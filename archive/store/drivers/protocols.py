@@ -1,0 +1,121 @@
+"""Pure, no I/O: the verbs of a store, a Protocol each, and the driver that has them.
+
+A driver sends one request a call, and none again. It raises FileNotFoundError for an object that is not there,
+FileExistsError for one that is, PermissionError where it is refused, TimeoutError or ConnectionError for what may be
+tried again; exceptions of client libraries are recognised in `failures`. Keys have been checked before they come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """Where a driver is to work, and for how many requests at once. It may hold credentials."""
+
+    target: str
+    protocol: str
+    options: Mapping[str, Any]
+    query: str
+    deadline_s: float
+    width: int
+
+
+class Info(NamedTuple):
+    """What a store says of an object without sending it. `etag` is empty where the store has none."""
+
+    size: int
+    etag: str
+
+
+class Get(Protocol):
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+        """Read bytes [start, stop) of an object, to its end without `stop`; fewer where it ends before."""
+        ...
+
+
+class GetRanges(Protocol):
+    """Reads many ranges of one object for little more than one of them."""
+
+    def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> Sequence[bytes]:
+        """Read several ranges of one object; fewer bytes where it ends before."""
+        ...
+
+    def get_ranges_into(
+        self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
+    ) -> Sequence[memoryview]:
+        """Fill each of `rooms` with what lies from its start on; give the part of it that was filled."""
+        ...
+
+
+class Put(Protocol):
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Make or replace an object of these bytes. Atomic: a reader sees the old one or the new one, whole."""
+        ...
+
+
+class Create(Protocol):
+    @property
+    def exclusive(self) -> bool:
+        """Whether of two creators anywhere at most one succeeds; else that holds for this process alone."""
+        ...
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Make an object, whole or not at all, only if there is none: FileExistsError. Atomic: looking and making are one
+        step of the store."""
+        ...
+
+
+class Head(Protocol):
+    def head(self, key: str, timeout_s: float) -> Info:
+        """Look at an object, not at a folder: FileNotFoundError if it is not there."""
+        ...
+
+
+class List(Protocol):
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        """Find the names directly below the folder `prefix`, those of folders with a final slash, in any order, and the
+        number of requests that took. What was made before is found: never cached."""
+        ...
+
+
+class Delete(Protocol):
+    def delete(self, key: str, timeout_s: float) -> None:
+        """Remove an object; FileNotFoundError, or nothing, where there is none."""
+        ...
+
+
+class Copy(Protocol):
+    def locate(self, key: str) -> str:
+        """Say where an object is, as `copy` of any driver of the same store takes it; nothing is sent."""
+        ...
+
+    def copy(self, source: str, key: str, timeout_s: float) -> None:
+        """Have the store copy an object to `key`, whole or not at all; none of its bytes pass through here."""
+        ...
+
+
+class Driver(Get, Put, Head, List, Delete, Protocol):
+    """What every store has. What only some have is asked for by name, and None where it is missing."""
+
+    remote: bool = True  # over a network, whose answers may be cut short
+
+    @property
+    def creating(self) -> Create | None:
+        """A put that makes an object only once."""
+        return None
+
+    @property
+    def ranging(self) -> GetRanges | None:
+        """Many ranges at once."""
+        return None
+
+    @property
+    def copying(self) -> Copy | None:
+        """Copies within the store."""
+        return None

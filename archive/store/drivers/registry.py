@@ -1,0 +1,82 @@
+"""Does no I/O: which driver serves which protocol. The only module that imports fsspec.
+
+A new store is a driver in a file of its own, and a line here: of `_DRIVERS` by its protocol, or of `_FILESYSTEMS` where
+fsspec has a filesystem for it that only needs its own way to create.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from archive.store.drivers.conditional import ConditionalDriver
+from archive.store.drivers.local import LocalDriver
+from archive.store.drivers.memory import MemoryDriver
+from archive.store.drivers.obstore import ObstoreDriver
+from archive.store.drivers.plain import FsspecDriver, HttpDriver
+from archive.store.drivers.protocols import Driver, Place
+from archive.store.drivers.s3 import S3Driver
+
+Opener = Callable[[Place], Driver]
+
+_DRIVERS: dict[str, Opener] = {"file": LocalDriver}  # the protocol of a URL -> its driver; others are fsspec's
+
+_FILESYSTEMS: dict[str, type[FsspecDriver]] = {  # the package of a filesystem's class, or of one it is made from
+    "obstore": ObstoreDriver,
+    "s3fs": S3Driver,
+    "gcsfs": ConditionalDriver,
+    "adlfs": ConditionalDriver,
+}
+_FSSPECS_OWN: dict[str, type[FsspecDriver]] = {  # the very module: what is made from these may work otherwise
+    "fsspec.implementations.http": HttpDriver,
+    "fsspec.implementations.memory": MemoryDriver,
+}
+
+
+def register(protocol: str, opener: Opener) -> None:
+    """Have `opener` serve all URLs of `protocol`, from now on and in this process."""
+    _DRIVERS[protocol] = opener
+
+
+def open_driver(place: Place) -> Driver:
+    """Make the driver of a place; sends nothing. ImportError or ValueError where nobody serves its protocol."""
+    return _DRIVERS.get(place.protocol, _open_filesystem)(place)
+
+
+def similar_protocols(protocol: str) -> str:
+    """Say what may have been meant by a protocol that nobody serves; nothing of one that somebody does."""
+    from fsspec import available_protocols
+
+    known = sorted(available_protocols())
+    if protocol in known or "::" in protocol:
+        return ""
+    alike = difflib.get_close_matches(protocol, known, 3, 0.5)
+    meant = f"; did you mean {' or '.join(f'{name}://' for name in alike)}?" if alike else ""
+    return f"{meant} (known: {', '.join(known)})"
+
+
+def _open_filesystem(place: Place) -> FsspecDriver:
+    from fsspec.core import url_to_fs
+
+    fs, path = url_to_fs(place.target, **_all_options(place))
+    return _driver_of(type(fs))(fs, path, place)
+
+
+def _all_options(place: Place) -> dict[str, Any]:
+    """The options of each part of a URL: of the first at the top, of those it is chained to below their protocol."""
+    from fsspec import get_filesystem_class
+
+    first, *rest = [part.partition("://")[0] for part in place.target.split("::")]
+    options = _driver_of(get_filesystem_class(first)).defaults(place.options, place)
+    for protocol in rest:
+        own = options.get(protocol, {})
+        options[protocol] = _driver_of(get_filesystem_class(protocol)).defaults(own, place)
+    return options
+
+
+def _driver_of(filesystem: type) -> type[FsspecDriver]:
+    """Filesystems around others count as unknown, since they may not pass on what makes a create atomic."""
+    packages = {cls.__module__.partition(".")[0] for cls in filesystem.__mro__}
+    by_package = (driver for package, driver in _FILESYSTEMS.items() if package in packages)
+    return next(by_package, _FSSPECS_OWN.get(filesystem.__module__, FsspecDriver))

@@ -1,0 +1,68 @@
+"""Does I/O: S3 through s3fs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archive.store.drivers.conditional import ConditionalDriver
+from archive.store.drivers.protocols import Place
+
+
+class S3Driver(ConditionalDriver):
+    """Objects of an S3 bucket. s3fs and botocore retry nothing: that is ours to do."""
+
+    def __init__(self, fs: Any, path: str, place: Place) -> None:
+        super().__init__(fs, path, place)
+        fs.retries = 1
+
+    @staticmethod
+    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        config = {
+            "max_pool_connections": max(64, place.width),
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+            "read_timeout": min(15.0, max(1.0, place.deadline_s / 4)),
+            "connect_timeout": min(5.0, max(1.0, place.deadline_s / 4)),
+            **_sending_once(),
+            **options.get("config_kwargs", {}),
+        }
+        return {"use_listings_cache": False, "skip_instance_cache": True, **options, "config_kwargs": config}
+
+    @property
+    def copying(self) -> S3Driver:
+        return self
+
+    def locate(self, key: str) -> str:
+        return self._path(key)
+
+    def copy(self, source: str, key: str, timeout_s: float) -> None:
+        self._call("cp_file", source, self._path(key), timeout_s=timeout_s)
+
+    def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        # s3fs's ls() lists the parent as well, page after page, when a folder is empty
+        found: Sequence[Mapping[str, Any]] = self._call("lsdir", folder, refresh=True, timeout_s=timeout_s)
+        return found
+
+
+@functools.cache
+def _sending_once() -> dict[str, Any]:
+    """botocore settings that stop aiohttp from sending a request again, unasked, when its connection breaks.
+
+    A create whose answer is lost would collide with itself: the store says "exists", and the caller concludes that
+    somebody else was first.
+    """
+    from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    get_session = getattr(AIOHTTPSession, "_get_session", None)
+    if get_session is None or "http_session_cls" not in inspect.signature(AioConfig.__init__).parameters:
+        return {}
+
+    async def get_session_that_sends_once(self: Any, *args: Any) -> Any:
+        session = await get_session(self, *args)
+        session._retry_connection = False
+        return session
+
+    return {"http_session_cls": type("OnceSession", (AIOHTTPSession,), {"_get_session": get_session_that_sends_once})}
