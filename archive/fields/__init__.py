@@ -7,7 +7,7 @@ from archive.fields import derived, dtypes, nesting, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.kinds import Kinds
-from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, mapped, to_tensors, unflatten
+from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, leaves, mapped, to_tensors, unflatten
 from archive.fields.schema import (
     LENGTHS,
     NODES,
@@ -40,6 +40,7 @@ __all__ = [
     "dtypes",
     "flatten",
     "is_tensor",
+    "leaves",
     "loads",
     "mapped",
     "nesting",

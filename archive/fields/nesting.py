@@ -51,6 +51,11 @@ def flatten(nest: Any, path: Path = (), stop: frozenset[Path] = frozenset()) -> 
         yield from flatten(value, (*path, key), stop)
 
 
+def leaves(nest: Any) -> dict[Path, Any]:
+    """The leaves of a nest by their paths, without its empty nodes (None, and dicts without a key)."""
+    return {path: leaf for path, leaf in flatten(nest) if leaf is not None and not isinstance(leaf, dict)}
+
+
 def children(node: Any) -> list[tuple[Any, Any]] | None:
     """The named parts of a nest's node, None for a leaf."""
     if isinstance(node, Ragged):

@@ -53,7 +53,7 @@ def append(
     unknown = set(options) - set(_OPTIONS)
     if unknown:
         raise UsageError(f"ring.append() has no option {min(unknown)!r}; beside its own it takes {', '.join(_OPTIONS)}")
-    leaves = {path: leaf for path, leaf in nesting.flatten(buffers) if leaf is not None and not isinstance(leaf, dict)}
+    leaves = nesting.leaves(buffers)
     ring = _ring(leaves, pos, size, env_ids)
     how = dict.fromkeys(_OPTIONS) | options | {"first": first, "last": last}
     for name, value in {**how, **(columns or {})}.items():

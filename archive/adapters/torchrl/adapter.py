@@ -5,19 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from archive.adapters import Report, Saved, common
-from archive.adapters.torchrl import extras, samplers, saving, writers
+from archive.adapters import UNFINISHED, Report, Saved, common
+from archive.adapters.torchrl import extras, saving, writers
+from archive.adapters.torchrl.episodes import Keys
 from archive.adapters.torchrl.parts import Parts, held, parts_of
 from archive.adapters.torchrl.places import SYSTEM, Given, ours, room_for
 from archive.adapters.torchrl.restoring import restore as _restore
+from archive.adapters.torchrl.samplers import saved_samplers
 from archive.base import UsageError
+from archive.checkpoint import Checkpoint, Pending
 
 if TYPE_CHECKING:
     from archive import Writer
-    from archive.checkpoint import Checkpoint, Pending
-    from archive.write import Buffer
-
-__all__ = ["Report", "capacity", "restore", "save"]
 
 
 def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = None) -> Any:
@@ -30,7 +29,7 @@ def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = Non
     for name, parts in _parts(objects).items():
         states = {rank: checkpoint.state(rank, name) for rank in checkpoint.ranks if name in checkpoint.buffers}
         out[name] = room_for(saving.cells_of(parts), ours(states), num_envs)
-    return out if isinstance(objects, dict) else next(iter(out.values()))
+    return common.as_given(objects, out)
 
 
 def save(
@@ -49,16 +48,15 @@ def save(
     verify: compare digests of everything with those of the last save, rather than trust the storage's revision.
     traj_key, end_key: nested keys that tell trajectories apart.  options: those of `Writer.checkpoint`.
     """
-    every = _parts(objects)
+    every, asked = _parts(objects), Keys.asked(traj_key, end_key)
     wait = bool(options.pop("wait", False))
     with ExitStack() as still:
         queues = {name: still.enter_context(held(parts.rb)) for name, parts in every.items()}
-        saving.check_keys(every.values(), traj_key=traj_key, end_key=end_key)
+        saving.check_keys(every.values(), asked)
         saved: dict[str, Saved] = {}
-        if options.get("save_replay", True):
-            for name, parts in every.items():
-                part = common.part_of(writer, name)
-                saved[name] = _saved(part, parts, queues[name], verify=verify, traj_key=traj_key, end_key=end_key)
+        for name, parts in every.items() if options.get("save_replay", True) else ():
+            found = saving.append(common.part_of(writer, name), parts, asked, verify=verify)
+            saved[name] = _saved(parts, found, queues[name])
         pending = common.checkpoint(writer, step, saved, **options)
     if wait:
         pending.result()
@@ -72,10 +70,8 @@ def _parts(objects: Any) -> dict[str, Parts]:
     return every
 
 
-def _saved(part: Buffer, parts: Parts, queue: Any, **how: Any) -> Saved:
-    found = saving.append(part, parts, **how)
-    columns = saving.columns_of(found)
-    columns |= writers.columns_of(parts, found.live) | samplers.columns_of(parts, found.live)
+def _saved(parts: Parts, found: saving.Appended, queue: Any) -> Saved:
+    columns = saving.columns_of(found) | writers.columns_of(parts, found.live)
     state: dict[str, Any] = {
         "system": SYSTEM,
         "version": 1,
@@ -83,7 +79,9 @@ def _saved(part: Buffer, parts: Parts, queue: Any, **how: Any) -> Saved:
         "writer": writers.state_of(parts),
         "extras": extras.state_of(parts, queue),
     }
-    state |= {name: samplers.state_of(sampler, parts) for name, sampler in parts.samplers.items()}
+    for name, sampler in saved_samplers(parts).items():
+        columns |= sampler.columns(found.live)
+        state[name] = sampler.state()
     return Saved(columns, {"trajectory": found.ids} if found.ids else {}, state)
 
 
@@ -102,21 +100,18 @@ def restore(
     unfinished: "continue" leaves open trajectories to be gone on with, "close" ends them in the buffer (truncated, done).
     Default: as the share was planned, which is "continue" where nothing moves and "close" elsewhere.
     """
-    share = common.share_of(source, rank)
-    common.check_option("existing", existing, common.EXISTING)
+    share, every = common.share_of(source, rank), _parts(objects)
     if unfinished is not None:
-        common.check_option("unfinished", unfinished, common.UNFINISHED)
-    reports: dict[str, Report] = {}
-    every = _parts(objects)
+        common.check_option("unfinished", unfinished, UNFINISHED)
     shares = {name: common.share_buffer(share, name) for name in every}
     for name, parts in every.items():
         common.check_room(existing, len(parts.storage), f"buffer {name!r}")
+    reports: dict[str, Report] = {}
     for name, parts in every.items():
-        how = unfinished or share.plan.rules[name].unfinished
-        given = Given(share, shares[name], how, share.rank)
+        given = Given(share, shares[name], unfinished or shares[name].rules.unfinished)
         if unfinished == "drop" and given.layout.open.any():
             raise UsageError(
                 f"buffer {name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., unfinished='drop')"
             )
-        reports[name] = _restore(parts, given, existing)
-    return reports if isinstance(objects, dict) else next(iter(reports.values()))
+        reports[name] = _restore(parts, given)
+    return common.as_given(objects, reports)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.parts import Parts, module
 from archive.arrays import Ints
-from archive.fields import Path
+from archive.fields import Array, Path
 
 COLLECTOR: Path = ("collector", "traj_ids")
 END: Path = ("next", "done")
@@ -33,14 +34,16 @@ class Keys:
         return None if self.end is None else (*self.end[:-1], name)
 
     def to_state(self) -> dict[str, Any]:
-        return {
-            "traj": None if self.traj is None else list(self.traj),
-            "end": None if self.end is None else list(self.end),
-        }
+        return {name: None if path is None else list(path) for name, path in vars(self).items()}
 
     @classmethod
     def from_state(cls, state: Any) -> Keys:
-        return cls(*(None if state.get(n) is None else tuple(state[n]) for n in ("traj", "end")))
+        return cls(as_path(state.get("traj")), as_path(state.get("end")))
+
+    @classmethod
+    def asked(cls, traj_key: Any, end_key: Any) -> Keys:
+        """The keys that a user gave."""
+        return cls(as_path(traj_key), as_path(end_key))
 
 
 def as_path(key: Any) -> Path | None:
@@ -50,21 +53,19 @@ def as_path(key: Any) -> Path | None:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def keys_of(parts: Parts, cells: Any, traj_key: Any, end_key: Any) -> Keys:
-    """The keys given; else those that the sampler was given; else the collector's; else the usual end."""
-    if parts.max_value and traj_key is None:
+def keys_of(parts: Parts, cells: Cells, asked: Keys) -> Keys:
+    """The keys asked for; else those that the sampler was given; else the collector's; else the usual end."""
+    if parts.max_value and asked.traj is None:
         return Keys()  # neighbours were not neighbours in time
-    fields = [as_path(traj_key), *_sampled_by(parts, "traj_key"), COLLECTOR]
-    traj = next((p for p in fields if p is not None and cells.flat(p) is not None), None)
-    ends = [as_path(end_key), *_sampled_by(parts, "end_key"), END]
-    end = next((p for p in ends if p is not None and cells.flat(p) is not None), None)
-    return Keys(traj, end)
+    slicing = [s for s in parts.samplers.values() if isinstance(s, module("samplers").SliceSampler)]
 
+    def first(*paths: Path | None) -> Path | None:
+        return next((p for p in paths if p is not None and cells.has(p)), None)
 
-def _sampled_by(parts: Parts, name: str) -> list[Path | None]:
-    slices = module("samplers").SliceSampler
-    samplers = [s for s in parts.samplers.values() if isinstance(s, slices)]
-    return [as_path(getattr(s, name, None)) for s in samplers]
+    return Keys(
+        first(asked.traj, *(as_path(getattr(s, "traj_key", None)) for s in slicing), COLLECTOR),
+        first(asked.end, *(as_path(getattr(s, "end_key", None)) for s in slicing), END),
+    )
 
 
 @dataclass(frozen=True)
@@ -79,37 +80,32 @@ class Marks:
     columns: int
 
 
-def marks_of(cells: Any, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
-    """order: rows, oldest first.  wrapped: what came before the oldest was overwritten."""
+def marks_of(cells: Cells, keys: Keys, order: Ints, *, wrapped: bool) -> Marks:
+    """Where trajectories begin and end.  order: rows, oldest first.  wrapped: what came before them was overwritten."""
     columns, count = cells.columns, cells.rows * cells.columns
     grid = order[:, None] * columns + np.arange(columns)
     previous = np.full(count, -1, np.int64)
     previous[grid[1:].ravel()] = grid[:-1].ravel()
-    ended = _flags(cells, keys.end, count)
-    changes = np.zeros(count, bool)  # at the last step before the id changes
-    ids = None if keys.traj is None else _ids(cells, keys.traj, count)
+    last = _flags(cells, keys.end)
+    ids = ids_of(cells, keys.traj)
     if ids is not None:
-        changes[grid[:-1].ravel()] = (ids[grid[:-1]] != ids[grid[1:]]).ravel()
-    last: Mask = ended | changes
+        last[grid[:-1].ravel()] |= (ids[grid[:-1]] != ids[grid[1:]]).ravel()  # the last step before the id changes
     begins = np.where(previous >= 0, last[previous], not wrapped)
-    first = np.asarray(begins | _flags(cells, ("is_init",), count), bool)
-    truncated, terminated = (_flags(cells, keys.beside(n), count) for n in ("truncated", "terminated"))
+    first = np.asarray(begins | _flags(cells, ("is_init",)), bool)
+    truncated, terminated = (_flags(cells, keys.beside(name)) for name in ("truncated", "terminated"))
     return Marks(first, last, terminated & last, truncated & last, previous, columns)
 
 
-def _flags(cells: Any, path: Path | None, count: int) -> Mask:
+def _flags(cells: Cells, path: Path | None) -> Mask:
+    """Whether each cell has anything but 0 in a field of numbers; a fresh array."""
+    count = cells.rows * cells.columns
     values = None if path is None else cells.flat(path)
-    if values is None:
+    if values is None or values.dtype.kind not in "biu" or not count:
         return np.zeros(count, bool)
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    if array.dtype.kind not in "biu":
-        return np.zeros(count, bool)
-    return np.asarray(array.reshape(count, -1).astype(bool).any(axis=1) if count else np.zeros(0), bool)
+    return np.asarray(values.reshape(count, -1).astype(bool).any(axis=1))
 
 
-def _ids(cells: Any, path: Path, count: int) -> Any:
-    values = cells.flat(path)
-    if values is None:
-        return None
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    return array.reshape(count, -1)[:, 0] if count else None
+def ids_of(cells: Cells, path: Path | None) -> Array | None:
+    """The trajectory id of each cell; None if there are none."""
+    values = None if path is None else cells.flat(path)
+    return None if values is None or not len(values) else values.reshape(len(values), -1)[:, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 
 from archive.adapters.torchrl.outlines import available, is_collection, made, module_tensordict, own_outline
 from archive.adapters.torchrl.parts import Parts, load_state
+from archive.adapters.torchrl.places import Placed
 from archive.base import UsageError
 from archive.fields.state import trees
 
 
 def state_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:
+    """All of that, for the state.  queue: the batches that are ready."""
     rb = parts.rb
     return {
         "rng": None if rb._rng is None else {"device": str(rb._rng.device), "state": rb._rng.get_state()},
@@ -28,23 +30,21 @@ def state_of(parts: Parts, queue: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def restore(parts: Parts, states: Mapping[int, Any], own: Any, seed: int) -> tuple[dict[str, int], list[str]]:
-    """Give a buffer the rest of its state; (counts, notes). own: its state where nothing moved, else None."""
-    rb = parts.rb
-    counts, notes = {"prefetched_batches_dropped": 0}, []
-    known = [s for s in states.values() if s and "rng" in s]
-    if own and "rng" in own:
+def restore(parts: Parts, placed: Placed) -> tuple[int, list[str]]:
+    """Give a buffer the rest of its state: how many prefetched batches were dropped, and notes for people."""
+    rb, own, known = parts.rb, placed.own("extras"), placed.states("extras")
+    if own:
         _restore_rng(rb, own["rng"])
         rb._batch_size, rb._consume_after_n_samples = own["batch_size"], own["consume_after_n_samples"]
-        counts["prefetched_batches_dropped"] = _restore_queue(rb, own["prefetch"])
+        dropped = _restore_queue(rb, own["prefetch"]["queue"])
     else:
-        _new_rng(rb, known, seed, parts.name)
+        _new_rng(rb, known, placed.given.share.seed, parts.name)
         rb._batch_size = rb._batch_size if rb._batch_size or not known else known[0]["batch_size"]
-        counts["prefetched_batches_dropped"] = sum(len(s["prefetch"]["queue"]) for s in known)
-    notes += _restore_transform(rb, own, known)
+        dropped = sum(len(s["prefetch"]["queue"]) for s in known)
+    notes = _restore_transform(rb, own, known)
     if "prioritized_sampler" in parts.samplers:
-        rb._prioritized_sampler_write_count = own["written"] if own and "written" in own else int(rb.write_count)
-    return counts, notes
+        rb._prioritized_sampler_write_count = own.get("written", int(rb.write_count))
+    return dropped, notes
 
 
 def _restore_rng(rb: Any, saved: Any) -> None:
@@ -66,13 +66,13 @@ def _new_rng(rb: Any, known: Sequence[Any], seed: int, name: str) -> None:
 
 
 def _restore_transform(rb: Any, own: Any, known: Sequence[Any]) -> list[str]:
-    state = own["transform"] if own and "transform" in own else next((s["transform"] for s in known), {})
+    state: Any = next((s["transform"] for s in ([own] if own else known)), {})
     if not state:
         return []
     if rb._transform is None or not rb._transform.state_dict():
         return ["the saved transforms have state, this buffer's have none: it is not used"]
     load_state(rb._transform, state)
-    if own is None and len({_fingerprint(s["transform"]) for s in known}) > 1:
+    if not own and len({_fingerprint(s["transform"]) for s in known}) > 1:
         return ["the transforms of the source ranks differ in state: that of the first rank is used"]
     return []
 
@@ -88,9 +88,8 @@ def _fingerprint(state: Any) -> str:
 # -- prefetched batches -----------------------------------------------------------------------------------------
 
 
-def _restore_queue(rb: Any, saved: Any) -> int:
+def _restore_queue(rb: Any, queue: Sequence[Any]) -> int:
     """Put the batches back that were drawn ahead; how many there is no room for."""
-    queue = saved["queue"]
     fitting = queue if rb._prefetch and len(queue) <= rb._prefetch_cap else []
     for batch in fitting:
         future: Future[Any] = Future()
@@ -123,6 +122,7 @@ def _plain(value: Any) -> Any:
 
 
 def _live(value: Any) -> Any:
+    """The batch again that `_plain` made a tree of, also of those that earlier versions made."""
     if not isinstance(value, dict):
         return value
     td = module_tensordict()
@@ -130,7 +130,7 @@ def _live(value: Any) -> Any:
     inner: Any = value.get(what)
     if what == "~grad":
         return inner.requires_grad_()
-    if what == "~td" and isinstance(inner, dict):  # as earlier versions wrote it
+    if what == "~td" and isinstance(inner, dict):
         return td.TensorDict({k: _live(v) for k, v in inner.items()}, batch_size=value["batch_size"])
     if what == "~td":
         return made({k: _live(v) for k, v in inner}, json.loads(value["outline"]), device=available(value["device"]))

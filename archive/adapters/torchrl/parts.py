@@ -56,24 +56,23 @@ def parts_of(rb: Any, name: str) -> Parts:
     if owner is not None:
         samplers["prioritized_sampler"] = owner
     parts = Parts(rb, rb._storage, rb._writer, samplers, name)
-    _check_kinds(parts)
-    _join_shared(parts.storage)
+    storage, storages = parts.storage, module("storages")
+    if not isinstance(storage, storages.TensorStorage | storages.ListStorage):
+        raise UsageError(
+            f"buffer {name!r} has a {type(storage).__name__}; tensor storages (lazy or memory-mapped) and lists are saved, "
+            "others keep their data elsewhere"
+        )
+    if getattr(storage, "shared_init", False) and not storage.initialized and storage._init_event.is_set():
+        storage._wait_for_init()  # takes up the memory that another process has made for it
     return parts
 
 
-def _join_shared(storage: Any) -> None:
-    """Take up the memory that another process has made for a storage with shared_init=True."""
-    if getattr(storage, "shared_init", False) and not storage.initialized and storage._init_event.is_set():
-        storage._wait_for_init()
-
-
-def _check_kinds(parts: Parts) -> None:
-    storages = module("storages")
-    if not isinstance(parts.storage, storages.TensorStorage | storages.ListStorage):
-        raise UsageError(
-            f"buffer {parts.name!r} has a {type(parts.storage).__name__}; tensor storages (lazy or memory-mapped) and "
-            "lists are saved, others keep their data elsewhere"
-        )
+def state_dict_of(owner: Any, what: str) -> dict[str, Any]:
+    """The state of a part of a buffer, by its own `state_dict()`."""
+    try:
+        return dict(owner.state_dict())
+    except NotImplementedError as e:
+        raise UsageError(f"the {what} {type(owner).__name__} has no state_dict(), so its state cannot be saved") from e
 
 
 def load_state(owner: Any, state: Any) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import END, SPLIT, Keys
-from archive.adapters.torchrl.saving import Cells
 from archive.adapters.torchrl.tracking import NONE
-from archive.arrays import Ints
+from archive.arrays import Ints, run_tails
 from archive.base import UsageError, cached_property
 
+if TYPE_CHECKING:
+    from resharding import Share, ShareBuffer
+
 SYSTEM = "torchrl"
+NO_STEPS: Ints = np.zeros(0, np.int64)
 
 
 def ours(states: Mapping[int, Any]) -> dict[int, Any]:
@@ -26,17 +31,16 @@ def ours(states: Mapping[int, Any]) -> dict[int, Any]:
 class Given:
     """What a share has for one buffer."""
 
-    share: Any
-    part: Any  # the share's buffer
+    share: Share
+    part: ShareBuffer
     unfinished: str
-    rank: int
 
     @cached_property
     def states(self) -> dict[int, Any]:
         """By source rank: the states that this adapter saved."""
         return ours(self.part.source_states)
 
-    @cached_property
+    @property
     def layout(self) -> Any:
         return self.part.layout
 
@@ -49,17 +53,24 @@ class Given:
         """The episode of each step."""
         return np.repeat(np.arange(len(self.layout.length)), self.layout.length)
 
-    @property
-    def renumbered(self) -> bool:
-        """Whether the ids of trajectories are given anew."""
-        return not self.share.plan.is_identity
+    @cached_property
+    def episode_ids(self) -> list[str]:
+        ids: list[str] = self.part.episodes.table["episode_id"].to_pylist()
+        return ids
 
-    @property
+    @cached_property
+    def open_ends(self) -> Ints:
+        """The last step of each episode that is open."""
+        ends = np.cumsum(self.layout.length) - 1
+        return np.asarray(ends[self.layout.open & (self.layout.length > 0)], np.int64)
+
+    @cached_property
     def keys(self) -> Keys:
         state = next(iter(self.states.values()), None)
         return Keys(None, END) if state is None else Keys.from_state(state["storage"]["keys"])
 
-    def kinds(self, source: int) -> Any:
+    def kind(self, source: int) -> Any:
+        """What the storage of a source rank was made of."""
         return self.states[source]["storage"]["kind"] if source in self.states else "tensordict"
 
 
@@ -71,10 +82,8 @@ class Target:
     rows: int
     inner: tuple[int, ...]
     own: Any = None  # the state to go on from, where nothing moved
-    ends: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # steps after which their episode does not go on
-    seams: Ints = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # steps followed by others: ends, unless they say so
+    ends: Ints = field(default_factory=lambda: NO_STEPS)  # steps after which their episode does not go on
+    seams: Ints = field(default_factory=lambda: NO_STEPS)  # steps followed by others: ends, unless they say so
 
     @property
     def moved(self) -> bool:
@@ -83,46 +92,80 @@ class Target:
 
     @property
     def columns(self) -> int:
-        return int(np.prod(self.inner, dtype=np.int64))
+        """Cells a row; 1 of a storage without any."""
+        return max(1, math.prod(self.inner))
+
+    @cached_property
+    def placed(self) -> Ints:
+        """The steps that have a cell."""
+        return np.flatnonzero(self.cell != NONE)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Steps in their cells, and what was saved beside them of each part of the buffer."""
+
+    given: Given
+    target: Target
+
+    @cached_property
+    def cells(self) -> Ints:
+        """The cell of each step that has one."""
+        return self.target.cell[self.target.placed]
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """Name -> a value for each of these steps."""
+        return {name: values[self.target.placed] for name, values in self.given.columns.items()}
+
+    def states(self, part: str) -> list[Any]:
+        """The states of a part of the buffer ("writer", "sampler", ...), of all source ranks that have one."""
+        return [state[part] for state in self.given.states.values() if state.get(part)]
+
+    def own(self, part: str) -> Any:
+        """The state of that part to go on from, where nothing moved; else an empty one."""
+        return (self.target.own or {}).get(part) or {}
 
 
 def room_for(cells: Cells, states: Mapping[int, Any], num_envs: int | None) -> int:
     """Steps that a storage holds when it is in use: one of several dimensions rounds its size up to whole rows."""
-    saved = [s["storage"]["inner"] for s in states.values() if s["storage"]["inner"]]
-    inner = saved[0] if num_envs is None and saved else [num_envs or 1]
     if cells.listed or cells.storage.ndim == 1 or cells.storage.initialized:
         return int(cells.storage.max_size)
-    return cells.capacity(tuple(inner)) * int(np.prod(inner, dtype=np.int64))
+    inner = (num_envs or 1,) if num_envs is not None else next(_saved_inner(states), (1,))
+    return cells.capacity(inner) * math.prod(inner)
+
+
+def _saved_inner(states: Mapping[int, Any]) -> Any:
+    return (tuple(s["storage"]["inner"]) for s in states.values() if s["storage"]["inner"])
 
 
 def target_of(cells: Cells, given: Given) -> Target:
+    """The cell of each step: where it lay, if nothing has moved, else in order of time."""
     own = _unmoved(cells, given)
     if own is not None:
-        slots = given.columns["slot"].astype(np.int64)
-        target = Target(slots, own["storage"]["rows"], tuple(own["storage"]["inner"]), own)
-        ends = _open_ends(given) if given.unfinished == "close" else target.ends
-        return replace(target, ends=ends)
+        ends = given.open_ends if given.unfinished == "close" else NO_STEPS
+        about = own["storage"]
+        return Target(given.columns["slot"].astype(np.int64), about["rows"], tuple(about["inner"]), own, ends)
     inner = _inner(cells, given)
-    width = max(1, int(np.prod(inner, dtype=np.int64)))
+    width = max(1, math.prod(inner))
     order = _in_time(given)
     rows = len(order) // width
     order = order[len(order) - rows * width :]  # a rectangle has no place for the oldest few
     cell = np.full(len(given.unit), NONE, np.int64)
-    place = np.arange(len(order))
-    column = place // rows if rows else place
-    cell[order] = place % max(1, rows) * width + column
+    column, row = np.divmod(np.arange(len(order)), max(1, rows))
+    cell[order] = row * width + column
     return Target(cell, rows, inner, None, *_seams(given, order, column))
 
 
 def _unmoved(cells: Cells, given: Given) -> Any:
     """The state of the one source whose steps all come here, on the same rank, into a storage of the same size."""
-    plan, own = given.share.plan, given.states.get(given.rank)
+    rank, plan = given.share.rank, given.share.plan
+    own = given.states.get(rank)
     if own is None or plan.world_size != plan.checkpoint.world_size or "slot" not in given.columns:
         return None
-    sources = np.unique(given.layout.source_rank)
     about = own["storage"]
-    here = len(sources) == 0 or (len(sources) == 1 and int(sources[0]) == given.rank)
-    whole = len(given.unit) == about["rows"] * int(np.prod(about["inner"], dtype=np.int64))
+    here = bool((given.layout.source_rank == rank).all())
+    whole = len(given.unit) == about["rows"] * math.prod(about["inner"])
     room = cells.capacity(tuple(about["inner"]))
     fits = room == about["capacity"] and (not cells.inner or list(cells.inner) == about["inner"])
     return own if here and whole and fits else None
@@ -134,13 +177,12 @@ def _inner(cells: Cells, given: Given) -> tuple[int, ...]:
         return ()
     if cells.storage.initialized:
         return cells.inner
-    asked = given.share.plan.rules[given.part.name].num_envs
-    if asked is not None:
-        return (asked,)
-    saved = [tuple(s["storage"]["inner"]) for s in given.states.values() if s["storage"]["inner"]]
-    if not saved:
+    if given.part.rules.num_envs is not None:
+        return (given.part.rules.num_envs,)
+    saved: tuple[int, ...] | None = next(_saved_inner(given.states), None)
+    if saved is None:
         raise UsageError("how many columns the storage has is not known; plan with num_envs=, or extend it once before")
-    return saved[0]
+    return saved
 
 
 def _in_time(given: Given) -> Ints:
@@ -154,32 +196,23 @@ def _in_time(given: Given) -> Ints:
     for rank in np.unique(source).tolist():
         mine = source == rank
         about, writer = given.states[rank]["storage"], given.states[rank]["writer"]
-        width = max(1, int(np.prod(about["inner"], dtype=np.int64)))
+        width = max(1, math.prod(about["inner"]))
         full = about["rows"] == about["capacity"] and "rank_key" not in writer
         head = writer.get("cursor", 0) if full else 0
         column[mine], age[mine] = slot[mine] % width, (slot[mine] // width - head) % max(1, about["rows"])
     return np.lexsort((age, column, source))
 
 
-def _open_ends(given: Given) -> Ints:
-    """The last step of each episode that is open."""
-    layout = given.layout
-    ends = np.cumsum(layout.length) - 1
-    return np.asarray(ends[np.asarray(layout.open, bool) & (layout.length > 0)], np.int64)
-
-
 def _seams(given: Given, order: Ints, column: Ints) -> tuple[Ints, Ints]:
     """(steps that end their episode, steps that end it unless they say so), of steps in order."""
-    if not len(order):
-        return order, order
     opens = np.zeros(len(given.unit), bool)
-    opens[_open_ends(given)] = True
-    edge = np.r_[column[1:] != column[:-1], True]
-    seam = edge | np.r_[given.unit[order][1:] != given.unit[order][:-1], False]
+    opens[given.open_ends] = True
+    edge = run_tails(column)
+    seam = edge | run_tails(given.unit[order])
     goes_on = opens[order] & edge & (given.unfinished == "continue")
     ends = order[opens[order] & seam & ~goes_on]
     if given.keys.traj is not None or given.keys.unit == "step":
-        return ends, order[:0]  # other trajectories have other ids
+        return ends, NO_STEPS  # other trajectories have other ids
     return ends, order[seam & ~goes_on & ~_goes_on_in_next(given, order)]
 
 

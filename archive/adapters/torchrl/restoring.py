@@ -7,27 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from archive.adapters import common
-from archive.adapters.torchrl import extras as _torchrl_extras
-from archive.adapters.torchrl import samplers, writers
-from archive.adapters.torchrl.episodes import Keys
+from archive.adapters import Report
+from archive.adapters.torchrl import extras, writers
+from archive.adapters.torchrl.cells import INDEX, Cells
 from archive.adapters.torchrl.parts import Parts, module
-from archive.adapters.torchrl.places import Given, Target, target_of
+from archive.adapters.torchrl.places import NO_STEPS, Given, Placed, Target, target_of
 from archive.adapters.torchrl.reading import batches
-from archive.adapters.torchrl.samplers import Placed
-from archive.adapters.torchrl.saving import Cells, cells_of
-from archive.adapters.torchrl.tensors import INDEX, check_room
+from archive.adapters.torchrl.samplers import Prioritized, saved_samplers
+from archive.adapters.torchrl.saving import cells_of
 from archive.adapters.torchrl.tracking import NONE, Record, Tracker, attach, forget_all, units_of
 from archive.arrays import Ints, spans
-from archive.fields import nesting
+from archive.fields import leaves, unflatten
 
 
-def restore(parts: Parts, given: Given, existing: str) -> common.Report:
-    """Fill one buffer from its share."""
+def restore(parts: Parts, given: Given) -> Report:
+    """Fill one buffer from its share; one whose steps can't be read or don't fit is left empty."""
     cells = cells_of(parts)
-    common.check_room(existing, len(parts.storage), f"buffer {parts.name!r}")
     target = target_of(cells, given)
-    check_room(cells, target.rows, target.inner)
+    cells.check_room(target.rows, target.inner)
     parts.rb.synchronize()
     with parts.rb._futures_lock:
         parts.rb._clear_prefetch_queue_locked()
@@ -51,146 +48,124 @@ def _empty(parts: Parts) -> None:
         parts.rb.empty()
 
 
-def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> common.Report:
-    closed, reclosed = _write(cells, given, target)
+def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> Report:
+    placed = Placed(given, target)
+    closed, reclosed = _write(cells, given, target), _reclose(cells, given, target)
     renumbered = _renumber(cells, given, target)
     cells.finish(target.rows)
-    kept = np.flatnonzero(target.cell != NONE)
-    columns = {name: values[kept] for name, values in given.columns.items()}
-    placed = Placed(target.cell[kept], columns, target.rows, max(1, target.columns))
-    if target.own is not None and target.own["storage"]["last_cursor"] is not None and not cells.listed:
-        parts.storage._set_last_cursor(target.own["storage"]["last_cursor"])
-    notes = writers.restore(parts, cells, _part(given, "writer"), _own(target, "writer"), placed)
-    for name, sampler in parts.samplers.items():
-        notes += samplers.restore(parts, sampler, _part(given, name), _own(target, name), placed)
-    notes += _unused(parts, columns)
-    extras = _torchrl_extras.restore(parts, _part(given, "extras"), _own(target, "extras"), given.share.seed)
-    record = _record(parts, given, target)
+    notes = _restore_parts(parts, cells, placed)
+    dropped, more = extras.restore(parts, placed)
+    record = _record(parts, placed)
     record.closed[np.union1d(closed, reclosed)] = True
-    record.renumbered[renumbered], record.moved = True, target.moved
+    record.renumbered[renumbered] = True
     attach(parts.storage, Tracker(None, record)).start(cells_of(parts))
-    opened = int(np.asarray(given.layout.open).sum()) - len(closed)
-    if target.own is not None and opened > 0:
+    if target.own is not None and int(given.layout.open.sum()) > len(closed):
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
-    gone = given.share.plan.placements[given.part.name].dropped
+    gone = given.part.dropped
     if len(gone.unit):
         reasons = ", ".join(dict.fromkeys(gone.reason.tolist()))
         notes.append(f"the plan leaves out {int((gone.hi - gone.lo).sum())} steps of all ranks ({reasons})")
-    counts = {"closed": len(closed), "uneven_steps_dropped": len(target.cell) - len(kept)} | extras[0]
-    return common.Report(len(given.layout.length), len(kept), counts, (*notes, *extras[1]))
+    uneven = len(target.cell) - len(placed.cells)
+    counts = {"closed": len(closed), "uneven_steps_dropped": uneven, "prefetched_batches_dropped": dropped}
+    return Report(len(given.layout.length), len(placed.cells), counts, (*notes, *more))
 
 
-def _part(given: Given, name: str) -> dict[int, Any]:
-    return {rank: state.get(name) for rank, state in given.states.items()}
-
-
-def _own(target: Target, name: str) -> Any:
-    return None if target.own is None else target.own.get(name)
-
-
-def _unused(parts: Parts, columns: Mapping[str, Any]) -> list[str]:
-    """Columns that are worth something, for which this buffer has no use."""
-    ranked = any(map(samplers.is_prioritized, parts.samplers.values()))
-    if "priority" in columns and not ranked:
-        return ["the checkpoint has priorities, this buffer's sampler has no use for them"]
-    return []
+def _restore_parts(parts: Parts, cells: Cells, placed: Placed) -> list[str]:
+    """Give the writer and the samplers their states again; what they could not be given."""
+    own = placed.target.own
+    if own is not None and own["storage"]["last_cursor"] is not None and not cells.listed:
+        parts.storage._set_last_cursor(own["storage"]["last_cursor"])
+    notes = writers.restore(parts, cells, placed)
+    every = saved_samplers(parts).values()
+    for sampler in every:
+        notes += sampler.restore(placed)
+    if "priority" in placed.columns and not any(isinstance(sampler, Prioritized) for sampler in every):
+        notes.append("the checkpoint has priorities, this buffer's sampler has no use for them")
+    return notes
 
 
 # -- writing ----------------------------------------------------------------------------------------------------
 
 
-def _write(cells: Cells, given: Given, target: Target) -> tuple[Ints, Ints]:
-    """Write all steps; cells whose episode was ended now, and those that an earlier restore had ended."""
-    closed: list[Ints] = []
+def _write(cells: Cells, given: Given, target: Target) -> Ints:
+    """Write all steps; cells whose episode was ended now."""
+    closed = [NO_STEPS]
     for lo, steps in batches(given):
-        hi = lo + _length(steps)
+        hi = lo + len(next(iter(leaves(steps).values())))
         cell = target.cell[lo:hi]
-        if (cell == NONE).any():
-            steps, cell = _picked(steps, np.flatnonzero(cell != NONE)), cell[cell != NONE]
-        if not len(cell):
+        kept = np.flatnonzero(cell != NONE)
+        if not len(kept):
             continue
-        source = int(given.layout.source_rank[given.unit[lo]])
-        kinds = given.columns["kind"][lo:hi] if "kind" in given.columns else None
-        cells.reserve(steps, given.kinds(source), target.inner)
-        cells.put(cell, steps, given.kinds(source), kinds)
+        if len(kept) < len(cell):
+            steps, cell = _picked(steps, kept), cell[kept]
+        kind = given.kind(int(given.layout.source_rank[given.unit[lo]]))
+        kinds = given.columns["kind"][lo:hi][kept] if "kind" in given.columns else None
+        cells.reserve(steps, kind, target.inner)
+        cells.put(cell, steps, kind, kinds)
         if target.moved:
-            cells.fill(INDEX, cell, cell // max(1, target.columns))
-        closed.append(_close(cells, given, target, lo, hi, steps))
-    reclosed = _reclose(cells, given, target)
-    return np.concatenate([np.zeros(0, np.int64), *closed]), reclosed
-
-
-def _length(steps: Mapping[str, Any]) -> int:
-    return len(next(leaf for _, leaf in nesting.flatten(steps) if not isinstance(leaf, dict)))
+            cells.fill(INDEX, cell, cell // target.columns)
+        closed.append(_close(cells, given, target, kept + lo, steps))
+    return np.concatenate(closed)
 
 
 def _picked(steps: Mapping[str, Any], which: Ints) -> dict[str, Any]:
-    leaves = nesting.flatten(steps)
-    return nesting.unflatten({p: [v[i] for i in which] if isinstance(v, list) else v[which] for p, v in leaves})
+    return unflatten({p: [v[i] for i in which] if isinstance(v, list) else v[which] for p, v in leaves(steps).items()})
 
 
-def _close(cells: Cells, given: Given, target: Target, lo: int, hi: int, steps: Mapping[str, Any]) -> Ints:
-    """Mark as ended what ends here and does not say so; the cells."""
-    end = given.keys.end
-    wanted = np.union1d(target.ends, target.seams)
-    wanted = wanted[(wanted >= lo) & (wanted < hi) & (target.cell[wanted] != NONE)] if len(wanted) else wanted
-    if end is None or not len(wanted):
-        return wanted[:0]
-    kept = np.flatnonzero(target.cell[lo:hi] != NONE) + lo
-    flag = dict(nesting.flatten(steps)).get(end)
+def _close(cells: Cells, given: Given, target: Target, written: Ints, steps: Mapping[str, Any]) -> Ints:
+    """Mark as ended what ends in a batch and does not say so; the cells.  written: numbers of the batch's steps."""
+    flag = leaves(steps).get(given.keys.end or ())
     if flag is None:
-        return wanted[:0]
-    flags = [np.asarray(flag[i]).astype(bool).any() for i in np.searchsorted(kept, wanted).tolist()]
-    wanted = wanted[~np.array(flags, bool)]
-    return _mark(cells, given.keys, target.cell[wanted])
+        return NO_STEPS
+    wanted = np.union1d(target.ends, target.seams)
+    wanted = wanted[(wanted >= written[0]) & (wanted <= written[-1]) & (target.cell[wanted] != NONE)]
+    ended = [np.asarray(flag[i]).astype(bool).any() for i in np.searchsorted(written, wanted).tolist()]
+    return _mark(cells, given, target.cell[wanted[~np.array(ended, bool)]])
 
 
-def _mark(cells: Cells, keys: Keys, cell: Ints) -> Ints:
-    truncated = keys.beside("truncated")
-    for path in (keys.end, truncated):
+def _mark(cells: Cells, given: Given, cell: Ints) -> Ints:
+    """Have these cells say that their trajectory ends there, truncated."""
+    for path in (given.keys.end, given.keys.beside("truncated")):
         if path is not None:
             cells.fill(path, cell, np.ones(len(cell), bool))
     return cell
 
 
 def _reclose(cells: Cells, given: Given, target: Target) -> Ints:
-    """What an earlier restore had ended, though the steps in the archive do not say so."""
+    """Mark what an earlier restore had ended, though the steps in the archive do not say so; the cells."""
     if "closed" not in given.columns:
-        return np.zeros(0, np.int64)
-    return _mark(cells, given.keys, target.cell[given.columns["closed"].astype(bool) & (target.cell != NONE)])
+        return NO_STEPS
+    return _mark(cells, given, target.cell[given.columns["closed"].astype(bool) & (target.cell != NONE)])
 
 
 def _renumber(cells: Cells, given: Given, target: Target) -> Ints:
     """Give trajectories the ids that they had in the buffer; cells whose id is another than in the archive."""
     path = given.keys.traj
     if path is None:
-        return np.zeros(0, np.int64)
-    if given.renumbered:
-        return np.asarray(target.cell[target.cell != NONE])
+        return NO_STEPS
+    if not given.share.plan.is_identity:  # reading has given them all new ones
+        return target.cell[target.placed]
     known = given.part.attributes.get("trajectory", {})
-    if not known:
-        return np.zeros(0, np.int64)
-    names = given.part.episodes.table["episode_id"].to_pylist()
-    numbers = np.array([known.get(name, NONE) for name in names], np.int64)[given.unit]
-    chosen = np.array([name in known for name in names], bool)[given.unit] & (target.cell != NONE)
+    numbers = np.array([known.get(name, NONE) for name in given.episode_ids], np.int64)[given.unit]
+    named = np.array([name in known for name in given.episode_ids], bool)[given.unit]
+    chosen = named & (target.cell != NONE)
     cells.fill(path, target.cell[chosen], numbers[chosen])
     return np.asarray(target.cell[chosen])
 
 
-def _record(parts: Parts, given: Given, target: Target) -> Record:
+def _record(parts: Parts, placed: Placed) -> Record:
     """What a writer that goes on from the share knows already."""
-    layout = given.layout
-    record = Record.of(target.rows * max(1, target.columns))
-    kept = np.flatnonzero(target.cell != NONE)
-    where = target.cell[kept]
+    given, target = placed.given, placed.target
+    layout, where = given.layout, placed.cells
+    record = Record.of(target.rows * target.columns)
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
-    record.env[where] = env[given.unit][kept]
-    record.position[where] = spans(position, length)[kept]
+    record.env[where] = env[given.unit][target.placed]
+    record.position[where] = spans(position, length)[target.placed]
     cells = cells_of(parts)
-    record.hashes, record.form = cells.hashes(), cells.form()
+    record.hashes, record.form, record.moved = cells.hashes(), cells.form(), target.moved
     if cells.listed:
         record.signatures[where] = cells.signatures(where)
-    record.units = units_of(env, position, length, given.part.episodes.table["episode_id"].to_pylist())
+    record.units = units_of(env, position, length, given.episode_ids)
     if given.unfinished == "close":
-        record.to_close = np.unique(env[np.asarray(layout.open, bool)]).tolist()
+        record.to_close = np.unique(env[layout.open]).tolist()
     return record

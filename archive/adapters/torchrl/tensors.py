@@ -1,15 +1,17 @@
-"""Storages of tensors: what their cells hold, as fields; a cell is one item, row after row of a [T, B, ...] storage."""
+"""Storages of tensors, [T, B, ...]: one TensorDict, one tensor, or a tree of tensors."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from archive.adapters.torchrl import digests as digests
+from archive.adapters.torchrl import digests
+from archive.adapters.torchrl.cells import INDEX, ROOT, Cells
 from archive.adapters.torchrl.outlines import (
     Outline,
     assembled,
@@ -20,59 +22,47 @@ from archive.adapters.torchrl.outlines import (
     without_classes,
 )
 from archive.arrays import Ints
-from archive.base import CapacityError, FieldError, UsageError, show
-from archive.fields import Path, dtypes, nesting
+from archive.base import FieldError, UsageError, show
+from archive.fields import Array, Path, dtypes, leaves, unflatten
 
-ROOT: Path = ("data",)  # the field of a storage that is one tensor
-INDEX: Path = ("index",)  # the field that some buffers add to what they are given
+pytree = torch.utils._pytree
 
 
-class TensorCells:
+class TensorCells(Cells):
     """The cells of a TensorStorage."""
 
-    listed = False
-
     def __init__(self, storage: Any) -> None:
-        self.storage = storage
+        super().__init__(storage)
         self._made = False  # the storage's tensors were made here, of what came first
-
-    # -- extent -------------------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
-        """How many rows along the first dimension are in use."""
         return int(self.storage._len_along_dim0 or 0)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The storage's dimensions beside the first."""
         shape = self.storage._total_shape if self.storage.initialized else None
         return tuple(shape[1:]) if shape is not None else ()
 
-    @property
-    def columns(self) -> int:
-        return int(np.prod(self.inner, dtype=np.int64))
-
     def capacity(self, inner: tuple[int, ...]) -> int:
-        """Rows that fit, if the other dimensions are `inner`."""
         if self.storage.initialized:
             return int(self.storage._total_shape[0])
-        return -(-int(self.storage.max_size) // max(1, int(np.prod(inner, dtype=np.int64))))
+        return -(-int(self.storage.max_size) // max(1, math.prod(inner)))
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
     def kind(self) -> Any:
         """What the storage is made of, for the state: how to put fields together again."""
-        held = self.storage._storage
+        held, dims = self.storage._storage, 1 + len(self.inner)
         if held is None:
             return "tensordict"
         if is_collection(held):
-            names = list(held.names[1 : 1 + len(self.inner)])
-            return {"outline": json.dumps(outline_of(held, 1 + len(self.inner))), "inner_names": names}
+            return {"outline": json.dumps(outline_of(held, dims)), "inner_names": list(held.names[1:dims])}
         if isinstance(held, torch.Tensor):
             return "tensor"
-        return {"tree": _numbered(held)}
+        found, spec = pytree.tree_flatten(held)
+        return {"tree": pytree.tree_unflatten(list(range(len(found))), spec)}  # each leaf by its number
 
     def leaves(self) -> dict[Path, Any]:
         """Path -> tensor [T, B, ...], or the list of what a non-tensor field holds."""
@@ -81,55 +71,44 @@ class TensorCells:
             return {}
         if is_collection(held):
             return dict(leaves_of(held))
-        if isinstance(held, torch.Tensor):
-            return {ROOT: held}
-        return dict(_tree_leaves(held))
+        return {ROOT: held} if isinstance(held, torch.Tensor) else _tree_leaves(held)
 
-    def flat(self, path: Path) -> Any:
-        """A field of all cells in use, one entry a cell: a tensor or an array; None if there is no such field."""
+    def flat(self, path: Path) -> Array | None:
         leaf = self.leaves().get(path)
         cells = self.rows * self.columns
         if leaf is None:
             return None
         if isinstance(leaf, list):
             return np.array([str(value) for value in leaf[:cells]], object)
-        return leaf[: self.rows].reshape(cells, *leaf.shape[1 + len(self.inner) :])
+        every = leaf[: self.rows].reshape(cells, *leaf.shape[1 + len(self.inner) :])
+        return dtypes.from_torch(every.as_subclass(torch.Tensor), where=show(path))
+
+    def has(self, path: Path) -> bool:
+        return path in self.leaves()
 
     def read(self, cells: Ints) -> dict[str, Any]:
-        """The fields of some cells, copied."""
         index = self._index(cells)
-        out: dict[Path, Any] = {}
-        for path, leaf in self.leaves().items():
-            out[path] = [leaf[i] for i in cells.tolist()] if isinstance(leaf, list) else _taken(leaf, index)
-        return nesting.unflatten(out)
-
-    def signatures(self, cells: Ints) -> Ints:
-        """Cells of the same signature have fields of the same kind."""
-        return np.zeros(len(cells), np.int64)
+        every = self.leaves().items()
+        return unflatten({p: [v[i] for i in cells] if isinstance(v, list) else _taken(v, index) for p, v in every})
 
     def form(self) -> dict[Path, Any]:
-        """The fields that all cells have, with their dtypes and shapes."""
-        leaves = self.leaves().items()
-        return {p: "list" if isinstance(leaf, list) else (leaf.dtype, leaf.shape[1:]) for p, leaf in leaves}
+        every = self.leaves().items()
+        return {p: "list" if isinstance(leaf, list) else (leaf.dtype, leaf.shape[1:]) for p, leaf in every}
 
     def json_fields(self, cells: Ints) -> list[Path]:
-        """Fields that hold, in some cells, something else than tensors and texts."""
-        leaves = [(p, leaf) for p, leaf in self.leaves().items() if isinstance(leaf, list)]
-        return [p for p, leaf in leaves if not all(isinstance(leaf[i], str) for i in cells.tolist())]
+        lists = [(p, leaf) for p, leaf in self.leaves().items() if isinstance(leaf, list)]
+        return [p for p, leaf in lists if not all(isinstance(leaf[i], str) for i in cells.tolist())]
 
     def next_fields(self) -> dict[Path, Path]:
-        """next/x -> x, for all fields of the same kind."""
-        leaves = self.leaves()
-        plain = {p: (v.dtype, v.shape) for p, v in leaves.items() if isinstance(v, torch.Tensor)}
+        plain = {p: kind for p, kind in self.form().items() if kind != "list"}
         return {("next", *path): path for path, kind in plain.items() if plain.get(("next", *path)) == kind}
 
     def cell_bytes(self) -> int:
         shape = 1 + len(self.inner)
         tensors = (v for v in self.leaves().values() if isinstance(v, torch.Tensor))
-        return sum(int(np.prod(v.shape[shape:], dtype=np.int64)) * v.element_size() for v in tensors) + 64
+        return sum(math.prod(v.shape[shape:]) * v.element_size() for v in tensors) + 64
 
-    def hashes(self, rows: Ints | None = None) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """A digest of each row in use (or of some), made in blocks of 1 MB."""
+    def hashes(self, rows: Ints | None = None) -> digests.Digests:
         wanted = np.arange(self.rows) if rows is None else rows
         out = np.zeros(len(wanted), np.uint64)
         for number, (path, leaf) in enumerate(sorted(self.leaves().items())):
@@ -143,30 +122,27 @@ class TensorCells:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def reserve(self, nest: Mapping[str, Any], kind: Any, inner: tuple[int, ...]) -> None:
-        """Make the storage's tensors, if it has none, for cells like the first of `nest`."""
         if self.storage.initialized:
             return
         if not hasattr(self.storage, "_init"):
             raise UsageError(f"a {type(self.storage).__name__} is made with its tensors; use a lazy storage")
         self._made = True
-        first = _values(nesting.flatten(nest), slice(0, 1))
-        item = {path: _spread(value[0], inner) for path, value in first.items()}
+        item = {path: _value(leaf, slice(0, 1), path)[0] for path, leaf in leaves(nest).items()}
+        if inner:
+            item = {path: value.expand(*inner, *value.shape).clone() for path, value in item.items()}
         names = kind.get("inner_names", []) if isinstance(kind, dict) else []
-        outline = _outline(kind)
-        self.storage._init(_together(item, kind, outline, inner, names if len(names) == len(inner) else None))
+        self.storage._init(_joined(item, kind, _outline(kind), inner, names if len(names) == len(inner) else None))
 
     def put(self, cells: Ints, nest: Mapping[str, Any], kind: Any, kinds: Ints | None) -> None:
-        """Write the fields of some cells."""
-        given = _values(nesting.flatten(nest), slice(None))
+        given = {path: _value(leaf, slice(None), path) for path, leaf in leaves(nest).items()}
         self._check(set(given))
-        index = self._index(cells)
-        held = self.storage._storage
-        values = _together(given, kind, without_classes(_outline(kind)), [len(cells)])
+        index, held = self._index(cells), self.storage._storage
+        values = _joined(given, kind, without_classes(_outline(kind)), [len(cells)])
         try:
             if is_collection(held) or isinstance(held, torch.Tensor):
                 held[index] = values
             else:
-                _set_tree(held, index, values)
+                pytree.tree_map(lambda target, value: target.__setitem__(index, value), held, values)
         except (RuntimeError, TypeError, ValueError, KeyError) as e:
             raise FieldError(f"the saved steps do not fit into this storage: {e}; give one of the same kind") from e
         for path, leaf in self.leaves().items():
@@ -174,7 +150,6 @@ class TensorCells:
                 leaf[index] = 0  # as TorchRL has it of what was written before the field came
 
     def fill(self, path: Path, cells: Ints, values: Any) -> None:
-        """Set a field of tensors in some cells to one number a cell, if there is one."""
         leaf = self.leaves().get(path)
         if not isinstance(leaf, torch.Tensor) or not len(cells):
             return
@@ -183,7 +158,6 @@ class TensorCells:
         leaf[self._index(cells)] = numbers.reshape(-1, *[1] * len(extra)).expand(-1, *extra)
 
     def finish(self, rows: int) -> None:
-        """Say how many rows are in use."""
         self.storage._len = rows * self.columns if self.storage.initialized else 0
         self.storage._bump_mutation_revision()
 
@@ -210,58 +184,34 @@ class TensorCells:
         return tuple(torch.from_numpy(i) for i in np.unravel_index(cells, shape))
 
 
-def check_room(cells: TensorCells | Any, needed: int, inner: tuple[int, ...]) -> None:
-    """Refuse more rows than the storage has."""
-    room = cells.capacity(inner)
-    if needed > room:
-        each = int(np.prod(inner, dtype=np.int64)) if inner else 1
-        raise CapacityError(
-            f"the share has {needed * each} steps, the storage room for {room * each}; plan with capacity={room * each}, which "
-            "drops the oldest and counts them"
-        )
+def _tree_leaves(held: Any) -> dict[Path, Any]:
+    pairs, _ = pytree.tree_flatten_with_path(held)
+    return {tuple(str(getattr(k, "key", getattr(k, "idx", k))) for k in keys): leaf for keys, leaf in pairs}
 
 
-def _tree_leaves(held: Any) -> list[tuple[Path, Any]]:
-    pairs, _ = torch.utils._pytree.tree_flatten_with_path(held)
-    return [(_path(keys), leaf) for keys, leaf in pairs]
-
-
-def _path(keys: Sequence[Any]) -> Path:
-    return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
-
-
-def _numbered(held: Any) -> Any:
-    """The same tree with the number of each leaf in its place."""
-    leaves, spec = torch.utils._pytree.tree_flatten(held)
-    return torch.utils._pytree.tree_unflatten(list(range(len(leaves))), spec)
-
-
-def _values(leaves: Any, part: slice) -> dict[Path, Any]:
-    """The steps' fields as tensors, or as stacks of what is no tensor."""
-    return {path: _value(leaf, part, path) for path, leaf in leaves if leaf is not None and not isinstance(leaf, dict)}
-
-
-def _together(found: dict[Path, Any], kind: Any, outline: Outline, prefix: Sequence[int], names: Any = None) -> Any:
+def _joined(found: dict[Path, Any], kind: Any, outline: Outline, prefix: Sequence[int], names: Any = None) -> Any:
     """What a user would have given: a TensorDict, a tensor or a tree of them."""
-    listed = isinstance(kind, dict) and "items" in kind
-    if kind == "tensor" or (listed and found.keys() == {ROOT}):
+    about = kind if isinstance(kind, dict) else {}
+    if kind == "tensor" or ("items" in about and found.keys() == {ROOT}):
         return found[ROOT]
-    if isinstance(kind, dict) and "tree" in kind:
-        order, spec = torch.utils._pytree.tree_flatten(kind["tree"])
-        numbered = {number: path for path, number in _tree_leaves(kind["tree"])}
-        return torch.utils._pytree.tree_unflatten([found[numbered[i]] for i in order], spec)
+    if "tree" in about:
+        order, spec = pytree.tree_flatten(about["tree"])
+        numbered = {number: path for path, number in _tree_leaves(about["tree"]).items()}
+        return pytree.tree_unflatten([found[numbered[i]] for i in order], spec)
     return assembled(outline, found, prefix, names=names)
 
 
 def _outline(kind: Any) -> Outline:
     """The outline that the state has; of steps saved by others, a plain one."""
-    if isinstance(kind, dict) and "tensorclass" in kind:
-        return {"keys": {}, "batch": [], "class": ["?", kind["tensorclass"]]}  # saved by an earlier version
-    known: Outline = json.loads(kind["outline"]) if isinstance(kind, dict) and "outline" in kind else {}
+    about = kind if isinstance(kind, dict) else {}
+    if "tensorclass" in about:
+        return {"keys": {}, "batch": [], "class": ["?", about["tensorclass"]]}  # saved by an earlier version
+    known: Outline = json.loads(about.get("outline", "{}"))
     return known or {"keys": {}, "batch": []}
 
 
 def _value(leaf: Any, part: slice, path: Path) -> Any:
+    """Steps [part] of a field as a tensor, or as a stack of what is no tensor."""
     if isinstance(leaf, list) and leaf and isinstance(leaf[0], np.ndarray):
         if len({(row.dtype, row.shape) for row in leaf}) > 1:
             raise FieldError(
@@ -274,15 +224,6 @@ def _value(leaf: Any, part: slice, path: Path) -> Any:
     if not isinstance(value, torch.Tensor):
         raise FieldError(f"field {show(path)!r} of dtype {leaf.dtype} has no tensor; restore into a ListStorage")
     return value
-
-
-def _spread(value: Any, inner: tuple[int, ...]) -> Any:
-    """The same in each cell of a row."""
-    return value.expand(*inner, *value.shape).clone() if inner else value
-
-
-def _set_tree(held: Any, index: Any, values: Any) -> None:
-    torch.utils._pytree.tree_map(lambda target, value: target.__setitem__(index, value), held, values)
 
 
 def _taken(leaf: torch.Tensor, index: Any) -> torch.Tensor:

@@ -6,61 +6,70 @@ told of, the marked rows are those that changed; else digests of all rows are co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts, spans
+from archive.adapters.torchrl.cells import Cells
+from archive.adapters.torchrl.digests import Digests
+from archive.adapters.torchrl.episodes import Keys
+from archive.arrays import Ints, spans
 from archive.write import BufferWriter
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Units = frozenset[tuple[int, int, int, str]]  # runs of live steps of one episode: env row, position, steps, episode id
 NONE = -1
 _MANY_MARKS = 4096
+_OF_NO_STEP = {
+    "env": np.int64(NONE),
+    "position": np.int64(NONE),
+    "closed": False,
+    "renumbered": False,
+    "signatures": None,
+}
 
 
 @dataclass
 class Record:
-    """Where the step of each cell stands; position NONE: it is not in the archive."""
+    """Where the step of each cell stands in the archive; position NONE: it is not there."""
 
     env: Ints
     position: Ints
-    hashes: np.ndarray[Any, np.dtype[np.uint64]]
     closed: Mask  # ended by a restore, though the step in the archive does not say so
     renumbered: Mask  # its trajectory has another id here than in the archive
     signatures: Any  # of storages of items: what each was made of when it was appended; sampling adds fields to some
-    units: frozenset[tuple[int, int, int, str]] | None = None  # what was restored: a writer must hold just this
+    hashes: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    units: Units | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
-    keys: Any = None  # by which a save told trajectories apart, and what was asked for
+    keys: Keys | None = None  # by which a save told trajectories apart
+    asked: Keys | None = None  # those that it was given
     form: Any = None  # the fields that all cells had when they were appended, with dtypes and shapes
 
     @classmethod
     def of(cls, cells: int) -> Record:
-        nothing = np.full(cells, NONE, np.int64)
-        return cls(
-            nothing,
-            nothing.copy(),
-            np.zeros(0, np.uint64),
-            np.zeros(cells, bool),
-            np.zeros(cells, bool),
-            np.full(cells, None),
-        )
+        """Of cells that are not in the archive."""
+        every: dict[str, Any] = {name: np.full(cells, value) for name, value in _OF_NO_STEP.items()}
+        return cls(**every)
 
     def resized(self, cells: int) -> None:
         """As many entries as there are cells now."""
         more = max(0, cells - len(self.position))
-        self.env = np.r_[self.env[:cells], np.full(more, NONE, np.int64)]
-        self.position = np.r_[self.position[:cells], np.full(more, NONE, np.int64)]
-        self.closed = np.r_[self.closed[:cells], np.zeros(more, bool)]
-        self.renumbered = np.r_[self.renumbered[:cells], np.zeros(more, bool)]
-        self.signatures = np.r_[self.signatures[:cells], np.full(more, None)]
+        for name, value in _OF_NO_STEP.items():
+            setattr(self, name, np.r_[getattr(self, name)[:cells], np.full(more, value)])
 
-    def forget(self, cells: Any) -> None:
+    def forget(self, cells: Mask) -> None:
+        """The steps in these cells are not those in the archive."""
         self.position[cells] = NONE
         self.closed[cells] = self.renumbered[cells] = False
+
+    @property
+    def live(self) -> Ints:
+        """The cells whose step is in the archive, in live order."""
+        cells = np.flatnonzero(self.position != NONE)
+        return cells[np.lexsort((self.position[cells], self.env[cells]))]
 
 
 class Tracker:
@@ -70,13 +79,15 @@ class Tracker:
         self.inner = None if inner is None else ref(inner)
         self.record = record
         self.revision = -1
-        self.explained = 0
-        self._marks: list[Any] = []
+        self.explained = 0  # by how much the revision has grown for what the tracker was told of
+        self._marks: list[Ints | slice] = []  # rows that were written
         self._listed = False
 
-    def start(self, cells: Any) -> None:
-        """From now on: what is told explains what changes."""
-        self.revision, self.explained, self._marks = int(cells.storage._mutation_revision), 0, []
+    def start(self, cells: Cells) -> None:
+        """What is told from now on explains what changes."""
+        self.revision = int(cells.storage._mutation_revision)
+        self.explained = 0
+        self._marks = []
         self._listed = cells.listed
 
     def mark_update(self, index: Any) -> None:
@@ -89,12 +100,12 @@ class Tracker:
         valid = rows[rows >= 0]
         self.explained += len(valid) if self._listed else int(len(valid) > 0)
         if len(valid):
-            self._marks.append((int(valid[0]), int(valid[-1]) + 1) if _is_run(valid) else np.unique(valid))
+            run = (np.diff(valid) == 1).all()
+            self._marks.append(slice(int(valid[0]), int(valid[-1]) + 1) if run else np.unique(valid))
         if len(self._marks) > _MANY_MARKS:
-            every = [np.arange(*mark) if isinstance(mark, tuple) else mark for mark in self._marks]
-            self._marks = [np.unique(np.concatenate(every))]
+            self._marks = [np.unique(np.r_[tuple(self._marks)])]
 
-    def changed(self, cells: Any, *, verify: bool) -> tuple[Mask, np.ndarray[Any, np.dtype[np.uint64]]]:
+    def changed(self, cells: Cells, *, verify: bool) -> tuple[Mask, Digests]:
         """Rows in use that may differ from what was saved, and the digests of all rows."""
         saved = np.zeros(0, np.uint64) if self.record is None else self.record.hashes
         if self.record is not None and self.record.form != cells.form():
@@ -104,27 +115,23 @@ class Tracker:
         if int(cells.storage._mutation_revision) - self.revision == self.explained and not verify and known:
             out[:known] = False
             for mark in self._marks:
-                out[slice(*mark) if isinstance(mark, tuple) else mark[mark < cells.rows]] = True
+                out[mark if isinstance(mark, slice) else mark[mark < cells.rows]] = True
             return out, _patched(saved[:known], cells, out)
         hashes = cells.hashes()
         out[:known] = hashes[:known] != saved[:known]
         return out, hashes
 
-    def idle(self, cells: Any) -> bool:
+    def idle(self, cells: Cells) -> bool:
         """Whether nothing at all was written since the last save."""
         same = int(cells.storage._mutation_revision) == self.revision and not self._marks
         return same and self.record is not None and self.record.keys is not None and self.record.units is None
 
     def __getstate__(self) -> dict[str, Any]:
         """In another process the storage is told of by nobody: digests find what changed."""
-        return {"inner": None, "record": None, "revision": -1, "explained": 0, "_marks": [], "_listed": self._listed}
+        return vars(Tracker(None, None))
 
 
-def _is_run(rows: Ints) -> bool:
-    return bool((np.diff(rows) == 1).all())
-
-
-def _patched(known: Any, cells: Any, changed: Mask) -> Any:
+def _patched(known: Digests, cells: Cells, changed: Mask) -> Digests:
     """The digests of rows that did not change as they were, of the others anew."""
     if not changed.any() and len(known) == cells.rows:
         return known
@@ -140,21 +147,24 @@ _trackers: WeakKeyDictionary[Any, list[Tracker]] = WeakKeyDictionary()
 
 def attach(storage: Any, tracker: Tracker) -> Tracker:
     """Have the storage tell the tracker of its writes; trackers of writers that are gone are let go."""
-    dead = [t for t in _trackers.get(storage, []) if t.inner is not None and t.inner() is None]
-    every = storage._attached_entities
-    every[:] = [e for e in every if not any(e is t for t in dead)]
-    _trackers[storage] = [t for t in _trackers.get(storage, []) if t not in dead]
-    if not any(t is tracker for t in _trackers[storage]):
-        _trackers[storage].append(tracker)
-        storage.attach(tracker)
+    every = _trackers.get(storage, [])
+    _detach(storage, [t for t in every if t.inner is not None and t.inner() is None])
+    storage.attach(tracker)
+    _trackers.setdefault(storage, []).append(tracker)
     return tracker
 
 
 def forget_all(storage: Any) -> None:
     """The storage's contents are replaced: nothing is known of them."""
-    gone = _trackers.pop(storage, [])
-    every = storage._attached_entities
-    every[:] = [e for e in every if not any(e is t for t in gone)]
+    _detach(storage, _trackers.get(storage, []))
+
+
+def _detach(storage: Any, gone: list[Tracker]) -> None:
+    """Have the storage tell these trackers of nothing more."""
+    numbers = set(map(id, gone))
+    attached = storage._attached_entities
+    attached[:] = [entity for entity in attached if id(entity) not in numbers]
+    _trackers[storage] = [t for t in _trackers.get(storage, []) if id(t) not in numbers]
 
 
 def tracker_of(storage: Any, inner: BufferWriter) -> Tracker:
@@ -172,28 +182,22 @@ def tracker_of(storage: Any, inner: BufferWriter) -> Tracker:
     return attach(storage, Tracker(inner, Record.of(0)))
 
 
-def live_units(inner: BufferWriter) -> frozenset[tuple[int, int, int, str]]:
-    """Runs of live steps of one episode: (env row, position, steps, episode id)."""
+def live_units(inner: BufferWriter) -> Units:
+    """What a writer's buffer holds."""
     runs, ids = inner.live_runs()
     return units_of(runs.env, runs.position, runs.length, ids)
 
 
-def units_of(env: Ints, position: Ints, length: Ints, ids: list[str]) -> frozenset[tuple[int, int, int, str]]:
-    return frozenset(_joined(zip(env.tolist(), position.tolist(), length.tolist(), ids, strict=True)))
-
-
-def _joined(runs: Any) -> Iterator[tuple[int, int, int, str]]:
-    """Neighbours of one episode as one."""
-    held: tuple[int, int, int, str] | None = None
-    for run in sorted(runs):
-        if held and run[0] == held[0] and run[3] == held[3] and run[1] == held[1] + held[2]:
-            held = (held[0], held[1], held[2] + run[2], held[3])
-            continue
-        if held and held[2]:
-            yield held
-        held = run
-    if held and held[2]:
-        yield held
+def units_of(env: Ints, position: Ints, length: Ints, ids: list[str]) -> Units:
+    """Runs of steps, neighbours of one episode as one."""
+    out: list[tuple[int, int, int, str]] = []
+    for row, start, steps, name in sorted(zip(env.tolist(), position.tolist(), length.tolist(), ids, strict=True)):
+        before = out[-1] if out else None
+        if before and (row, name, start) == (before[0], before[3], before[1] + before[2]):
+            out[-1] = (row, before[1], before[2] + steps, name)
+        elif steps:
+            out.append((row, start, steps, name))
+    return frozenset(out)
 
 
 def evict_unknown(inner: BufferWriter, record: Record) -> None:
@@ -204,7 +208,6 @@ def evict_unknown(inner: BufferWriter, record: Record) -> None:
     kept = record.position != NONE
     span = int(max(position.max(initial=0), record.position.max(initial=0))) + 1
     gone = ~np.isin(env * span + position, record.env[kept] * span + record.position[kept])
-    env, position = env[gone], position[gone]
-    heads = run_starts(env)
-    for row, mine in zip(env[heads].tolist(), np.split(position, heads[1:]), strict=False):
+    rows, heads = np.unique(env[gone], return_index=True)
+    for row, mine in zip(rows.tolist(), np.split(position[gone], heads[1:]), strict=False):
         inner.evict(row, None, mine)

@@ -12,7 +12,7 @@ import pytest
 import archive
 import resharding
 from archive.adapters import torchrl
-from archive.adapters.torchrl import tensors as _torchrl_tensors
+from archive.adapters.torchrl import tensors
 from archive.base.errors import FieldError, UsageError
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, steps
 from tests.support.worlds import save_world, shares
@@ -294,7 +294,7 @@ def test_saving_while_a_thread_writes() -> None:
 def test_a_changed_bit_changes_the_digest(dtype: Any) -> None:
     rb = buffer(64, plain=True)
     rb.extend((torch.rand(64, 9, generator=torch.Generator().manual_seed(1)) > 0.5).to(dtype))
-    cells = _torchrl_tensors.TensorCells(rb._storage)
+    cells = tensors.TensorCells(rb._storage)
     before = cells.hashes()
     assert len(np.unique(before)) == len(np.unique(rb[:].to(torch.complex64).numpy(), axis=0))
     for row, column in ((0, 0), (31, 8), (63, 4)):

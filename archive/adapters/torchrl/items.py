@@ -1,0 +1,177 @@
+"""Items of lists taken apart and put together: TensorDicts, tensors, arrays, numbers, strings and trees of them.
+
+The kind of an item is a tree of ["td" | "dict" | "list" | "tuple" | "tensor" | "array" | "int" | ...], as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from archive.adapters.torchrl.cells import ROOT
+from archive.adapters.torchrl.outlines import (
+    available,
+    is_collection,
+    is_lazy_stack,
+    made,
+    module_tensordict,
+    own_outline,
+)
+from archive.base import ArchiveError, FieldError, UsageError, jsontree, show
+from archive.fields import Array, Path, dtypes
+
+Leaves = dict[Path, Any]
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_NUMBERS = {"bool": bool, "int": int, "float": float}
+
+
+class Json:
+    """A value that is kept as JSON."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def apart(item: Any, path: Path, leaves: Leaves) -> Any:
+    """The kind of an item; its leaves are collected. What cannot be saved without pickle is refused."""
+    td = module_tensordict()
+    here = path or ROOT
+    if isinstance(item, td.NonTensorData | td.NonTensorStack):
+        return ["nontensor", apart(item.tolist() if isinstance(item, td.NonTensorStack) else item.data, path, leaves)]
+    if is_lazy_stack(item):
+        return ["stack", _parts(enumerate(item.tensordicts), path, leaves), item.stack_dim]
+    if is_collection(item):
+        parts = _parts(item.items(), path, leaves)
+        outline = own_outline(item)
+        batch = outline.pop("batch")
+        if item.device is not None:
+            outline["device"] = str(item.device)
+        measured = any(isinstance(v, torch.Tensor) for v in item.values())  # its tensors tell the batch size
+        return ["td", parts, item.batch_dims, [] if measured else batch, *([outline] if outline else [])]
+    if isinstance(item, torch.Tensor | np.ndarray):
+        leaves[here] = item
+        return ["tensor", *(["grad"] if item.requires_grad else [])] if isinstance(item, torch.Tensor) else ["array"]
+    if type(item) is dict and all(isinstance(k, str) for k in item) and any(map(_is_array, item.values())):
+        return ["dict", _parts(item.items(), path, leaves)]
+    if type(item) in (list, tuple) and any(map(_is_array, item)):
+        return [type(item).__name__, _parts(enumerate(item), path, leaves)]
+    if type(item) in (bool, int, float, str):
+        leaves[here] = item
+        return [type(item).__name__]
+    try:
+        jsontree.dumps(item, where=show(here))
+    except ArchiveError as e:
+        raise FieldError(
+            f"an item of the storage has a {type(item).__name__} in {show(here)!r}, which cannot be saved without pickle; "
+            "store tensors, arrays, numbers, strings, or dicts and lists of them"
+        ) from e
+    leaves[here] = Json(item)
+    return ["json"]
+
+
+def _parts(entries: Any, path: Path, leaves: Leaves) -> dict[str, Any]:
+    return {str(key): apart(value, (*path, str(key)), leaves) for key, value in entries}
+
+
+def _is_array(value: Any) -> bool:
+    deep = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return isinstance(value, torch.Tensor | np.ndarray) or hasattr(value, "batch_size") or any(map(_is_array, deep))
+
+
+def together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> Any:
+    """The item of a kind, from the leaves of step `place`."""
+    what, *more = kind
+    if what in ("td", "stack", "dict", "list", "tuple"):
+        parts = {k: together(sub, (*path, k), leaves, place) for k, sub in more[0].items()}
+        if what == "td":
+            return _tensordict(parts, *more[1:])
+        if what == "stack":
+            return module_tensordict().LazyStackedTensorDict(*parts.values(), stack_dim=more[1])
+        return parts if what == "dict" else {"list": list, "tuple": tuple}[what](parts.values())
+    if what == "nontensor":
+        inner = together(more[0], path, leaves, place)
+        td = module_tensordict()
+        return td.NonTensorStack(*inner) if isinstance(inner, list) else td.NonTensorData(inner)
+    value = leaves[path or ROOT][place]
+    if what in _NUMBERS:
+        return _NUMBERS[what](value)
+    if what == "tensor":
+        # the usual dtypes first: an item each, so what `to_torch` looks at would count
+        plain = getattr(value, "dtype", np.dtype(object)).kind in "biu" or getattr(value, "dtype", None) in _FLOATS
+        tensor = torch.from_numpy(np.array(value)) if plain else dtypes.to_torch(np.array(value))
+        return tensor.requires_grad_() if more else tensor
+    return np.array(value) if what == "array" else value
+
+
+def _tensordict(parts: dict[str, Any], dims: int, batch: list[int], more: Mapping[str, Any] | None = None) -> Any:
+    tensors = [v for v in parts.values() if isinstance(v, torch.Tensor)]
+    outline = {**(more or {}), "batch": list(tensors[0].shape[:dims]) if tensors else batch}
+    return made(parts, outline, device=available(outline.get("device")))
+
+
+def kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:
+    """What to make of a step: as the state says; of steps saved by another system, a TensorDict."""
+    if isinstance(kind, dict) and "items" in kind and number is not None:
+        found = kind["items"][number]
+        return json.loads(found) if isinstance(found, str) else found
+    if kind == "tensor":
+        return ["tensor"]
+    if isinstance(kind, dict) and "outline" not in kind:
+        raise UsageError("the checkpoint has a tree of tensors; restore it into a tensor storage")
+    nested: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        inner = nested
+        for key in path[:-1]:
+            inner = inner.setdefault(key, ["td", {}, 0, []])[1]
+        ragged = isinstance(leaf, list) and bool(leaf) and isinstance(leaf[0], np.ndarray)
+        text = not ragged and (isinstance(leaf, list) or leaf.dtype == object)
+        inner[path[-1]] = ["nontensor", ["str"]] if text else ["tensor"]
+    return ["td", nested, 0, []]
+
+
+def joined(path: Path, values: list[Any]) -> Any:
+    """The rows of one field: an array, or a list where rows have dimensions of their own."""
+    first = values[0]
+    if isinstance(first, Json):
+        return [v.value for v in values]
+    stack = stacked(values)
+    if stack is not None:
+        every = dtypes.from_torch(stack, where=show(path))
+        return every if stack.ndim == 1 else list(every)
+    if isinstance(first, torch.Tensor):
+        return [dtypes.from_torch(v.as_subclass(torch.Tensor), where=show(path)).copy() for v in values]
+    if isinstance(first, np.ndarray):
+        return np.stack(values) if first.ndim == 0 else [v.copy() for v in values]
+    if isinstance(first, str):
+        return list(values)
+    try:
+        return np.array(values, np.dtype({bool: "?", int: "<i8", float: "<f8"}[type(first)]))
+    except OverflowError as e:
+        raise FieldError(f"field {show(path)!r} holds an integer beyond 64 bits; store it as a string") from e
+
+
+def stacked(values: list[Any]) -> torch.Tensor | None:
+    """Tensors of one dtype and shape as one on the CPU; None if they are not."""
+    first = values[0]
+    if not isinstance(first, torch.Tensor):
+        return None
+    if not all(isinstance(v, torch.Tensor) and v.dtype == first.dtype and v.shape == first.shape for v in values):
+        return None
+    with torch.no_grad():
+        return torch.stack(values).as_subclass(torch.Tensor).cpu()
+
+
+def last_numbers(path: Path, values: list[Any]) -> Array:
+    """The last number of each value, 0 of empty ones; as texts if not all are numbers."""
+    stack = stacked(values)
+    every = None if stack is None else dtypes.from_torch(stack, where=show(path)).reshape(len(values), -1)
+    if every is not None and every.dtype.kind in "biuf":
+        return every[:, -1] if every.shape[1] else np.zeros(len(values))
+    each = [dtypes.from_torch(v, where=show(path)) if isinstance(v, torch.Tensor) else np.asarray(v) for v in values]
+    if any(v.dtype.kind not in "biuf" for v in each):
+        return np.array([str(v) for v in values], object)
+    return np.array([v.reshape(-1)[-1] if v.size else 0 for v in each])
