@@ -141,6 +141,20 @@ def test_no_package_index_is_named(name: str) -> None:
     assert not re.search(r"index-url|find-links|https?://|file://", text)
 
 
+# -- documents --------------------------------------------------------------------------------------------------------------
+
+MAX_LINE = 120
+OUTPUT = re.compile(r"^```(?:console|text)\n.*?^```$", re.MULTILINE | re.DOTALL)  # as wide as a program prints it
+FIGURES = "RESULTS.md"  # of benchmarks: wide tables
+PAGES = [*ROOT.glob("*.md"), *(p for top in ("archive", "resharding", "tests") for p in (ROOT / top).rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", sorted(PAGES), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_lines_of_documents_are_short(path: Path) -> None:
+    text = OUTPUT.sub("", "" if path.name == FIGURES else path.read_text("utf-8"))
+    assert [line for line in text.splitlines() if len(line) > MAX_LINE] == []
+
+
 # -- where tests lie -------------------------------------------------------------------------------------------------------
 
 TESTS = ROOT / "tests"

@@ -20,6 +20,7 @@ import resharding
 from archive import cli
 from tests.support import alf_buffer, reference, rlinf_objects, xtuner_managers
 from tests.support.documents import (
+    DECISIONS,
     DOCS,
     KINDS,
     PAGES,
@@ -156,3 +157,15 @@ def test_help_begins_with_what_people_need(package: object) -> None:
     assert len(dir(package)) < 80
     for name in ("open", "create") if package is archive else ("plan", "merge"):
         assert re.search(rf"^ +{name}\(", text, re.MULTILINE), name
+
+
+RECORDS = [path for path in DECISIONS if path.stem != "index"]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_decision_is_short_listed_and_complete(record: Path) -> None:
+    text = record.read_text("utf-8")
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequence"]
+    assert len(text.splitlines()) <= 25
+    title = text.splitlines()[0].removeprefix("# ")
+    assert f"[{title}]({record.name})" in (DOCS / "decisions" / "index.md").read_text("utf-8")

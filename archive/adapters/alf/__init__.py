@@ -1,4 +1,4 @@
-"""ALF: its replay buffer into an archive and back, on any number of ranks, env rows and slots, and its checkpoint files.
+"""ALF: its replay buffer into an archive and back, on any number of ranks, rows and slots, and its checkpoint files.
 
 ```python
 arc = archive.open(url, create=True)
@@ -25,13 +25,14 @@ w.close()
 | sum and max tree | column `priority`: the leaves; trees and `_nnz` are made of them |
 | `_mini_batch_length` | state; of several ranks the greatest |
 | `_episodic_discounted_return` | column `episodic_return` |
-| `_indexed_pos`, `_headless_indexed_pos`, `_prev_disc_0_pos` | made of the steps; three numbers a row of what lost its start |
+| `_indexed_pos`, `_headless_indexed_pos`, `_prev_disc_0_pos` | made of the steps; three numbers for a lost start |
 | random numbers | not saved: ALF draws from torch's global generator |
 
 Same ranks and same size: the buffer's state is the same, bit for bit. Otherwise the plan says who gets what, and
 unfinished="close" (default): the last step of an open episode becomes LAST, its discount kept, for ALF's targets run
-across a MID before a FIRST. In the archive the episode stays as it was. "continue": the one at the end of a row goes on.
-A headless episode that is not the first of its row gets its first live step made FIRST; `plan(incomplete="drop")` drops it.
+across a MID before a FIRST. In the archive the episode stays as it was. "continue": the one at the end of a row goes
+on. A headless episode that is not the first of its row gets its first live step made FIRST;
+`plan(incomplete="drop")` drops it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one system saved, into a live buffer of another: ALF, TorchRL, RLinf; see docs/adapters/exchange.md for what carries over.
+"""What one system saved, into a live buffer of another: ALF, TorchRL, RLinf. docs/adapters/exchange.md has more.
 
 ```python
 share = resharding.plan(ck, world_size=1).share(0)  # of a checkpoint that ALF's adapter made
@@ -8,7 +8,7 @@ torchrl.save(torchrl_buffer, w, step=ck.step).result()  # from now on it is Torc
 
 | from | to | |
 |---|---|---|
-| ALF, TorchRL, RLinf | TorchRL | one item a transition: observation, action, next, collector/traj_ids; leaves of its tree |
+| ALF, TorchRL, RLinf | TorchRL | one item a transition: observation, action, next, traj_ids; its tree's leaves |
 | ALF, TorchRL, RLinf | RLinf | one trajectory [T, 1, ...] an episode: curr_obs, next_obs, actions, rewards, dones |
 | TorchRL, RLinf | ALF | T + 1 steps, FIRST to LAST, dealt to the env rows; leaves of its trees |
 

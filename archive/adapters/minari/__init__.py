@@ -10,10 +10,10 @@ if len(good):
 
 | of Minari | in the archive |
 |---|---|
-| observations, infos of T + 1 rows | fields of the same nesting on axis offset; of a tuple, keys `_index_0`, `_index_1`, ... |
+| observations, infos of T + 1 rows | fields of the same nesting on axis offset; of a tuple, keys `_index_0`, ... |
 | actions, rewards, terminations, truncations | fields, one row a step |
 | an episode's id, seed and other attributes | its metadata |
-| spaces and what else is known of the dataset | progress of the checkpoint that the import makes: `ck.progress["minari"]` |
+| spaces and what else is known of the dataset | progress of the import's checkpoint: `ck.progress["minari"]` |
 
 What is exported is Minari's: a dataset in its own folder, by its own code; images are not made JPEG unless asked for.
 """

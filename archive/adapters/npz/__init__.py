@@ -9,8 +9,8 @@ npz.export_dataset(ck, "all.npz")
 | in the file | in the archive |
 |---|---|
 | flat: `observations`, `actions`, `rewards` and any other array of one row a step | fields of the same names |
-| flat: `terminals`; `timeouts` or `episode_terminals` | ends of episodes, terminated or truncated; the rest is unfinished |
-| by episode (d3rlpy 2): `observations_0`, `actions_0`, ... | fields; of several observations `observations/0`, `observations/1` |
+| flat: `terminals`; `timeouts` or `episode_terminals` | ends of episodes: terminated, truncated; others are open |
+| by episode (d3rlpy 2): `observations_0`, `actions_0`, ... | fields; of several observations `observations/0`, ... |
 | by episode: `terminated_0` | terminated, else truncated |
 | arrays of another length | left out, their names in `ck.progress["npz"]["left_out"]` |
 """

@@ -8,7 +8,7 @@
         rlinf.restore(buffer, share)                             # an empty TrajectoryReplayBuffer
         buffer.add_trajectories(trajectories)
         rlinf.save(buffer, w, step=100).result()                 # uploads what is new
-    rlinf.export_checkpoint(arc.checkpoints.of(ck.run).latest, "elsewhere/replay_buffer")  # for buffer.load_checkpoint()
+    rlinf.export_checkpoint(arc.checkpoints.of(ck.run).latest, "elsewhere/replay_buffer")  # for load_checkpoint()
 
 | of a buffer | where it is kept | M == N | M != N |
 |---|---|---|---|

@@ -17,12 +17,12 @@ What is saved:
 |---|---|
 | a group | an episode with an id of its own; a step is a rollout |
 | `rollout_id`, `response`, tokens, logprobs, masks, `response_model_steps` | fields, ragged where they are lists |
-| arrays, tensors and long lists of numbers, wherever they are | ragged fields named by their place: `mm_info.pixel_values` |
+| arrays, tensors, long lists of numbers, wherever they are | ragged fields named by place: `mm_info.pixel_values` |
 | Ray object refs, nested ones too | what they refer to, once a group; put into Ray again by `restore` |
 | everything else of a rollout | metadata; what is longer than 512 characters, the field `long` |
 | the score of the reward | the field `reward`, so the table has a `return` |
 | newest `response_model_steps` | update counts |
-| uid, timestamp, task, status, staleness, status and staleness of each rollout | attributes: saved anew, as they change |
+| uid, timestamp, task, status, staleness; the last two of each rollout, too | attributes: saved anew, as they change |
 | content that changed, as when an expired group was reset | a revision of the episode |
 | what uid and timestamp come next | state: ids of consumed groups are not given out again |
 | a manager's samplers and dataloaders, model step | state |
