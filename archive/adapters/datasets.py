@@ -1,4 +1,4 @@
-"""Adapters: what importers and exporters of datasets share: one checkpoint a dataset, episodes in batches, files."""
+"""What importers and exporters of datasets share: one checkpoint a dataset, its episodes, and which field has which role."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def episodes_of(source: Any) -> Episodes:
     found = source if isinstance(source, Episodes) else getattr(source, "episodes", None)
     if not isinstance(found, Episodes):
         raise UsageError(f"give an archive, a checkpoint, a share or episodes, not {type(source).__name__}")
-    full = found[np.flatnonzero(found.table["length"].to_numpy())]
+    full = found[np.flatnonzero(found.lengths())]
     if not len(full):
         raise NotFoundError("there are no episodes with steps to export")
     return full
@@ -86,6 +86,7 @@ def path_of_role(steps: Mapping[str, Any], role: str, given: str | None) -> Path
 
 
 def lookup(steps: Mapping[str, Any], path: Path) -> Any:
+    """The field, or nest of fields, at that place; None where there is none."""
     found: Any = steps
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -23,7 +23,9 @@ All episodes count as ended: LeRobot does not say how.
 
 from __future__ import annotations
 
-from archive.adapters.lerobot.adapter import export_dataset, frames, import_dataset
+from archive.adapters.lerobot.exporting import export_dataset
+from archive.adapters.lerobot.importing import import_dataset
+from archive.adapters.lerobot.videos import frames
 
 __all__ = [
     "export_dataset",

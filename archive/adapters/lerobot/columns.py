@@ -1,4 +1,4 @@
-"""Adapters: columns of LeRobot's Parquet files as arrays and back, its table of tasks, and its statistics."""
+"""Pure, no I/O: columns of LeRobot's Parquet files as arrays and back, its table of tasks, and its statistics."""
 
 from __future__ import annotations
 
@@ -36,15 +36,21 @@ class Stats:
     """Least, greatest, mean and deviation of a feature over all steps."""
 
     def __init__(self) -> None:
-        self.count, self.low, self.high, self.total, self.squares = 0, np.inf, -np.inf, np.float64(0), np.float64(0)
+        self.count = 0
+        self.low: Any = np.inf
+        self.high: Any = -np.inf
+        self.total: Any = np.float64(0)
+        self.squares: Any = np.float64(0)
 
     def add(self, array: Array) -> None:
         values = array.astype(np.float64)
         if not len(values):
             return
         self.count += len(values)
-        self.low, self.high = np.minimum(self.low, values.min(0)), np.maximum(self.high, values.max(0))
-        self.total, self.squares = self.total + values.sum(0), self.squares + (values**2).sum(0)
+        self.low = np.minimum(self.low, values.min(0))
+        self.high = np.maximum(self.high, values.max(0))
+        self.total = self.total + values.sum(0)
+        self.squares = self.squares + (values**2).sum(0)
 
     def as_json(self) -> dict[str, Any]:
         mean = self.total / max(1, self.count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 
 from archive import Archive
 from archive.adapters import (
-    Array,
     Imported,
     about_of,
     archive_dataset,
@@ -20,12 +20,13 @@ from archive.adapters import (
     role_of,
     system,
 )
-from archive.base import FieldError, NotFoundError, UsageError
+from archive.base import FieldError, NotFoundError, UsageError, show
 from archive.checkpoint import Checkpoint
 from archive.fields import Path, Schema, flatten, to_path
 from archive.read import Episode
 
 INSTALL = "'minari[hdf5]'"
+KEPT = ("observations", "actions", "rewards", "terminations", "truncations")
 NOT_KEPT = ("observation_space", "action_space", "data_format", "dataset_size", "total_steps", "total_episodes")
 
 
@@ -41,7 +42,7 @@ def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: 
         raise FieldError(f"dataset {dataset.spec.dataset_id!r} has no episodes")
 
     def every() -> Iterator[Imported]:
-        for steps, episode, about in _with_first(first, pairs):
+        for steps, episode, about in itertools.chain([first], pairs):
             ends = bool(episode.terminations[-1]), bool(episode.truncations[-1])
             yield Imported(steps, *ends, metadata=_plain(about))
 
@@ -85,14 +86,18 @@ def export_dataset(
         root = path_of_role(steps, "observations", observations)
         if next_observations is not None:
             following = {root: to_path(next_observations)}
-        seen = _one_more(root, steps, following, episode)
-        done = role_of(steps, "actions", actions)
-        for key, value in zip(spaces, (seen, done), strict=True):
+        found = {
+            "observation_space": _one_more(root, steps, following, episode),
+            "action_space": role_of(steps, "actions", actions),
+        }
+        for key, value in found.items():
             spaces[key] = _space_of(value) if spaces[key] is None else spaces[key]
-        buffers.append(
-            _buffer(i, episode, steps, _as_space(seen, spaces["observation_space"]), _as_space(done, spaces["action_space"]),
-                    role_of(steps, "rewards", rewards))
-        )  # fmt: skip
+        arrays = {
+            "observations": _as_space(found["observation_space"], spaces["observation_space"]),
+            "actions": _as_space(found["action_space"], spaces["action_space"]),
+            "rewards": role_of(steps, "rewards", rewards),
+        }
+        buffers.append(_buffer(i, episode, steps, arrays))
     try:
         return minari.create_dataset_from_buffers(dataset_id, buffers, jpeg_encoding=jpeg_encoding, **spaces, **options)
     except (ValueError, TypeError) as e:
@@ -108,23 +113,20 @@ def _local(minari: Any, dataset_id: str) -> Any:
         ) from e
 
 
-def _buffer(i: int, episode: Episode, steps: dict[str, Any], seen: Any, done: Any, rewards: Array) -> Any:
-    ends = {name: np.arange(episode.length) == episode.length - 1 for name in ("terminations", "truncations")}
-    flags = {"terminations": bool(episode.terminated), "truncations": bool(episode.truncated)}
+def _buffer(number: int, episode: Episode, steps: dict[str, Any], arrays: Mapping[str, Any]) -> Any:
+    last = np.arange(episode.length) == episode.length - 1
     return system("minari.data_collector", INSTALL).EpisodeBuffer(
-        id=i,
+        id=number,
         seed=episode.metadata.get("seed"),
-        observations=seen,
-        actions=done,
-        rewards=rewards,
+        terminations=steps.get("terminations", last & bool(episode.terminated)),
+        truncations=steps.get("truncations", last & bool(episode.truncated)),
         infos=steps.get("infos"),
-        **{name: steps.get(name, mask & flags[name]) for name, mask in ends.items()},
+        **arrays,
     )
 
 
 def _steps(episode: Any) -> dict[str, Any]:
-    kept = ("observations", "actions", "rewards", "terminations", "truncations")
-    steps = {name: _named(getattr(episode, name)) for name in kept}
+    steps = {name: _named(getattr(episode, name)) for name in KEPT}
     return {**steps, "infos": _named(episode.infos)} if episode.infos else steps
 
 
@@ -179,16 +181,11 @@ def _one_more(root: Path, steps: dict[str, Any], following: Mapping[Path, Path],
     rows = None if after is None else lookup(steps, after)
     if len(value) != episode.length or not isinstance(rows, (np.ndarray, list)) or not len(rows):
         raise FieldError(
-            f"episode {episode.id!r} has {len(value)} rows of {'/'.join(root)!r} for {episode.length} steps, Minari has one "
+            f"episode {episode.id!r} has {len(value)} rows of {show(root)!r} for {episode.length} steps, Minari has one "
             "more: the one after the last step; name the field that has it: next_observations='next/obs' (archives "
             "written with Schema(next_of=...) say it themselves)"
         )
     return np.concatenate([value, rows[-1:]])
-
-
-def _with_first(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _about(dataset: Any) -> dict[str, Any]:

@@ -53,57 +53,54 @@ def export_dataset(
     """Write episodes to one file, `.npz` or `.h5`.
 
     fields: read only these.  observations, actions, rewards: names of the fields, where not the usual ones. Of
-    observations with one row
-    more than steps the last is left out, and so are episodes without steps.
+    observations with one row more than steps the last is left out, and so are episodes without steps.
     layout: "flat", or "episodes" (default for HDF5: that of d3rlpy 2).
     """
     suffix = PurePath(str(url)).suffix
     layout = layout or ("episodes" if suffix in HDF5 else "flat")
     check_option("layout", layout, ("flat", "episodes"))
     names = {"observations": observations, "actions": actions, "rewards": rewards}
-    parts = [(e, _roles(steps, e, names)) for e, steps in episodes_of(source).stream(fields)]
-    arrays = _episodic(parts) if layout == "episodes" else _joined(parts)
+    parts = [(e, _by_role(steps, e, names)) for e, steps in episodes_of(source).stream(fields)]
+    arrays = _one_after_the_other(parts) if layout == "episodes" else _end_to_end(parts)
     write_file(url, _encoded(suffix, arrays, str(url)), storage_options)
 
 
-def _roles(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | None]) -> dict[str, Any]:
-    """Observations (an array, or one of each kind), actions and rewards of one episode."""
+def _by_role(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """Observations (an array, or a list of one of each kind), actions and rewards of one episode."""
     found = {role: role_of(steps, role, given) for role, given in names.items()}
-    seen = found["observations"]
-    kinds = [(path, leaf) for path, leaf in flatten({"observations": seen})]
-    parts = [_plain(row(leaf, episode.length, "/".join(path)), "/".join(path)) for path, leaf in kinds]
-    one = {role: _plain(row(found[role], episode.length, role), role) for role in ("actions", "rewards")}
-    return {"observations": parts if isinstance(seen, Mapping) else parts[0], **one}
+    observations = found.pop("observations")
+    kinds = [_known(leaf, episode.length, "/".join(path)) for path, leaf in flatten({"observations": observations})]
+    rest = {role: _known(array, episode.length, role) for role, array in found.items()}
+    return {"observations": kinds if isinstance(observations, Mapping) else kinds[0], **rest}
 
 
-def _plain(array: Array, name: str) -> Array:
-    """An array that these files know: strings of fixed width, as those of any width would be pickled."""
+def _known(values: Any, length: int, name: str) -> Array:
+    """One row a step, of a dtype that these files know: strings of fixed width, as those of any width would be pickled."""
+    array = row(values, length, name)
     if array.dtype.kind == "V":
         raise FieldError(f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype")
     return array.astype(str) if array.dtype.kind == "O" else array
 
 
-def _episodic(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
-    columns = ["observations", "actions", "rewards", "terminated"]
-    out: dict[str, Any] = {"columns": columns, "num_episodes": len(parts), "version": VERSION}
+def _one_after_the_other(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
+    out: dict[str, Any] = {"columns": [*REQUIRED, "terminated"], "num_episodes": len(parts), "version": VERSION}
     for i, (episode, roles) in enumerate(parts):
-        seen, done, gained = (roles[name] for name in columns[:3])
-        out |= (
-            {f"observations_{i}_{j}": one for j, one in enumerate(seen)}
-            if isinstance(seen, list)
-            else {f"observations_{i}": seen}
-        )
-        out[f"actions_{i}"] = done.reshape(len(done), -1) if done.ndim == 1 else done
-        out[f"rewards_{i}"] = gained.reshape(len(gained), -1)
+        observations, actions, rewards = (roles[name] for name in REQUIRED)
+        if isinstance(observations, list):
+            out |= {f"observations_{i}_{j}": kind for j, kind in enumerate(observations)}
+        else:
+            out[f"observations_{i}"] = observations
+        out[f"actions_{i}"] = actions[:, None] if actions.ndim == 1 else actions
+        out[f"rewards_{i}"] = rewards.reshape(len(rewards), -1)
         out[f"terminated_{i}"] = bool(episode.terminated)
     return out
 
 
-def _joined(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
+def _end_to_end(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
     if any(isinstance(roles["observations"], list) for _, roles in parts):
         raise FieldError("the flat layout has one array of observations; name one field, or give layout='episodes'")
     out = {}
-    for name in ("observations", "actions", "rewards"):
+    for name in REQUIRED:
         arrays = [roles[name] for _, roles in parts]
         if len({array.shape[1:] for array in arrays}) > 1:
             raise FieldError(
@@ -111,15 +108,14 @@ def _joined(parts: list[tuple[Episode, dict[str, Any]]]) -> dict[str, Any]:
             )
         out[name] = np.concatenate(arrays)
     ends = np.cumsum([episode.length for episode, _ in parts]) - 1
-    masks = {name: np.zeros(int(ends[-1]) + 1, bool) for name in ENDS}
-    masks["terminals"][ends] = [bool(episode.terminated) for episode, _ in parts]
-    masks["episode_terminals"][ends] = True
-    masks["timeouts"] = masks["episode_terminals"] & ~masks["terminals"]
-    return out | masks
+    terminals, last = np.zeros((2, int(ends[-1]) + 1), bool)
+    terminals[ends] = [bool(episode.terminated) for episode, _ in parts]
+    last[ends] = True
+    return out | {"terminals": terminals, "timeouts": last & ~terminals, "episode_terminals": last}
 
 
 def _by_episode(arrays: Mapping[str, Any]) -> Iterator[Imported]:
-    columns = [_text(name) for name in arrays["columns"]]
+    columns = [name.decode() if isinstance(name, bytes) else str(name) for name in arrays["columns"]]
     for i in range(int(arrays["num_episodes"])):
         found: dict[str, Any] = {}
         for name in columns:
@@ -174,11 +170,15 @@ def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
             return _read_hdf5(data)
     except (OSError, ValueError, KeyError) as e:
         raise IntegrityError(f"{where} is no readable {suffix} file: {e}") from e
-    raise UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
+    raise _no_suffix(where)
+
+
+def _no_suffix(where: str) -> UsageError:
+    return UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
 
 
 def _read_hdf5(data: bytes) -> dict[str, Any]:
-    h5py, out = system("h5py", "h5py"), {}
+    h5py = system("h5py", "h5py")
     with h5py.File(io.BytesIO(data), "r") as file:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
@@ -201,9 +201,5 @@ def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
                 texts = isinstance(value, np.ndarray) and value.dtype.kind == "U"
                 file.create_dataset(name, data=value.astype(object) if texts else value)
     else:
-        raise UsageError(f"{where}: the name must end in .npz, {' or '.join(HDF5)}")
+        raise _no_suffix(where)
     return out.getvalue()
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -16,7 +16,7 @@ import pytest
 import archive
 from archive.adapters import lerobot
 from archive.adapters.lerobot import videos as videos
-from archive.adapters.lerobot.adapter import EPISODES
+from archive.adapters.lerobot.layout import EPISODES, VIDEOS
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
 from archive.store import Storage
 from tests.support.dataset_files import same
@@ -67,7 +67,7 @@ def test_pictures_there_and_back_bit_for_bit(robots: archive.Archive, tmp_path: 
         [48, 64, 3],
         ["height", "width", "channels"],
     )
-    assert (info["video_path"] == videos.PATH) is video
+    assert (info["video_path"] == VIDEOS) is video
     stats = json.loads((tmp_path / "d/meta/stats.json").read_text())["observation.images.top"]
     assert np.shape(stats["mean"]) == (3, 1, 1)
     assert 0 <= np.min(stats["min"]) <= np.max(stats["max"]) <= 1
@@ -150,7 +150,7 @@ def test_each_step_has_the_frame_of_its_time(tmp_path: Path) -> None:
     store = Storage.connect(str(root), {})
     info = json.loads((root / "meta/info.json").read_text())
     about = pq.read_table(root / EPISODES.format(chunk_index=0, file_index=0)).to_pylist()
-    backwards = videos.Videos(store, info, ["observation.images.top"])
+    backwards = videos.Videos(store, info)
     for i in (1, 0, 1):
         same(backwards.frames("observation.images.top", about[i]), pictures([first, second][i])["top"])
 
