@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,129 +16,79 @@ from archive.cli.demo_ranks import Ranks, account, resume, save
 from archive.cli.options import Target, on_archive
 
 if TYPE_CHECKING:
-    from archive import Archive, Episodes
+    from archive import Archive
+    from archive.store import IOStats
 
 Steps = dict[str, Any]
 WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
 SAVED_BY, RESUMED_BY = 4, 3
+STEPS = (
+    *(
+        "open or create it",
+        "write and commit",
+        "open elsewhere, filter by weights",
+        "filter by update count and return",
+    ),
+    *("read one field of those", "read all and compare"),
+    *("four ranks save", "three ranks resume", "account for everything"),
+)
 COSTS = ("requests", "sent", "received")
 
 
-@dataclass
-class Demo:
-    """What the steps share: the archives they opened, and what must be found again."""
-
-    target: Target
-    archives: list[Archive] = field(default_factory=list)
-    written: dict[str, Steps] = field(default_factory=dict)
-    weights: dict[str, int] = field(default_factory=dict)  # uuid -> update count
-    chosen: list[Episodes] = field(default_factory=list)
-    ranks: Ranks = field(init=False)
-    saved: list[dict[str, Any]] = field(default_factory=list)
-    resumed: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ranks = Ranks(self.target.url, self.target.storage_options, self.target.single_writer)
-
-    def open(self, **how: Any) -> Archive:
-        """The archive, as a process that has just started opens it; what it costs is counted."""
-        self.archives.append(self.target.open(**how))
-        return self.archives[-1]
-
-    def cost(self) -> dict[str, int]:
-        """Requests, bytes sent and bytes received so far."""
-        stats = [*(arc.io_stats() for arc in self.archives), *self.ranks.cost]
-        sums = (sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats))
-        return dict(zip(COSTS, sums, strict=True))
+def in_one_process(opened: Callable[..., Archive]) -> Iterator[str]:
+    """Episodes are written, found and read back; what came of each step. `opened` opens as a new process would."""
+    arc = opened(create=True)
+    yield f"{len(arc.episodes)} episodes are there already" if arc.commits else "made a new archive"
+    written, weights = _write(arc)
+    total = sum(len(steps["reward"]) for steps in written.values())
+    yield f"{len(written)} episodes by {WEIGHTS} weights, {total} steps, visible at once"
+    episodes, name = opened().episodes, list(weights)[1]
+    found = episodes.filter(model_weights_uuid=name)
+    _demand(len(found) == EPISODES_EACH, f"{len(found)} episodes by weights {name}, {EPISODES_EACH} were written")
+    yield f"{len(found)} episodes by {name[:8]}; no data read"
+    updates = (min(weights.values()), max(weights.values()) + 1)
+    found = episodes.filter(update_count=updates, where="return > 10")
+    wanted = {name for name, steps in written.items() if float(steps["reward"].sum()) > 10}
+    _demand({episode.id for episode in found} == wanted, "the filter and the written rewards disagree")
+    yield f'{len(found)} of {len(written)} with "return > 10"; no data read'
+    for episode, steps in zip(found, found.read("reward"), strict=True):
+        _demand_equal(steps, {"reward": written[episode.id]["reward"]}, episode.id)
+    yield f"reward of {len(found)} episodes, equal to what was written"
+    found = opened().episodes.filter(episode_id=list(written))
+    _demand(len(found) == len(written), f"{len(found)} of {len(written)} episodes are there")
+    for episode, steps in zip(found, found.read(), strict=True):
+        _demand_equal(steps, written[episode.id], episode.id)
+    yield f"{len(found)} episodes, every bit as it was written"
 
 
-def start(demo: Demo) -> str:
-    """open or create it"""
-    arc = demo.open(create=True)
-    return f"{len(arc.episodes)} episodes are there already" if arc.commits else "made a new archive"
+def in_many_processes(opened: Callable[..., Archive], ranks: Ranks) -> Iterator[str]:
+    """Ranks save, others resume, and nothing is lost; what came of each step."""
+    saved = ranks.all(SAVED_BY, save)
+    yield f"{sum(len(r['numbers']) for r in saved)} steps in the rings of {SAVED_BY} processes, one checkpoint"
+    resumed = ranks.all(RESUMED_BY, resume)
+    shares = ", ".join(str(len(r["numbers"])) for r in resumed)
+    yield f"shares of {shares} steps; their next checkpoint sent {size(sum(r['sent'] for r in resumed))}"
+    count, live, sound = account(saved, resumed, opened().checkpoints.of(ranks.run)[-1])
+    _demand(sound, "steps were lost, doubled or changed")
+    yield f"{count} steps and priorities, each once and on its step; with the new ones {live} are live"
 
 
-def write(demo: Demo) -> str:
-    """write and commit"""
+def _write(arc: Archive) -> tuple[dict[str, Steps], dict[str, int]]:
+    """Write episodes by several weights: id -> steps, and weights -> update count."""
     import numpy as np
 
-    arc = demo.archives[0]
     counts = arc.episodes.table["update_count_max"].drop_null().to_pylist()
     first = max(counts, default=0) + UPDATES_BETWEEN
     rng = np.random.default_rng(first)
+    weights = {str(uuid.uuid4()): first + i * UPDATES_BETWEEN for i in range(WEIGHTS)}
+    written = {}
     with arc.writer() as writer:
-        for update_count in range(first, first + WEIGHTS * UPDATES_BETWEEN, UPDATES_BETWEEN):
-            name = str(uuid.uuid4())
-            demo.weights[name] = update_count
+        for name, update_count in weights.items():
             writer.weights(name, update_count)
             for _ in range(EPISODES_EACH):
                 steps = made_up_episode(rng, skill=update_count / first)
-                demo.written[writer.add_episode(steps, terminated=True)] = steps
-    total = sum(len(steps["reward"]) for steps in demo.written.values())
-    return f"{len(demo.written)} episodes by {WEIGHTS} weights, {total} steps, visible at once"
-
-
-def find_by_weights(demo: Demo) -> str:
-    """open elsewhere, filter by weights"""
-    name = list(demo.weights)[1]
-    found = demo.open().episodes.filter(model_weights_uuid=name)
-    _demand(len(found) == EPISODES_EACH, f"{len(found)} episodes by weights {name}, {EPISODES_EACH} were written")
-    return f"{len(found)} episodes by {name[:8]}; no data read"
-
-
-def find_by_updates(demo: Demo) -> str:
-    """filter by update count and return"""
-    counts = list(demo.weights.values())
-    found = demo.archives[-1].episodes.filter(update_count=(counts[0], counts[-1] + 1), where="return > 10")
-    wanted = {name for name, steps in demo.written.items() if float(steps["reward"].sum()) > 10}
-    _demand({episode.id for episode in found} == wanted, "the filter and the written rewards disagree")
-    demo.chosen.append(found)
-    return f'{len(found)} of {len(demo.written)} with "return > 10"; no data read'
-
-
-def read_some(demo: Demo) -> str:
-    """read one field of those"""
-    (found,) = demo.chosen
-    for episode, steps in zip(found, found.read("reward"), strict=True):
-        _demand_equal(steps, {"reward": demo.written[episode.id]["reward"]}, episode.id)
-    return f"reward of {len(found)} episodes, equal to what was written"
-
-
-def read_all(demo: Demo) -> str:
-    """read all and compare"""
-    found = demo.open().episodes.filter(episode_id=list(demo.written))
-    _demand(len(found) == len(demo.written), f"{len(found)} of {len(demo.written)} episodes are there")
-    for episode, steps in zip(found, found.read(), strict=True):
-        _demand_equal(steps, demo.written[episode.id], episode.id)
-    return f"{len(found)} episodes, every bit as it was written"
-
-
-def save_ranks(demo: Demo) -> str:
-    """four ranks save"""
-    demo.saved = demo.ranks.all(SAVED_BY, save)
-    return f"{sum(len(r['numbers']) for r in demo.saved)} steps in the rings of {SAVED_BY} processes, one checkpoint"
-
-
-def resume_ranks(demo: Demo) -> str:
-    """three ranks resume"""
-    demo.resumed = demo.ranks.all(RESUMED_BY, resume)
-    shares = ", ".join(str(len(r["numbers"])) for r in demo.resumed)
-    return f"shares of {shares} steps; their next checkpoint sent {size(sum(r['sent'] for r in demo.resumed))}"
-
-
-def account_for_all(demo: Demo) -> str:
-    """account for everything"""
-    checkpoint = demo.open().checkpoints.of(demo.ranks.run).latest
-    assert checkpoint is not None
-    resumed, live, sound = account(demo.saved, demo.resumed, checkpoint)
-    _demand(sound, "steps were lost, doubled or changed")
-    return f"{resumed} steps and priorities, each once and on its step; with the new ones {live} are live"
-
-
-STEPS: tuple[Callable[[Demo], str], ...] = (
-    *(start, write, find_by_weights, find_by_updates, read_some, read_all),
-    *(save_ranks, resume_ranks, account_for_all),
-)
+                written[writer.add_episode(steps, terminated=True)] = steps
+    return written, weights
 
 
 def made_up_episode(rng: Any, *, skill: float) -> Steps:
@@ -169,32 +119,46 @@ def _demand_equal(found: Steps, wanted: Steps, where: str) -> None:
             _demand(same, f"{where}/{name} differs from what was written")
 
 
-def run(demo: Demo) -> list[dict[str, Any]]:
-    """All steps: what each did, how long it took, what it cost."""
-    rows = []
-    for step in STEPS:
-        before, began = demo.cost(), time.perf_counter()
-        did = {"step": step.__doc__, "did": step(demo), "seconds": round(time.perf_counter() - began, 3)}
-        rows.append(did | {name: now - before[name] for name, now in demo.cost().items()})
-    return rows
+def run(target: Target) -> tuple[str, list[dict[str, Any]]]:
+    """The archive's URL, and all steps: what each did, how long it took, what it cost."""
+    archives: list[Archive] = []
+    ranks = Ranks(target.url, target.storage_options, target.single_writer)
+
+    def opened(**how: Any) -> Archive:
+        archives.append(target.open(**how))
+        return archives[-1]
+
+    def cost() -> dict[str, int]:
+        return _sum([*(arc.io_stats() for arc in archives), *ranks.cost])
+
+    rows, before, began = [], cost(), time.perf_counter()
+    happened = itertools.chain(in_one_process(opened), in_many_processes(opened, ranks))
+    for step, did in zip(STEPS, happened, strict=True):
+        now, seconds = cost(), round(time.perf_counter() - began, 3)
+        rows.append({"step": step, "did": did, "seconds": seconds} | {name: now[name] - before[name] for name in COSTS})
+        before, began = now, time.perf_counter()
+    return archives[0].url, rows
+
+
+def _sum(stats: Sequence[IOStats]) -> dict[str, int]:
+    counts = (sum(s.requests for s in stats), sum(s.bytes_out for s in stats), sum(s.bytes_in for s in stats))
+    return dict(zip(COSTS, counts, strict=True))
 
 
 @click.command()
 @on_archive(default="demo-archive", time_travel=False, writes=True)
 def demo(target: Target) -> None:
     """Write episodes, find them, read them back and compare. Run again, it adds to the same archive."""
-    state = Demo(target)
-    rows = run(state)
-    target.answer({"url": state.archives[0].url, "steps": rows}, lambda: _show(target, rows))
+    url, rows = run(target)
 
+    def show() -> None:
+        total = {name: sum(row[name] for row in rows) for name in ("seconds", *COSTS)}
+        shown = [
+            {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
+            for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
+        ]
+        output.table(shown, ("step", "what happened", "seconds", *COSTS))
+        output.say(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
+        output.say(f"Watch one: archive export {target.url} --html best --where 'update_count > 0' -o episode.html")
 
-def _show(target: Target, rows: Sequence[Mapping[str, Any]]) -> None:
-    total = {name: sum(row[name] for row in rows) for name in ("seconds", *COSTS)}
-    shown = [
-        {**row, "what happened": row["did"], "sent": size(row["sent"]), "received": size(row["received"])}
-        for row in (*rows, {"step": "all", "did": "", **total, "seconds": round(total["seconds"], 3)})
-    ]
-    output.table(shown, ("step", "what happened", "seconds", *COSTS))
-    output.say(f"Look around with: archive info {target.url}; archive episodes {target.url} --where 'return > 10'")
-    picture = f"archive export {target.url} --html best --where 'update_count > 0' -o episode.html"
-    output.say(f"Watch one: {picture}")
+    target.answer({"url": url, "steps": rows}, show)

@@ -52,6 +52,7 @@ class Rollout(NamedTuple):
     scalars: dict[str, Array]
     told: list[tuple[str, Any]]  # (name, text or messages) of the episode as such
     flat: bool
+    steps: int
 
     @property
     def paths(self) -> set[str]:
@@ -62,36 +63,30 @@ class Rollout(NamedTuple):
 
 def find(parts: Mapping[str, Any], whole: Mapping[str, Any], metadata: Any, steps: int) -> Rollout | None:
     """The rollout that these fields are; None of what is none. `whole`: fields of the episode and not of its steps."""
-    lists = {path: rows for path, leaf in parts.items() if (rows := _rows(leaf)) is not None and len(rows) == steps}
-    flat = False
-    tracks = _tracks(lists)
-    if not tracks:
-        lists = {path: [leaf] for path, leaf in parts.items() if _is_line(leaf, steps)}
-        tracks = _tracks(lists)
-        flat = bool(tracks)
+    lines = {path: leaf for path, leaf in parts.items() if _is_line(leaf, steps)}
+    tracks = _tracks({path: rows for path, leaf in parts.items() if len(rows := _rows(leaf)) == steps})
+    of_tokens = [] if tracks else _tracks({path: [leaf] for path, leaf in lines.items()})
+    flat = bool(of_tokens)
     messages = {path: _new_ones(leaf) for path, leaf in parts.items() if _has_messages(leaf, steps)}
     spoken = {path: texts for path, leaf in parts.items() if (texts := _spoken(path, leaf, steps)) is not None}
     told = [*_of_metadata(metadata), *((p, text) for p, leaf in whole.items() if (text := _told(p, leaf)) is not None)]
-    if not (tracks or messages or spoken):
+    if not (tracks or flat or messages or spoken):
         return None
-    scalars = {} if flat else {p: v for p, v in parts.items() if _is_line(v, steps) and SCALARS.search(_name(p))}
-    return Rollout(tracks, messages, spoken, dict(list(scalars.items())[:MAX_SCALARS]), told, flat)
+    scalars = {} if flat else {path: leaf for path, leaf in lines.items() if SCALARS.search(_name(path))}
+    return Rollout(tracks or of_tokens, messages, spoken, dict(list(scalars.items())[:MAX_SCALARS]), told, flat, steps)
 
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2].lower()
 
 
-def _rows(leaf: Any) -> list[Array] | None:
+def _rows(leaf: Any) -> list[Array]:
     """Numbers of each step, where there are several."""
-    if isinstance(leaf, Ragged):
-        leaf = leaf.split()
-    if isinstance(leaf, np.ndarray) and leaf.ndim == 2:
-        leaf = list(leaf)
-    if not isinstance(leaf, list) or not leaf:
-        return None
-    sound = all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" for row in leaf)
-    return leaf if sound else None
+    rows = leaf.split() if isinstance(leaf, Ragged) else leaf
+    if not isinstance(rows, list) and not (isinstance(rows, np.ndarray) and rows.ndim == 2):
+        return []
+    sound = all(isinstance(row, np.ndarray) and row.ndim == 1 and row.dtype.kind in "biuf" for row in rows)
+    return list(rows) if sound else []
 
 
 def _is_line(leaf: Any, steps: int) -> bool:
@@ -128,9 +123,7 @@ def _is_mask(path: str, rows: list[Array]) -> bool:
 def _has_messages(leaf: Any, steps: int) -> bool:
     if not isinstance(leaf, list) or len(leaf) != steps:
         return False
-    return any(_listed(value) for value in leaf) and all(
-        value is None or value == [] or _listed(value) for value in leaf
-    )
+    return any(map(_listed, leaf)) and all(value is None or value == [] or _listed(value) for value in leaf)
 
 
 def _listed(value: Any) -> list[dict[str, Any]]:

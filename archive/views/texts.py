@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def told(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
         return _number(value.item())
     if is_message(value) or (isinstance(value, list) and value and all(map(is_message, value))):
         return "\n\n".join(map(_message, value if isinstance(value, list) else [value]))
-    return json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    return _json(value, indent=1)
 
 
 def _numbers(values: Any, most: int) -> str:
@@ -113,9 +114,16 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
+def beside_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message has beside its role and its content, such as the call of a tool."""
+    return {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
+
+
 def _message(message: dict[str, Any]) -> str:
-    content = message["content"]
-    said = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
-    rest = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
-    more = f"\n{json.dumps(rest, ensure_ascii=False, default=str)}" if rest else ""
-    return f"[{message['role']}]\n{said}{more}"
+    content, rest = message["content"], beside_content(message)
+    said = [content if isinstance(content, str) else _json(content), *([_json(rest)] if rest else [])]
+    return "\n".join([f"[{message['role']}]", *said])
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=str)

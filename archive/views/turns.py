@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.views import budget, tokens
+from archive.views import budget, texts, tokens
 from archive.views.markup import shown
 from archive.views.rollouts import ROLES, Array, Rollout, Track
 
@@ -20,17 +20,11 @@ MAX_PART = 2000  # characters of what isn't text in a message: an image, a call
 
 def blocks_of(rollout: Rollout, decode: tokens.Decode | None) -> list[Block]:
     """What was said, in order; of tokens their texts, and what is known of each."""
-    out = [block for name, value in rollout.told for block in _spoken_by(name, value, None)]
+    out = [block for name, value in rollout.told for block in _said(name, value, None)]
     if rollout.flat:
         return out + [block for track in rollout.tracks for block in _stretches(track, decode)]
-    every: list[list[Any]] = [
-        *rollout.messages.values(),
-        *rollout.spoken.values(),
-        *(track.rows for track in rollout.tracks),
-    ]
-    steps = len(every[0])
     before: list[int] = []
-    for step in range(steps):
+    for step in range(rollout.steps):
         turn, before = _turn(rollout, step, before, decode)
         numbers = {name: shown(values[step].item()) for name, values in rollout.scalars.items()}
         if turn and numbers:
@@ -42,13 +36,11 @@ def blocks_of(rollout: Rollout, decode: tokens.Decode | None) -> list[Block]:
 def _turn(
     rollout: Rollout, step: int, before: list[int], decode: tokens.Decode | None
 ) -> tuple[list[Block], list[int]]:
-    """The blocks of a step, and the ids of all its tokens."""
-    ranked: list[tuple[int, Block]] = []
-    for path, messages in rollout.messages.items():
-        ranked += [(0, block) for block in _spoken_by(path, messages[step], step)]
-    for path, texts in rollout.spoken.items():
+    """The blocks of a step, and the ids of all its tokens; of those `before` are not shown again."""
+    ranked = [(0, block) for path, messages in rollout.messages.items() for block in _said(path, messages[step], step)]
+    for path, spoken in rollout.spoken.items():
         name = path.rpartition("/")[2]
-        ranked.append((ROLES[name.lower()], {"step": step, "role": name, "kind": _kind(name), "text": texts[step]}))
+        ranked += [(ROLES[name.lower()], block) for block in _said(name, spoken[step], step)]
     ids: list[int] = []
     for track in rollout.tracks:
         now = track.rows[step].tolist()
@@ -56,37 +48,32 @@ def _turn(
         ids += now
         if now:
             rank = ROLES["prompt"] if track.asked else ROLES["response"]
-            ranked.append((rank, _tokens(track, step, known, len(now), decode) | {"step": step}))
+            ranked.append((rank, _tokens(track, step, known, decode) | {"step": step}))
     ranked.sort(key=lambda one: one[0])
     return [block for _, block in ranked], ids
 
 
-def _tokens(track: Track, row: int, start: int, stop: int, decode: tokens.Decode | None) -> Block:
-    """Tokens [start, stop) of a row; those before are what was shown already."""
-    ids = track.rows[row]
-    said = tokens.pieces(ids[start:stop].tolist(), decode)
-    kind = "user" if track.asked else "assistant"
-    block: Block = {"role": track.path, "kind": kind, "pieces": said, "signals": {}, "masks": {}}
-    if decode is None:
-        block["bare"] = True  # ids, which want a space between them
-    else:
-        block["ids"] = ids[start:stop].tolist()
-    if start:
-        block["before"] = start
-    for name, values in track.signals.items():
-        block["signals"][name] = [_short(v) for v in _aligned(values[row], len(ids), start, stop)]
-    for name, values in track.masks.items():
-        block["masks"][name] = "".join(
-            "?" if v is None else str(int(v)) for v in _aligned(values[row], len(ids), start, stop)
-        )
-    return block
+def _tokens(track: Track, row: int, start: int, decode: tokens.Decode | None) -> Block:
+    """The tokens of a row from `start` on; those before are what was shown already."""
+    ids = track.rows[row].tolist()
+    given: Block = {"bare": True} if decode is None else {"ids": ids[start:]}  # bare ids want a space between them
+
+    def aligned(values: Array) -> list[Any]:  # one a token; None for the first, where there are fewer values
+        return [*[None] * (len(ids) - len(values)), *values.tolist()][start:]
+
+    return {
+        "role": track.path,
+        "kind": "user" if track.asked else "assistant",
+        "pieces": tokens.pieces(ids[start:], decode),
+        "signals": {name: [_short(v) for v in aligned(rows[row])] for name, rows in track.signals.items()},
+        "masks": {name: "".join(map(_bit, aligned(rows[row]))) for name, rows in track.masks.items()},
+        **given,
+        **({"before": start} if start else {}),
+    }
 
 
-def _aligned(values: Array, count: int, start: int, stop: int) -> list[Any]:
-    """One a token; None for the first tokens, where there are fewer values."""
-    every: list[Any] = [None] * (count - len(values))
-    every += values.tolist()
-    return every[start:stop]
+def _bit(value: Any) -> str:
+    return "?" if value is None else str(int(value))
 
 
 def _short(value: Any) -> Any:
@@ -98,30 +85,28 @@ def _short(value: Any) -> Any:
 
 def _stretches(track: Track, decode: tokens.Decode | None) -> Iterator[Block]:
     """Tokens that are a step each, cut where the mask changes: what was given, and what was made."""
-    length = len(track.rows[0])
     mask = next(iter(track.masks.items()), None)
     changes = np.flatnonzero(np.diff(mask[1][0].astype(np.int8))) + 1 if mask else np.zeros(0, np.int64)
-    edges = [0, *changes.tolist(), length]
-    whole = _tokens(track, 0, 0, length, decode)
-    for start, stop in itertools.pairwise(edges):
+    whole = _tokens(track, 0, 0, decode)
+    for start, stop in itertools.pairwise([0, *changes.tolist(), len(track.rows[0])]):
         name = track.path if mask is None else f"{track.path}, {mask[0]} {int(mask[1][0][start])}"
         given = track.asked if mask is None else not mask[1][0][start]
-        part: Block = {name: whole[name][start:stop] for name in ("pieces", "ids") if name in whole}
-        part |= {"bare": True} if "bare" in whole else {}
-        yield part | {
-            "role": name, "kind": "user" if given else "assistant", "step": start, "each": True,
-            "signals": {key: values[start:stop] for key, values in whole["signals"].items()},
-            "masks": {key: bits[start:stop] for key, bits in whole["masks"].items()},
-        }  # fmt: skip
+        kind = "user" if given else "assistant"
+        yield _cut(whole, start, stop) | {"role": name, "kind": kind, "step": start, "each": True}
 
 
-def _spoken_by(name: str, value: Any, step: int | None) -> Iterator[Block]:
-    if isinstance(value, str):
-        yield {"step": step, "role": name, "kind": _kind(name), "text": value}
-        return
-    for message in value:
-        role = message["role"]
-        yield {"step": step, "role": role, "kind": _kind(role), "text": _body(message)}
+def _cut(block: Block, start: int, stop: int) -> Block:
+    """The same with its tokens, or characters, [start, stop)."""
+    parts = {name: block[name][start:stop] for name in ("text", "pieces", "ids") if name in block}
+    known = {name: block[name] for name in ("signals", "masks") if name in block}
+    return block | parts | {n: {key: v[start:stop] for key, v in values.items()} for n, values in known.items()}
+
+
+def _said(name: str, value: Any, step: int | None) -> Iterator[Block]:
+    """A text of that role, or messages."""
+    parts = [(name, value)] if isinstance(value, str) else [(message["role"], _body(message)) for message in value]
+    for role, text in parts:
+        yield {"step": step, "role": role, "kind": _kind(role), "text": text}
 
 
 def _kind(role: str) -> str:
@@ -134,8 +119,7 @@ def _body(message: Mapping[str, Any]) -> str:
     """What a message says; of what is no text, what it is."""
     content = message["content"]
     said = [_part(one) for one in content] if isinstance(content, list) else [_part(content)]
-    rest = {key: value for key, value in message.items() if key not in ("role", "content") and value is not None}
-    said += [f"{key}: {value if isinstance(value, str) else _json(value)}" for key, value in rest.items()]
+    said += [f"{key}: {v if isinstance(v, str) else _json(v)}" for key, v in texts.beside_content(message).items()]
     return "\n".join(filter(None, said))
 
 
@@ -181,17 +165,10 @@ def fitted(blocks: list[Block], most: int) -> tuple[list[Block], str]:
 
 
 def _beginning(block: Block, share: float) -> Block | None:
-    """That share of a block, a bit less."""
-    said = block["pieces"] if "pieces" in block else block["text"]
-    count = int(len(said) * share * 0.9)
-    if count < MIN_TOKENS_LEFT:
-        return None
-    cut = {**block, "more": len(said) - count}
-    if "pieces" not in block:
-        return {**cut, "text": said[:count]}
-    cut["signals"] = {name: values[:count] for name, values in block["signals"].items()}
-    cut["ids"] = block.get("ids", [])[:count]
-    return {**cut, "pieces": said[:count], "masks": {name: bits[:count] for name, bits in block["masks"].items()}}
+    """That share of a block, a bit less; None of what would say nothing."""
+    length = len(block["pieces"] if "pieces" in block else block["text"])
+    count = int(length * share * 0.9)
+    return None if count < MIN_TOKENS_LEFT else _cut(block, 0, count) | {"more": length - count}
 
 
 def about(rollout: Rollout) -> dict[str, Any]:

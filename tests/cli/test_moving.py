@@ -8,8 +8,12 @@ import pty
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -255,6 +259,37 @@ def test_long_work_draws_a_bar_on_a_terminal_only(url: str, tmp_path: Path) -> N
     code, _, shown = on_terminal("merge", url, "--to", str(tmp_path / "to"), "--copy")
     assert (code, f"{len(archive.open(url).shards)} of" in shown) == (0, True), shown
     assert call("verify", url).stderr == ""
+
+
+@pytest.mark.parametrize("words", [("split", "3"), ("filter", "--where", "length > 1")], ids=lambda words: words[0])
+def test_the_bar_moves_with_the_shards_that_are_copied(
+    url: str, tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, int]] = []
+
+    @contextmanager
+    def bar(*_: Any) -> Iterator[Any]:
+        yield lambda done, total: moved.append((done, total))
+
+    monkeypatch.setattr("archive.cli.transfer.bar", bar)
+    printed(words[0], url, *words[1:], "--to", tmp_path / "to", "--copy")
+    total = len(archive.open(tmp_path / "to").shards)
+    assert moved == [(i + 1, total) for i in range(total)]
+    assert total > 1
+
+
+@pytest.mark.parametrize("name", ["npz", "d3rlpy"])
+def test_an_export_to_a_url_makes_nothing_here(
+    url: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(Path.cwd().iterdir())
+    with archive.create(tmp_path / "runs" / "two").writer() as w:
+        steps = {"observation": np.ones((4, 2)), "action": np.zeros((4, 1)), "reward": np.ones(4)}
+        w.add_episode(steps, terminated=True)
+    printed("export", tmp_path / "runs" / "two", f"memory://{name}.npz", "-f", name)
+    assert sorted(Path.cwd().iterdir()) == before
+    assert fsspec.filesystem("memory").exists(f"/{name}.npz")
 
 
 def test_the_shell_completes_commands_and_options() -> None:
