@@ -37,10 +37,11 @@ on. A headless episode that is not the first of its row gets its first live step
 
 from __future__ import annotations
 
-from archive.adapters.alf.adapter import restore, save, target_of, write
+from archive.adapters.alf.adapter import restore, save, write
 from archive.adapters.alf.files import export_checkpoint, import_checkpoint
-from archive.adapters.alf.restoring import Rebuilt, Target, rebuild
+from archive.adapters.alf.restoring import Rebuilt, rebuild
 from archive.adapters.alf.saving import PRIORITY
+from archive.adapters.alf.target import Target, target_of
 from archive.adapters.alf.tensors import FIRST, LAST, path_by_key
 
 __all__ = [

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from archive.adapters import Report, Saved, check_room, checkpoint, part_of, several, share_of
+from archive.adapters import Saved, as_given, check_room, checkpoint, part_of, several, share_buffer, share_of
 from archive.adapters.alf import saving
-from archive.adapters.alf.files import export_checkpoint, import_checkpoint
-from archive.adapters.alf.restoring import DEFAULT_RETURN, Rebuilt, Target, rebuild
-from archive.adapters.alf.tensors import INDEX, MAXIMA, RETURNS, SUMS, Tensors
-from archive.base import UsageError
+from archive.adapters.alf.restoring import Rebuilt, rebuild
+from archive.adapters.alf.target import DEFAULT_RETURN, target_of, tensors_of
+from archive.adapters.alf.tensors import MAXIMA, SUMS
+from archive.checkpoint import Pending
 
 if TYPE_CHECKING:
     from archive import Writer
-    from archive.checkpoint import Pending
-
-__all__ = ["export_checkpoint", "import_checkpoint", "restore", "save"]
 
 _SETTINGS = ("num_earliest_frames_ignored", "recent_data_steps", "recent_data_ratio", "gamma")
 
@@ -47,12 +43,11 @@ def restore(
     share = share_of(source, rank)
     objects = several(buffers)
     for name, rb in objects.items():
-        check_room(existing, int(_tensors(rb).size.sum()), f"the ALF buffer {name!r}")
-    made = {name: rebuild(share, name, target_of(rb), unfinished) for name, rb in objects.items()}
+        check_room(existing, int(tensors_of(rb).size.sum()), f"the ALF buffer {name!r}")
+    made = {name: rebuild(share_buffer(share, name), target_of(rb), unfinished) for name, rb in objects.items()}
     for name, rb in objects.items():
         write(rb, made[name])
-    reports: dict[str, Report] = {name: one.report for name, one in made.items()}
-    return reports if isinstance(buffers, Mapping) else next(iter(reports.values()))
+    return as_given(buffers, {name: one.report for name, one in made.items()})
 
 
 def _saved(rb: Any, writer: Writer, name: str) -> Saved:
@@ -61,39 +56,14 @@ def _saved(rb: Any, writer: Writer, name: str) -> Saved:
         if getattr(rb, "_prioritized_sampling", False):
             about["mini_batch_length"] = int(rb._mini_batch_length)
         about["default_return"] = float(getattr(rb, "_default_return", DEFAULT_RETURN))
-        return saving.append(part_of(writer, name), _tensors(rb), rb, about)
-
-
-def _tensors(rb: Any) -> Tensors:
-    if not isinstance(rb, torch.nn.Module):
-        raise UsageError(
-            f"{type(rb).__name__} is no replay buffer of ALF; give algorithm._replay_buffer once it is there"
-        )
-    return Tensors(dict(rb.named_buffers()))
-
-
-def target_of(rb: Any) -> Target:
-    """What a buffer takes."""
-    tensors = _tensors(rb)
-    return Target(
-        tensors.num_envs,
-        tensors.max_length,
-        episodic=INDEX in tensors.named,
-        returns=RETURNS in tensors.named,
-        prioritized=SUMS in tensors.named,
-        default_return=float(getattr(rb, "_default_return", DEFAULT_RETURN)),
-        initial_priority=float(getattr(rb, "_initial_priority", 1.0)),
-        ignored_frames=int(getattr(rb, "_num_earliest_frames_ignored", 0)),
-        device=tensors.pos.device,
-        kinds={path: (leaf.dtype, tuple(leaf.shape[2:])) for path, leaf in tensors.fields.items()},
-    )
+        return saving.append(part_of(writer, name), tensors_of(rb), rb, about)
 
 
 @torch.no_grad()
 def write(rb: Any, made: Rebuilt) -> None:
     """Put what was made for a buffer into it."""
     with _locked(rb):
-        for name, tensor in _tensors(rb).named.items():
+        for name, tensor in tensors_of(rb).named.items():
             found = made.named.get(name)
             tensor.zero_() if found is None else tensor.copy_(found)
         if SUMS in made.named and MAXIMA in made.named:

@@ -16,7 +16,8 @@ import torch
 from archive import Archive
 from archive.adapters import checkpoint, part_of, share_buffer, share_of
 from archive.adapters.alf import saving
-from archive.adapters.alf.restoring import DEFAULT_RETURN, Target, rebuild
+from archive.adapters.alf.restoring import rebuild
+from archive.adapters.alf.target import saved_states, target_saved
 from archive.adapters.alf.tensors import Tensors
 from archive.base import IntegrityError, NotFoundError, StorageError, UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
@@ -81,12 +82,9 @@ def export_checkpoint(
     num_envs, max_length: of the ring, default those of the plan, else those that were saved.
     module: the name by which the Checkpointer knows the algorithm.
     """
-    share = share_of(source, rank)
-    part = share_buffer(share, buffer)
-    states = [s for s in part.source_states.values() if isinstance(s, dict) and s.get("system") == "alf"]
-    rules = share.plan.rules[buffer]
-    target = _target(states, num_envs or rules.num_envs, max_length or rules.max_length)
-    made = rebuild(share, buffer, target, unfinished)
+    part = share_buffer(share_of(source, rank), buffer)
+    target = target_saved(saved_states(part), num_envs or part.rules.num_envs, max_length or part.rules.max_length)
+    made = rebuild(part, target, unfinished)
     if not int(made.named["_current_size"].sum()):
         raise NotFoundError("this share has no steps, so there are no fields to write; plan for fewer ranks")
     content: dict[str, Any] = {name: {} for name in (*MODULES, module)}
@@ -111,20 +109,6 @@ def _write(content: Any, path: Path) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
-
-
-def _target(states: Sequence[Mapping[str, Any]], num_envs: int | None, max_length: int | None) -> Target:
-    if not states:
-        raise UsageError("ALF did not save this checkpoint, so what its ring keeps is not known; restore a live buffer")
-    return Target(
-        num_envs or max(s["num_envs"] for s in states),
-        max_length or max(s["max_length"] for s in states),
-        episodic=all(s["episodic"] for s in states),
-        returns=all(s["returns"] for s in states),
-        prioritized=all(s["prioritized"] for s in states),
-        default_return=states[0].get("default_return", DEFAULT_RETURN),
-        ignored_frames=int(states[0].get("num_earliest_frames_ignored") or 0),
-    )
 
 
 def _state_dict(source: Any, storage_options: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from archive.adapters import UNFINISHED, Report, check_option, share_buffer
+from archive.adapters import UNFINISHED, Report, check_option
 from archive.adapters.alf.saving import MARKED, PRIORITY, RETURN, Table, Track, marks, no_rewrites
+from archive.adapters.alf.target import Target, check_kinds, saved_states
 from archive.adapters.alf.tensors import (
     DISC_0,
     FIRST,
@@ -35,24 +35,6 @@ from archive.base import FieldError, UsageError, cached_property
 from archive.fields import Path, flatten
 from archive.torch import ring
 
-DEFAULT_RETURN = -1000.0  # ALF's own default of what steps have whose episode has not ended
-
-
-@dataclass(frozen=True)
-class Target:
-    """The buffer that is to hold the share."""
-
-    num_envs: int
-    max_length: int
-    episodic: bool = False  # it keeps ALF's episode indices
-    returns: bool = False
-    prioritized: bool = False
-    default_return: float = DEFAULT_RETURN
-    initial_priority: float = 1.0
-    ignored_frames: int = 0  # earliest steps of each row that are never sampled
-    device: Any = None
-    kinds: Mapping[Path, tuple[torch.dtype, tuple[int, ...]]] | None = None  # dtype and shape of each field
-
 
 @dataclass(frozen=True)
 class Rebuilt:
@@ -65,34 +47,33 @@ class Rebuilt:
     report: Report
 
 
-def rebuild(share: Any, name: str, target: Target, unfinished: str) -> Rebuilt:
-    """Buffer `name` of a share for that target. Nothing is touched; a share that does not fit is refused."""
+def rebuild(part: Any, target: Target, unfinished: str) -> Rebuilt:
+    """A share's buffer for that target. Nothing is touched; a share that does not fit is refused."""
     check_option("unfinished", unfinished, UNFINISHED)
-    part: Any = share_buffer(share, name)
-    _check_plan(share.plan.rules[name].unfinished, unfinished)
-    filled = ring.fill(
-        part, num_envs=target.num_envs, max_length=target.max_length, unfinished=unfinished, device=target.device
-    )
-    return _Restoring(part, share.plan, target, filled, unfinished).rebuilt()
-
-
-def _check_plan(planned: str, unfinished: str) -> None:
+    planned = part.rules.unfinished
     if unfinished == "continue" and planned != "continue":
         raise UsageError(
             f"unfinished='continue', but the plan ends open episodes (unfinished={planned!r}): "
             "resharding.plan(..., unfinished='continue')"
         )
+    filled = ring.fill(
+        part, num_envs=target.num_envs, max_length=target.max_length, unfinished=unfinished, device=target.device
+    )
+    return _Restoring(part, target, filled, unfinished).rebuilt()
 
 
 class _Restoring:
     """One restore: what was filled, and where it is other than what the archive has."""
 
-    def __init__(self, share: Any, plan: Any, target: Target, filled: ring.Filled, unfinished: str) -> None:
-        self.share, self.plan, self.target, self.filled, self.unfinished = share, plan, target, filled, unfinished
+    def __init__(self, part: Any, target: Target, filled: ring.Filled, unfinished: str) -> None:
+        self.part = part
+        self.target = target
+        self.filled = filled
+        self.unfinished = unfinished
         self.fields: dict[Path, torch.Tensor] = dict(flatten(filled.buffers)) if filled.buffers else {}
         self.notes: list[str] = []
         self.counts: dict[str, int] = {}
-        state = share.state
+        state = part.state
         same = state is not None and state.get("system") == "alf"
         size = (target.num_envs, target.max_length)
         self.exact: Any = state if same and (state["num_envs"], state["max_length"]) == size else None
@@ -106,20 +87,22 @@ class _Restoring:
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
-        states = [self.share.state] if self.exact else self.share.source_states.values()
-        return [s for s in states if isinstance(s, dict) and s.get("system") == "alf"]
+        return [self.exact] if self.exact else saved_states(self.part)
+
+    def kept(self, name: str, made: torch.Tensor) -> torch.Tensor:
+        """A tensor as the state has it, where nothing has moved; else the one that was made."""
+        saved = self.exact and self.exact[name]
+        return made if saved is None else torch.from_numpy(saved.copy()).to(made.device)
 
     def rebuilt(self) -> Rebuilt:
         filled, target = self.filled, self.target
         steps = int(filled.size.sum())
         if steps:
-            _check_kinds(self.fields, target)
+            check_kinds(self.fields, target)
             starts, rewritten = self._mark()
         else:
             starts, rewritten = torch.zeros_like(filled.cut), no_rewrites()
-        pos = filled.pos
-        if self.exact:
-            pos = torch.from_numpy(self.exact["current_pos"].copy()).to(pos)
+        pos = self.kept("current_pos", filled.pos).to(filled.pos.dtype)
         named = {POS: pos, SIZE: filled.size, **{name_of(path): tensor for path, tensor in self.fields.items()}}
         if target.episodic:
             named |= self._indices(starts, pos)
@@ -164,7 +147,7 @@ class _Restoring:
                 leaf[live] = rows[live].to(leaf.dtype)
 
     def _rehead(self) -> None:
-        layout = self.share.layout
+        layout = self.part.layout
         full = np.flatnonzero(layout.length > 0)
         env, position = layout.env_id[full], layout.position[full]
         inside = layout.headless[full] & np.r_[False, env[1:] == env[:-1]]
@@ -174,7 +157,7 @@ class _Restoring:
 
     def _ends(self) -> torch.Tensor:
         """Last steps of all episodes but those that go on."""
-        layout = self.share.layout
+        layout = self.part.layout
         full = np.flatnonzero(layout.length > 0)
         env, last = layout.env_id[full], (layout.position + layout.length - 1)[full]
         ended = ~layout.open[full] if self.unfinished == "continue" else np.ones(len(full), bool)
@@ -188,20 +171,13 @@ class _Restoring:
         discount = self.fields.get(path_by_key(self.fields, "discount") or ())
         zeros = torch.zeros_like(starts) if discount is None or discount.shape != starts.shape else discount == 0
         found = indices(starts, zeros, pos, self.filled.size, self._heads(pos))
-        headless = found.headless
-        if self.exact and self.exact["headless_indexed_pos"] is not None:
-            headless = torch.from_numpy(self.exact["headless_indexed_pos"].copy()).to(pos.device)
-        named = {INDEX: found.index, HEADLESS: headless}
+        named = {INDEX: found.index, HEADLESS: self.kept("headless_indexed_pos", found.headless)}
         return named | {DISC_0: found.disc_0} if self.target.returns else named
 
     def _heads(self, pos: torch.Tensor) -> Heads:
         """Of an episode whose first step is gone ALF wants to know that it began too long ago to be in the ring."""
         begin, oldest = pos - self.target.max_length - 1, pos - self.filled.size
-        heads = {"head_begin": begin, "head_value": begin, "head_disc_0": oldest}
-        for name in heads:
-            if self.exact and self.exact[name] is not None:
-                heads[name] = torch.from_numpy(self.exact[name].copy()).to(pos.device)
-        return Heads(*heads.values())
+        return Heads(self.kept("head_begin", begin), self.kept("head_value", begin), self.kept("head_disc_0", oldest))
 
     def _returns(self) -> torch.Tensor:
         returns = torch.full(self.filled.cut.shape, self.target.default_return, device=self.filled.cut.device)
@@ -232,7 +208,7 @@ class _Restoring:
         earliest = (age >= self.filled.size[:, None] - self.target.ignored_frames) & (age < self.filled.size[:, None])
         return (age < mini_batch_length - 1) | earliest
 
-    # -- what the next save and the user are told -----------------------------------------------------------------------
+    # -- for the next save and for the user ---------------------------------------------------------------------------
 
     def _track(self, named: dict[str, torch.Tensor], rewritten: Table) -> Track:
         at: Ints = self.filled.pos.cpu().numpy()
@@ -243,7 +219,7 @@ class _Restoring:
 
     def _closed_rows(self) -> list[int]:
         """Rows whose newest episode was cut here, while the plan lets it go on in the archive."""
-        if self.plan.rules[self.share.name].unfinished != "continue":
+        if self.part.rules.unfinished != "continue":
             return []
         newest = ((self.filled.pos - 1) % self.target.max_length)[:, None]
         closed: list[int] = torch.nonzero(self.filled.cut.gather(1, newest)[:, 0])[:, 0].tolist()
@@ -254,43 +230,18 @@ class _Restoring:
         self.counts.setdefault("headless", filled["headless"])
         empty = torch.nonzero(self.filled.size == 0)[:, 0].tolist()
         if empty:
-            note = f"env rows {_listed(empty)} are empty: ALF samples only once every row has steps"
-            logging.getLogger("archive").warning("restoring an ALF replay buffer: %s", note)
-            self.notes.append(note)
-        episodes, dropped = self._dropped()
-        counts = self.counts | {"dropped_episodes": episodes, "dropped_steps": dropped, "empty_rows": len(empty)}
-        return Report(filled["episodes"], steps, counts, tuple(self.notes))
-
-    def _dropped(self) -> tuple[int, int]:
-        """What the plan gives to no rank, by reason: noted, logged and counted."""
-        gone = self.plan.placements[self.share.name].dropped
-        steps = gone.hi - gone.lo
+            listed = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
+            self._note(logging.WARNING, f"env rows {listed} are empty: ALF samples only once every row has steps")
+        gone = self.part.dropped
+        lost = gone.hi - gone.lo
         for reason in dict.fromkeys(gone.reason.tolist()):
             mine = gone.reason == reason
             count = len(np.unique(gone.unit[mine]))
-            note = f"on all ranks together, {count} episodes lost {int(steps[mine].sum())} steps ({reason})"
-            logging.getLogger("archive").info("restoring an ALF replay buffer: %s", note)
-            self.notes.append(note)
-        return len(np.unique(gone.unit)), int(steps.sum())
+            note = f"on all ranks together, {count} episodes lost {int(lost[mine].sum())} steps ({reason})"
+            self._note(logging.INFO, note)
+        dropped = {"dropped_episodes": len(np.unique(gone.unit)), "dropped_steps": int(lost.sum())}
+        return Report(filled["episodes"], steps, self.counts | dropped | {"empty_rows": len(empty)}, tuple(self.notes))
 
-
-def _listed(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
-
-
-def _check_kinds(fields: Mapping[Path, Any], target: Target) -> None:
-    if target.kinds is None:
-        return
-    if odd := sorted("/".join(path) for path in fields.keys() ^ target.kinds.keys()):
-        raise FieldError(f"field {odd[0]!r} is only in {'the share' if _has(fields, odd[0]) else 'the buffer'}")
-    for path, leaf in fields.items():
-        dtype, shape = target.kinds[path]
-        if not isinstance(leaf, torch.Tensor) or (leaf.dtype, tuple(leaf.shape[2:])) != (dtype, shape):
-            raise FieldError(
-                f"field {'/'.join(path)!r} is {leaf.dtype} {list(leaf.shape[2:])} in the share, {dtype} {list(shape)} in "
-                "the buffer; make the buffer with the data spec that was saved"
-            )
-
-
-def _has(fields: Mapping[Path, Any], name: str) -> bool:
-    return any("/".join(path) == name for path in fields)
+    def _note(self, level: int, note: str) -> None:
+        logging.getLogger("archive").log(level, "restoring an ALF replay buffer: %s", note)
+        self.notes.append(note)

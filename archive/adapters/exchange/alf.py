@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from archive.adapters import Array
 from archive.adapters.alf import FIRST, LAST, PRIORITY, Rebuilt, Target, path_by_key, rebuild
 from archive.adapters.exchange.read import Transitions
 from archive.arrays import run_heads, since_head
 from archive.base import CapacityError, FieldError, cached_property
-from archive.checkpoint import MAIN_BUFFER
-from archive.fields import Path, dtypes, unflatten
+from archive.fields import Array, Path, dtypes, unflatten
 
 MID = 1
 
@@ -24,7 +23,7 @@ MID = 1
 def rebuilt(found: list[Transitions], target: Target) -> Rebuilt:
     """The buffer that holds these; refused if it has no room for them, or fields of another kind."""
     episodes = [part for one in found for part in _split(one)]
-    made = rebuild(_Dealt(episodes, target), MAIN_BUFFER, target, "close")
+    made = rebuild(_Dealt(episodes, target), target, "close")
     unknown = _unknown(episodes[0], target) if episodes else []
     note = f"nothing is known of {', '.join('/'.join(path) for path in unknown)}: 0 everywhere"
     return replace(made, report=replace(made.report, notes=(*made.report.notes, note))) if unknown else made
@@ -33,43 +32,21 @@ def rebuilt(found: list[Transitions], target: Target) -> Rebuilt:
 def _split(one: Transitions) -> Iterator[Transitions]:
     """Runs up to an end: RLinf's trajectories go on over it."""
     stops = (np.flatnonzero(one.terminated | one.truncated) + 1).tolist()
-    for start, stop in zip([0, *stops], stops, strict=False):
-        cut: dict[str, Any] = {
-            name: _sliced(getattr(one, name), start, stop) for name in ("observation", "following", "action")
-        }
-        rest: dict[str, Any] = {name: getattr(one, name)[start:stop] for name in ("reward", "terminated", "truncated")}
-        priority = None if one.priority is None else one.priority[start:stop]
-        yield replace(one, **cut, **rest, priority=priority)
-
-
-def _sliced(leaves: dict[Path, Array], start: int, stop: int) -> dict[Path, Array]:
-    return {path: leaf[start:stop] for path, leaf in leaves.items()}
+    for start, stop in pairwise([0, *stops]):
+        yield one.part(slice(start, stop))
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """What ALF's adapter needs of a share and its buffer: episodes dealt to env rows in order, balanced by steps."""
+    """What ALF's adapter needs of a share's buffer: episodes dealt to env rows in order, balanced by steps."""
 
     episodes: list[Transitions]
     target: Target
 
-    name = MAIN_BUFFER
-    buffers = (MAIN_BUFFER,)
-    state = None
-
-    def buffer(self, name: str) -> _Dealt:
-        return self
-
-    @property
-    def source_states(self) -> dict[int, Any]:
-        return {}
-
-    @cached_property
-    def plan(self) -> Any:
-        none = np.zeros(0, np.int64)
-        dropped = SimpleNamespace(reason=none, unit=none, lo=none, hi=none)
-        rules, placement = SimpleNamespace(unfinished="close"), SimpleNamespace(dropped=dropped)
-        return SimpleNamespace(is_identity=False, rules={self.name: rules}, placements={self.name: placement})
+    state = None  # nothing is known but the episodes, and nothing was dropped
+    source_states: ClassVar[dict[int, Any]] = {}
+    rules = SimpleNamespace(unfinished="close")
+    dropped = SimpleNamespace(**dict.fromkeys(("reason", "unit", "lo", "hi"), np.zeros(0, np.int64)))
 
     @cached_property
     def layout(self) -> Any:
