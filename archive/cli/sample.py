@@ -58,8 +58,8 @@ def sample(
     about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": load, "sample": draw}
 
     def show() -> None:
-        told = "{seconds:.3f} s, {requests} requests, {bytes} bytes"
-        output.facts(about | {"load": told.format(**load), "sample": told.format(**draw)})
+        cost = "{seconds:.3f} s, {requests} requests, {bytes} bytes"
+        output.facts(about | {"load": cost.format(**load), "sample": cost.format(**draw)})
         output.table([field | {"shape": str(field["shape"])} for field in fields], ("field", "shape", "dtype"))
 
     target.answer(about | {"fields": fields}, show)

@@ -13,7 +13,7 @@ from archive.views.budget import FIELD_BYTES, Shown
 from archive.views.markup import section, shown, tag
 
 EXACT_FLOAT32 = 2**24  # integers beyond have no float32 of their own
-POINT_BYTES, VALUE_BYTES = 13, 16 / 3  # of a point of a line, and of a value that is told
+POINT_BYTES, VALUE_BYTES = 13, 16 / 3  # of a point of a line, and of a value beside it
 MIN_SHARE = 0.002  # of a curve's points; one of fewer is left out
 
 

@@ -130,5 +130,5 @@ def _folded(numbers: Mapping[str, Markup]) -> Markup:
 
 def _free(leaves: Mapping[str, Any]) -> Markup:
     """What belongs to the episode and not to its steps."""
-    rows = [[path, texts.told(leaf)] for path, leaf in leaves.items()]
+    rows = [[path, texts.readable(leaf)] for path, leaf in leaves.items()]
     return section("Of the whole episode", table(("field", "value"), rows)) if rows else Markup("")

@@ -1,4 +1,4 @@
-"""Pure, no I/O: HTML and SVG whose every text and attribute is escaped, since names and values come from a bucket."""
+"""Pure, no I/O: HTML and SVG with every text and attribute escaped, since names and values come from a bucket."""
 
 from __future__ import annotations
 

@@ -1,19 +1,9 @@
 "use strict";
 // One step is shown at a time: the slider, the play button, the arrow keys and a press on a curve choose it. What lies
-// under the pointer on a curve is told without going there.
-const data = JSON.parse(document.getElementById("data").textContent);
+// under the pointer on a curve is shown without going there.
 const slider = document.getElementById("step");
 const play = document.getElementById("play");
 const speed = document.getElementById("speed");
-
-function decoded(text) {
-  return Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-}
-
-async function inflated(text) {
-  const stream = new Blob([decoded(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
 
 function painter(canvas, film, bytes) {
   const context = canvas.getContext("2d");
@@ -30,10 +20,6 @@ function painter(canvas, film, bytes) {
     }
     context.putImageData(image, 0, 0);
   };
-}
-
-function told(value) {
-  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(5)));
 }
 
 // Draws the cursor of one field's curves and says their values there.
@@ -53,7 +39,7 @@ function curve(box) {
       const place = Math.min(step, of - 1);
       const row = Math.min(Math.floor(place / every), length - 1);
       cursor.style.left = `${of > 1 ? (100 * place) / (of - 1) : 50}%`;
-      places.forEach((place, i) => (place.textContent = told(numbers[i * length + row])));
+      places.forEach((place, i) => (place.textContent = readable(numbers[i * length + row])));
     },
   };
 }

@@ -44,7 +44,7 @@ def document(
     body = [tag("h1", title), *content]
     if played:
         body.append(tag("script", Markup(as_script(played)), type="application/json", id="data"))
-        body += [tag("script", Markup(_own(f"{name}.js"))) for name in scripts]
+        body += [tag("script", Markup(_own(f"{name}.js"))) for name in ("shared", *scripts)]
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 
 

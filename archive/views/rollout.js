@@ -59,7 +59,7 @@ function drawScale(place, signal) {
   const bar = made("i", "bar");
   const stops = [0, 0.25, 0.5, 0.75, 1].map((x) => shade(low + x * (high - low), signal) || "transparent");
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  place.append(`${told(low)} `, bar, ` ${told(high)}`);
+  place.append(`${readable(low)} `, bar, ` ${readable(high)}`);
 }
 
 function conversation({ blocks, signals, masks }, goTo) {

@@ -26,7 +26,7 @@ ROLES = {
     "environment": 2, "feedback": 2, "tool": 2, "tool_result": 2, "thought": 3, "reasoning": 3, "response": 4,
     "completion": 4, "answer": 4, "output": 4, "generation": 4, "assistant": 4, "action": 4, "tool_call": 5,
 }  # fmt: skip
-TOLD_ONCE = ("messages", "conversation", "prompt", "question", "instruction")  # of an episode's metadata
+SAID_ONCE = ("messages", "conversation", "prompt", "question", "instruction")  # of an episode's metadata
 
 
 class Track(NamedTuple):
@@ -50,7 +50,7 @@ class Rollout(NamedTuple):
     messages: dict[str, list[list[dict[str, Any]]]]  # field -> of each step the messages that are new
     spoken: dict[str, list[str]]  # field named by a role -> text of each step
     scalars: dict[str, Array]
-    told: list[tuple[str, Any]]  # (name, text or messages) of the episode as such
+    opening: list[tuple[str, Any]]  # (name, text or messages) of the episode as such
     flat: bool
     steps: int
 
@@ -69,11 +69,16 @@ def find(parts: Mapping[str, Any], whole: Mapping[str, Any], metadata: Any, step
     flat = bool(of_tokens)
     messages = {path: _new_ones(leaf) for path, leaf in parts.items() if _has_messages(leaf, steps)}
     spoken = {path: texts for path, leaf in parts.items() if (texts := _spoken(path, leaf, steps)) is not None}
-    told = [*_of_metadata(metadata), *((p, text) for p, leaf in whole.items() if (text := _told(p, leaf)) is not None)]
+    opening = [
+        *_of_metadata(metadata),
+        *((p, text) for p, leaf in whole.items() if (text := _opening(p, leaf)) is not None),
+    ]
     if not (tracks or flat or messages or spoken):
         return None
     scalars = {} if flat else {path: leaf for path, leaf in lines.items() if SCALARS.search(_name(path))}
-    return Rollout(tracks or of_tokens, messages, spoken, dict(list(scalars.items())[:MAX_SCALARS]), told, flat, steps)
+    return Rollout(
+        tracks or of_tokens, messages, spoken, dict(list(scalars.items())[:MAX_SCALARS]), opening, flat, steps
+    )
 
 
 def _name(path: str) -> str:
@@ -152,14 +157,14 @@ def _spoken(path: str, leaf: Any, steps: int) -> list[str] | None:
 
 
 def _of_metadata(metadata: Any) -> Iterator[tuple[str, Any]]:
-    for name in TOLD_ONCE if isinstance(metadata, Mapping) else ():
-        if (text := _told(name, metadata.get(name))) is not None:
+    for name in SAID_ONCE if isinstance(metadata, Mapping) else ():
+        if (text := _opening(name, metadata.get(name))) is not None:
             yield name, text
 
 
-def _told(path: str, value: Any) -> Any:
+def _opening(path: str, value: Any) -> Any:
     """Text or messages of the whole episode."""
     value = value.item() if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "OUT" else value
-    if _name(path) in TOLD_ONCE and isinstance(value, str) and value:
+    if _name(path) in SAID_ONCE and isinstance(value, str) and value:
         return value
     return _listed(value) or None

@@ -1,7 +1,6 @@
 "use strict";
 // The table of episodes: only the rows in sight are in the document. Sorted by a column, filtered by several; the
 // histograms show all rows in grey and those that pass the filters in colour, and a press on a bar filters by it.
-const given = JSON.parse(document.getElementById("data").textContent);
 const ROW = 24; // pixels; as in page.css
 const BARS = 24;
 const SVG = "http://www.w3.org/2000/svg";
@@ -10,12 +9,6 @@ let columns = [];
 let order = new Uint32Array(0); // rows that pass the filters, as they are shown
 let sorted = { column: -1, down: false };
 
-async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
-}
-
 function element(name, text, attributes = {}) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -23,17 +16,12 @@ function element(name, text, attributes = {}) {
   return made;
 }
 
-function told(value) {
-  if (value === null) return "-";
-  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(5)));
-}
-
 function cell(column, row) {
   const value = column.values[row];
   if (value === null) return "-";
   if (column.kind === "name") return column.names[value];
   if (column.kind === "flag") return value ? "yes" : "no";
-  return column.kind === "number" ? told(value) : value;
+  return column.kind === "number" ? readable(value) : value;
 }
 
 // What a filter's text means: null for nothing, else whether a row passes.
@@ -168,7 +156,7 @@ function histogram(column, count) {
     const now = counts(column.values, order, bins);
     svg.replaceChildren();
     for (let i = 0; i < bins.bars; i++) {
-      const [from, to] = range(i).map(told);
+      const [from, to] = range(i).map((value) => readable(value));
       const press = bar(i, most, "press"); // as high as the picture
       const title = document.createElementNS(SVG, "title");
       title.textContent = `${from === to ? from : `${from} to ${to}`}: ${now[i]}${now[i] === all[i] ? "" : ` of ${all[i]}`}`;
@@ -183,7 +171,7 @@ function histogram(column, count) {
   };
   const figure = element("figure");
   const [from] = range(0), [, to] = range(bins.bars - 1);
-  figure.append(svg, element("figcaption", `${column.name}: ${told(from)} … ${told(to)}`));
+  figure.append(svg, element("figcaption", `${column.name}: ${readable(from)} … ${readable(to)}`));
   document.getElementById("spread").append(figure);
   return draw;
 }
@@ -193,7 +181,7 @@ function histogram(column, count) {
 let update = () => {};
 
 async function start() {
-  const { count, columns: unpackedColumns } = await unpacked(given.rows);
+  const { count, columns: unpackedColumns } = JSON.parse(new TextDecoder().decode(await inflated(data.rows)));
   columns = unpackedColumns;
   const names = element("tr"), filters = element("tr");
   for (const [i, column] of columns.entries()) {
@@ -220,7 +208,7 @@ async function start() {
     head.style.width = `${wide + 1}ch`;
   }
   place.querySelector("thead").append(names, filters);
-  const drawn = given.spread.map((name) => columns.find((c) => c.name === name)).filter(Boolean);
+  const drawn = data.spread.map((name) => columns.find((c) => c.name === name)).filter(Boolean);
   const histograms = drawn.map((column) => histogram(column, count)).filter(Boolean);
   update = () => {
     order = filtered(count);

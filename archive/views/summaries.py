@@ -151,8 +151,8 @@ def weights_counts(found: pa.Table) -> dict[str, int]:
 def first_rows(found: pa.Table) -> Markup:
     """The first episodes of a table."""
     first = found.slice(0, MAX_ROWS).to_pylist()
-    told = [{**row, "weights": row["model_weights_uuids"], "updates": updates_of(row)} for row in first]
-    return section("The first of them", _listed(_EPISODE, [[row[n] for n in _EPISODE] for row in told], found.num_rows))
+    rows = [{**row, "weights": row["model_weights_uuids"], "updates": updates_of(row)} for row in first]
+    return section("The first of them", _listed(_EPISODE, [[row[n] for n in _EPISODE] for row in rows], found.num_rows))
 
 
 def updates_of(row: Mapping[str, Any]) -> str | None:

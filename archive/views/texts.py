@@ -34,7 +34,7 @@ def as_texts(leaf: Any) -> Texts | None:
         return None
     chars = max(200, min(MAX_STEP_CHARS, MAX_CHARS // len(values)))
     numbers = max(8, min(MAX_STEP_NUMBERS, MAX_NUMBERS // len(values)))
-    steps = [_short(told(value, numbers), chars) for value in values]
+    steps = [_short(readable(value, numbers), chars) for value in values]
     return Texts(steps, not _is_numbers(values))
 
 
@@ -75,14 +75,14 @@ def _is_numbers(values: Any) -> bool:
     return all(isinstance(value, np.ndarray) and value.dtype.kind not in "OUST" for value in values)
 
 
-def told(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
+def readable(value: Any, numbers: int = MAX_STEP_NUMBERS) -> str:
     """One value as people read it."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
         return repr(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "OUT":
-        return "\n".join(told(entry, numbers) for entry in value.reshape(-1).tolist())
+        return "\n".join(readable(entry, numbers) for entry in value.reshape(-1).tolist())
     if isinstance(value, np.ndarray) and value.ndim:
         return _numbers(value.reshape(-1), numbers)
     if isinstance(value, (np.ndarray, np.generic)):

@@ -27,7 +27,7 @@ def decoder(tokenizer: Any) -> Decode | None:
             f"tokenizer={tokenizer!r} is none: give a function of a list of ids, something with a decode(), or a name"
         )
     package = type(found).__module__.partition(".")[0]
-    if package in ("tokenizers", "transformers"):  # they leave special tokens out unless told otherwise
+    if package in ("tokenizers", "transformers"):  # they leave special tokens out unless asked for
         exact: Decode = partial(decode, skip_special_tokens=False)
         return exact
     given: Decode = decode

@@ -20,7 +20,7 @@ MAX_PART = 2000  # characters of what isn't text in a message: an image, a call
 
 def blocks_of(rollout: Rollout, decode: tokens.Decode | None) -> list[Block]:
     """What was said, in order; of tokens their texts, and what is known of each."""
-    out = [block for name, value in rollout.told for block in _said(name, value, None)]
+    out = [block for name, value in rollout.opening for block in _said(name, value, None)]
     if rollout.flat:
         return out + [block for track in rollout.tracks for block in _stretches(track, decode)]
     before: list[int] = []
@@ -159,8 +159,8 @@ def fitted(blocks: list[Block], most: int) -> tuple[list[Block], str]:
         part = _beginning(block, left / size)
         if part and budget.json_bytes(part) + 1 <= left:
             kept.append(part)
-        gone = len(blocks) - number
-        return kept, f"the conversation: the last {gone} of {len(blocks)} parts, or most of the first of them"
+        rest = len(blocks) - number
+        return kept, f"the conversation: the last {rest} of {len(blocks)} parts, or most of the first of them"
     return kept, ""
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from archive.base.errors import MissingPackageError, UsageError
 from archive.views import rollouts, tokens
 from archive.views.tokenizing import decoder
 from tests.support import browser
+from tests.support.pages import visited
 
 WORDS = ["one", "two", "<script>window.hacked=1</script>", "four\n", "five"]
 SYSTEM = {"role": "system", "content": "Be </script><script>window.hacked=2</script> kind."}
@@ -213,27 +212,9 @@ def test_a_page_is_bounded_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatc
 # -- in a browser --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with browser.chromium(tmp_path_factory.mktemp("browser")) as running:
-        yield running
-
-
-def visited(address: str, text: str, file: Path, look: Any) -> None:
-    file.write_text(text, "utf-8")
-
-    async def looking(page: browser.Page) -> None:
-        await page.until("document.body.dataset.ready === 'yes'")
-        await look(page)
-        assert await page.evaluate("window.hacked") is None
-
-    page = asyncio.run(browser.visit(address, file, looking))
-    assert page.complaints == []
-    assert page.requests == [file.as_uri()]
-
-
 def test_a_conversation_is_drawn(address: str, tmp_path: Path) -> None:
     async def look(page: browser.Page) -> None:
+        await page.until("document.body.dataset.ready === 'yes'")
         assert await page.evaluate("document.querySelectorAll('.turn').length") == 3
         assert await page.evaluate("document.querySelectorAll('.token').length") == 9
         assert SYSTEM["content"] in await page.evaluate("document.querySelector('.said').textContent")
@@ -256,11 +237,12 @@ def test_a_conversation_is_drawn(address: str, tmp_path: Path) -> None:
         await page.evaluate(f"{last}.{over}")
         assert await page.evaluate(f"{last}.title") == "token 2 · id 1 · advantage 0.5 · logprobs -1 · mask 1"
 
-    visited(address, episode(turns()).to_html(tokenizer=text_of), tmp_path / "page.html", look)
+    visited(address, episode(turns()).to_html(tokenizer=text_of), tmp_path, look)
 
 
 def test_tokens_that_are_steps_play(address: str, tmp_path: Path) -> None:
     async def look(page: browser.Page) -> None:
+        await page.until("document.body.dataset.ready === 'yes'")
         assert await page.evaluate("document.querySelector('.token.now').textContent") == "0"
         await page.evaluate("slider.value = 7; slider.dispatchEvent(new Event('input'))")
         assert await page.evaluate("document.querySelector('.token.now').textContent") == "7"
@@ -268,11 +250,12 @@ def test_tokens_that_are_steps_play(address: str, tmp_path: Path) -> None:
         assert await page.evaluate("slider.value") == "3"
         assert "tokenizer=" in await page.evaluate("document.querySelector('#rollout figcaption').textContent")
 
-    visited(address, episode(flat()).to_html(), tmp_path / "page.html", look)
+    visited(address, episode(flat()).to_html(), tmp_path, look)
 
 
 def test_thinned_values_stay_with_their_steps(address: str, large: archive.Episode, tmp_path: Path) -> None:
     async def look(page: browser.Page) -> None:
+        await page.until("document.body.dataset.ready === 'yes'")
         await page.evaluate("slider.value = 399; slider.dispatchEvent(new Event('input'))")
         assert await page.evaluate("document.querySelector('.curve .cursor').style.left") == "100%"
         every = await page.evaluate("data.curves.state.every")
@@ -280,4 +263,4 @@ def test_thinned_values_stay_with_their_steps(address: str, large: archive.Episo
         assert every > 1
         assert float(value) == pytest.approx(float(large.read(["state"])["state"][399 // every * every, 0]), rel=1e-4)
 
-    visited(address, large.to_html(max_bytes=100_000), tmp_path / "page.html", look)
+    visited(address, large.to_html(max_bytes=100_000), tmp_path, look)

@@ -7,7 +7,6 @@ import base64
 import json
 import uuid
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from tests.support import browser
 from tests.support.pages import HOSTILE, visited
 
 MANY = 100_000
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with browser.chromium(tmp_path_factory.mktemp("browser")) as running:
-        yield running
 
 
 def many(count: int = MANY) -> pa.Table:
