@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ def test_a_notebook_is_short_and_has_no_outputs(path: Path) -> None:
     for cell in cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_names_files_that_are_there(path: Path) -> None:
+    text = "\n".join(cell.source for cell in notebook(path).cells if cell.cell_type == "markdown")
+    for name in re.findall(r"`((?:archive|tests|notebooks)/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
