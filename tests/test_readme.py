@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import archive
 from tests.support.documents import DOCUMENTS, PAGES, README, ROOT, blocks, named, run_alone
 
 MAX_WORDS = 1000
@@ -16,6 +20,28 @@ GLOSSARY = ["episode", "segment", "shard", "chunk", "run", "session", "stream", 
 
 def test_it_prints_what_it_says(tmp_path: Path) -> None:
     run_alone(README, tmp_path)
+
+
+def start(folder: Path, world_size: int, steps: int) -> None:
+    """The job of the README in processes of its own, one a rank, until so many steps."""
+    code = blocks(README)[0].text.replace("300", str(steps))
+    assert str(steps) in code
+    place = {"PYTHONPATH": str(ROOT), "WORLD_SIZE": str(world_size), "TORCHELASTIC_RUN_ID": f"until-{steps}"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=os.environ | place | {"RANK": str(rank)})
+        for rank in range(world_size)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0] * world_size
+
+
+def test_the_job_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    start(tmp_path, 1, 200)
+    start(tmp_path, 3, 300)
+    latest = archive.open(tmp_path / "my-run").checkpoints.latest
+    assert latest is not None
+    assert (latest.step, latest.world_size) == (300, 3)
+    steps = [int(at) for data in latest.episodes.read("obs") for at in data["obs"][:, 0]]
+    assert sorted(steps) == sorted([*range(200)] * 4 + [*range(200, 300)] * 12)
 
 
 def test_it_is_short() -> None:
