@@ -3,9 +3,10 @@ data."""
 
 from __future__ import annotations
 
-from resharding.placing.assignment import FILTERED, Dropped, Parts, Placement, Rules, identity, place, within_bounds
+from resharding.placing.assignment import identity, place, within_bounds
 from resharding.placing.cost import read_cost
 from resharding.placing.pieces import cut_pieces, gather, joined, piece_positions
+from resharding.placing.records import FILTERED, Dropped, Parts, Placement, Rules
 from resharding.placing.source import Source, SourceBuffer, filtered, schemas_of
 
 __all__ = [

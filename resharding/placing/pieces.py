@@ -7,25 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, merge_runs
+from archive.arrays import Ints, merge_runs, offsets_of, spans
 from archive.manifest import Located
-from resharding.placing.assignment import Parts
+from resharding.placing.records import Parts
 from resharding.placing.source import SourceBuffer
 
 
 def cut_pieces(source: SourceBuffer, parts: Parts) -> tuple[Ints, Located, Ints, Ints]:
-    """The pieces of segments behind parts of units."""
-    offsets = source.offsets
-    first, last = offsets[parts.unit], offsets[parts.unit + 1]
-    counts = last - first
-    ends = np.cumsum(counts)
-    index = np.arange(int(counts.sum())) + np.repeat(first - (ends - counts), counts)
+    """The pieces of segments behind parts of units: where those of each part begin, the pieces, where each stands in the
+    columns, and its source rank."""
+    first = source.offsets[parts.unit]
+    counts = source.offsets[parts.unit + 1] - first
+    index = spans(first, counts)
+    begins = offsets_of(source.pieces.hi - source.pieces.lo)
+    before = begins[index] - np.repeat(begins[first], counts)  # steps of the unit before this piece
     pieces = source.pieces.pick(index)
     steps = pieces.hi - pieces.lo
-    total = np.cumsum(source.pieces.hi - source.pieces.lo)
-    before = (total - (source.pieces.hi - source.pieces.lo))[index] - np.repeat(
-        np.concatenate([[0], total])[first], counts
-    )  # steps of the unit before this piece
     lo = np.clip(np.repeat(parts.lo, counts) - before, 0, steps)
     hi = np.clip(np.repeat(parts.hi, counts) - before, 0, steps)
     keep = (hi > lo) | (steps == 0)
@@ -37,13 +34,9 @@ def cut_pieces(source: SourceBuffer, parts: Parts) -> tuple[Ints, Located, Ints,
 
 def piece_positions(parts: Parts, counts: Ints, pieces: Located) -> Ints:
     """Where each piece stands in its target row."""
-    steps = pieces.hi - pieces.lo
-    before = np.cumsum(steps) - steps
-    heads = np.cumsum(counts) - counts
-    base = before[heads[counts > 0]] if len(steps) else before
-    start = np.zeros(len(counts), np.int64)
-    start[counts > 0] = base
-    out: Ints = np.repeat(parts.position - start, counts) + before
+    begins = offsets_of(pieces.hi - pieces.lo)
+    first = begins[offsets_of(counts)[:-1]]
+    out: Ints = np.repeat(parts.position - first, counts) + begins[:-1]
     return out
 
 
@@ -51,12 +44,10 @@ def gather(
     starts: Ints, steps: Ints, runs: Sequence[tuple[int, int]], rows: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Rows [start, start + steps) of a column, end to end, out of its sorted runs, which `rows` has end to end."""
-    ends = np.cumsum(steps)
-    wanted = np.arange(int(steps.sum())) + np.repeat(starts - (ends - steps), steps)
-    begin = np.array([a for a, _ in runs], np.int64)
-    length = np.array([b - a for a, b in runs], np.int64)
+    wanted = spans(starts, steps)
+    begin, stop = np.array(runs, np.int64).T
     run = np.searchsorted(begin, wanted, side="right") - 1
-    out: np.ndarray[Any, Any] = rows[wanted - begin[run] + (np.cumsum(length) - length)[run]]
+    out: np.ndarray[Any, Any] = rows[wanted - begin[run] + offsets_of(stop - begin)[run]]
     return out
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, sums
+from archive.arrays import Ints, Mask, offsets_of, run_heads, run_starts, run_tails, since_head, sums
 from archive.base import NotFoundError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
 from archive.fields import loads
 from archive.manifest import Located, Snapshot
-from resharding.placing.assignment import Mask, Units
+from resharding.placing.records import Units
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Source:
         self.checkpoint = checkpoint
         self._units: dict[tuple[str, str | None], Units] = {}
 
+    def __reduce__(self) -> Any:
+        return Source, (self.checkpoint,)
+
     @cached_property
     def buffers(self) -> dict[str, SourceBuffer]:
         """By name; those without live steps too."""
@@ -61,14 +64,11 @@ class Source:
         return out
 
     def _buffer(self, name: str, pieces: Located, rank: Ints, env: Ints) -> SourceBuffer:
-        steps = pieces.hi - pieces.lo
-        ends = np.cumsum(steps)
-        new_rank = np.r_[True, rank[1:] != rank[:-1]] if len(rank) else np.zeros(0, bool)
-        at = ends - steps
-        column_at = at - np.maximum.accumulate(np.where(new_rank, at, 0)) if len(at) else at
+        at = offsets_of(pieces.hi - pieces.lo)[:-1]
         episode = self.checkpoint.index.episode_of_row[pieces.row]
-        heads = _heads(episode, rank, env, pieces)
-        return SourceBuffer(name, pieces, rank, env, heads, episode[heads], column_at)
+        # a unit begins with another episode, rank or env row, or after a hole, where positions leave their steps behind
+        heads = run_starts(episode, rank, env, pieces.position - at)
+        return SourceBuffer(name, pieces, rank, env, heads, episode[heads], since_head(at, run_heads(rank)))
 
     def open_episodes(self, name: str) -> dict[tuple[int, int], str]:
         """(rank, env) -> id of the episode that is open there."""
@@ -82,10 +82,10 @@ class Source:
         """Whether the steps of each env row follow each other up to where its next one goes, as a ring's do."""
         rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
         after = buffer.position + np.maximum(buffer.steps, 1)
-        inside = (rank[1:] == rank[:-1]) & (env[1:] == env[:-1])
-        if (after[:-1] != buffer.position[1:])[inside].any():
+        tails = run_tails(rank, env)
+        if (after[:-1] != buffer.position[1:])[~tails[:-1]].any():
             return False
-        newest = np.flatnonzero(np.r_[~inside, True][: len(env)])
+        newest = np.flatnonzero(tails)
         following = {
             (rank, env): at
             for rank in self.checkpoint.ranks
@@ -96,13 +96,8 @@ class Source:
 
     def divisible(self, buffer: SourceBuffer) -> bool:
         """Whether steps are independent of each other, by the schema of all that is live."""
-        schemas = self._schemas(buffer)
-        return bool(schemas) and all(loads(text).unit == "step" for text in schemas)
-
-    def _schemas(self, buffer: SourceBuffer) -> set[str]:
-        rows = np.unique(buffer.pieces.row)
-        column = self.checkpoint.snapshot.take(rows, ["schema"])["schema"]
-        return set(column.cast("string").unique().to_pylist())
+        texts, codes = schemas_of(self.checkpoint.snapshot, np.unique(buffer.pieces.row))
+        return bool(len(codes)) and all(loads(texts[code]).unit == "step" for code in np.unique(codes).tolist())
 
     def units(self, buffer: SourceBuffer, weights: str | None = None) -> Units:
         key = (buffer.name, weights)
@@ -134,7 +129,7 @@ class Source:
         if not opened or not len(buffer.heads):
             return np.zeros(len(buffer.heads), bool)
         rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
-        newest = np.flatnonzero(np.r_[(rank[1:] != rank[:-1]) | (env[1:] != env[:-1]), True])
+        newest = np.flatnonzero(run_tails(rank, env))
         ids = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number[newest]))
         out = np.zeros(len(buffer.heads), bool)
         out[newest] = pc.is_in(ids, value_set=pa.array(list(opened.values()), pa.string())).to_numpy()
@@ -142,12 +137,10 @@ class Source:
 
     def ids(self, name: str) -> list[str]:
         """Episode id of each unit."""
-        return self._ids(self.buffers[name])
-
-    def _ids(self, buffer: SourceBuffer) -> list[str]:
         import pyarrow as pa
 
-        ids: list[str] = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number)).to_pylist()
+        numbers = pa.array(self.buffers[name].number)
+        ids: list[str] = self.checkpoint.index.column("episode_id").take(numbers).to_pylist()
         return ids
 
     def _flag(self, name: str, rows: Ints) -> Mask:
@@ -169,7 +162,7 @@ class Source:
                 f"weights={weights!r}: the column has negative or infinite values, which cannot be balanced"
             )
         scale = 2**40 / max(float(values.sum()), 1e-300)
-        return sums(np.floor(values * scale).astype(np.int64), np.concatenate([[0], np.cumsum(steps)]))
+        return sums(np.floor(values * scale).astype(np.int64), offsets_of(steps))
 
     def _has_column(self, buffer: str, name: str) -> bool:
         """Whether a buffer has a column; an error if no buffer of the checkpoint has one of that name."""
@@ -204,15 +197,6 @@ def _ages(commit: Ints, position: Ints) -> Ints:
     out = np.empty_like(commit)
     out[np.lexsort((position, commit))] = np.arange(len(commit))
     return out
-
-
-def _heads(episode: Ints, rank: Ints, env: Ints, pieces: Located) -> Ints:
-    """Where a unit begins: another episode, rank or env row, or a hole in the row."""
-    if not len(episode):
-        return np.zeros(0, np.int64)
-    hole = pieces.position[1:] != (pieces.position + pieces.hi - pieces.lo)[:-1]
-    seam = (episode[1:] != episode[:-1]) | (rank[1:] != rank[:-1]) | (env[1:] != env[:-1]) | hole
-    return np.flatnonzero(np.r_[True, seam])
 
 
 def filtered(source: Source, buffer: SourceBuffer, conditions: Any) -> Mask:

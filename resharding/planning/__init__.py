@@ -3,7 +3,8 @@ out. Reads no data."""
 
 from __future__ import annotations
 
-from resharding.planning.planning import Plan, plan
+from resharding.planning.planning import plan
+from resharding.planning.plans import Plan
 
 __all__ = [
     "Plan",

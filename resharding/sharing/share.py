@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import NotFoundError, cached_property
+from archive.base import NotFoundError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import Resume
 from archive.read import Episodes
@@ -23,6 +23,9 @@ class Dealt(Protocol):
 
     @property
     def checkpoint(self) -> Checkpoint: ...
+
+    @property
+    def source(self) -> Source: ...
 
     @property
     def world_size(self) -> int: ...
@@ -50,10 +53,6 @@ class Share:
     def __init__(self, plan: Dealt, rank: int) -> None:
         self.plan, self.rank = plan, rank
         self._buffers: dict[str, ShareBuffer] = {}
-
-    @cached_property
-    def source(self) -> Source:
-        return Source(self.plan.checkpoint)
 
     @property
     def world_size(self) -> int:

@@ -86,7 +86,7 @@ class ShareBuffer:
 
     @cached_property
     def _source(self) -> SourceBuffer:
-        return self._share.source.buffers[self.name]
+        return self._plan.source.buffers[self.name]
 
     @cached_property
     def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
@@ -106,7 +106,7 @@ class ShareBuffer:
     @cached_property
     def layout(self) -> Layout:
         """Env row, position and length of each episode, in order; which are open or headless."""
-        units = self._share.source.units(self._source)
+        units = self._plan.source.units(self._source)
         unit, parts = self._parts.unit, self._parts
         ends = parts.hi == self._source.steps[unit]
         return Layout(
@@ -204,7 +204,7 @@ class ShareBuffer:
 
     @cached_property
     def _step_bytes(self) -> int:
-        units = self._share.source.units(self._source, "bytes")
+        units = self._plan.source.units(self._source, "bytes")
         return max(1, int(units.weight.sum()) // max(1, int(units.steps.sum())))
 
     def read(self, fields: Any = None) -> list[dict[str, Any]]:
@@ -307,7 +307,7 @@ class ShareBuffer:
 
     def _open(self) -> tuple[dict[int, str], list[str]]:
         """Open episodes: those that go on, by env row, and those that are closed here."""
-        every = self._share.source.open_episodes(self.name)
+        every = self._plan.source.open_episodes(self.name)
         if self._plan.is_identity:
             return {env: name for (rank, env), name in every.items() if rank == self._share.rank}, []
         where = self.layout

@@ -232,9 +232,9 @@ def test_somebody_waits_no_longer_than_he_says() -> None:
 
 def test_choices_are_those_of_the_library() -> None:
     from archive.cli import checkpoints
-    from resharding.placing import assignment
+    from resharding.placing import records
 
-    assert assignment.POLICIES == checkpoints.POLICIES
+    assert records.POLICIES == checkpoints.POLICIES
 
 
 def test_debug_shows_where_it_failed(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from archive.base.errors import UsageError
 from archive.manifest import tables
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex
 from archive.manifest.liveview import locate
-from resharding.placing.assignment import NO_ENV, POLICIES, Placement, Rules, Units, identity, place, split_evenly
+from resharding.placing.assignment import NO_ENV, identity, place, split_evenly
+from resharding.placing.records import POLICIES, Placement, Rules, Units
 from tests.support.places import ROOT
 
 plans = settings(max_examples=150, deadline=None)
