@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
+from resharding.transfer.destination import Destination, Progress
 from resharding.transfer.engines import spread
 
 if TYPE_CHECKING:
@@ -29,19 +30,12 @@ Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its me
 
 
 def copy_shards(
-    source: Roots,
-    target: Storage,
-    chunks: pa.Table,
-    known: Collection[str],
-    *,
-    engine: str = "local",
-    verify: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Copy the shards that the chunk rows name, but for `known` and others that are there; how many were copied.
+    source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], how: Destination
+) -> None:  # fmt: skip
+    """Copy the shards that the chunk rows name, but for `known` and others that are there.
 
-    verify: read and check every byte, even where the store would copy by itself.  progress: called with (shards done,
-    shards) of what this machine copies.
+    how: whether every byte is read and checked even where the store would copy by itself, on which engine, and who is
+    called with (shards done, shards) of what this machine copies.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
@@ -50,12 +44,11 @@ def copy_shards(
     jobs = [
         job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
     ]
-    if engine == "local":
-        copy_all(source, target, verify, jobs, progress)
-        return len(jobs)
-    size = SHARDS_PER_TASK
-    spread(engine, copy_all, (source, target, verify), [jobs[i : i + size] for i in range(0, len(jobs), size)])
-    return len(jobs)
+    if how.engine == "local":
+        copy_all(source, target, how.verify, jobs, how.moved)
+        return
+    batches = [jobs[i : i + SHARDS_PER_TASK] for i in range(0, len(jobs), SHARDS_PER_TASK)]
+    spread(how.engine, copy_all, (source, target, how.verify), batches)
 
 
 def _plain(shard: str) -> str:
@@ -79,7 +72,7 @@ def copy_all(
     target: Storage,
     verify: bool,
     jobs: Sequence[Job],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Copy some shards, a few at once; the first error ends it."""
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from archive import Archive
 from archive.base import AlreadyExistsError, UsageError
@@ -12,46 +11,30 @@ from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import new_session
 from resharding.planning import Plan
 from resharding.sharing import Share
-from resharding.transfer.transfer import Target, filter
+from resharding.transfer.destination import Destination, How
+from resharding.transfer.merging import filter
 
 if TYPE_CHECKING:
     from archive import Writer
     from archive.checkpoint import Pending
 
 
-def reshard(
-    source: Archive, plan: Plan, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
-) -> Checkpoint:  # fmt: skip
+def reshard(source: Archive, plan: Plan, to: Any, **how: Unpack[How]) -> Checkpoint:
     """Save the plan's shares as a checkpoint of its world size in another archive, which is made if it is not there.
 
     Episodes, columns, attributes and progress are carried over. State can't be divided: where the plan moves anything,
-    each rank has that of all source ranks, as {"source_states": {rank: state}}.  copy, verify, engine,
-    single_writer, progress: as of `merge`.
+    each rank has that of all source ranks, as {"source_states": {rank: state}}.  how: the options of `merge`.
     """
     checkpoint = plan.checkpoint
     if not checkpoint.replay_saved:
         raise UsageError(f"checkpoint {checkpoint.name!r} was saved without its buffers: there is nothing to reshard")
-    there = Target(to, copy, engine, storage_options, allow_bases, single_writer=single_writer)
-    present = there.opened(create=False)
+    present = Destination(to, **how).present()
     if present is not None and checkpoint.run in present.head.runs:
         raise AlreadyExistsError(
             f"{present.url} has a run {checkpoint.run!r} already, which this would end; give an archive of its own"
         )
     ids = checkpoint.episodes.table["episode_id"].to_pylist()
-    target = filter(
-        source,
-        to,
-        copy=copy,
-        verify=verify,
-        engine=engine,
-        storage_options=storage_options,
-        allow_bases=allow_bases,
-        single_writer=single_writer,
-        progress=progress,
-        episode_id=ids,
-    )
+    target = filter(source, to, episode_id=ids, **how)
     session = new_session()
     with ExitStack() as stack:
         shares = [plan.share(rank) for rank in range(plan.world_size)]

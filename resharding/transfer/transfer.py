@@ -1,4 +1,4 @@
-"""Merging and splitting archives: episodes of some archives become visible in another, by reference or as copies.
+"""Rows of some archives become visible in another, by reference or as copies.
 
 Ids are never renumbered. Everything is written before one commit makes it visible, so a run that fails leaves the
 target as it was; run again, it finds the copies that are there and goes on.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive
-from archive import open as open_archive
 from archive.arrays import Ints
-from archive.base import AlreadyExistsError, AmbiguousWriteError, NotFoundError, UsageError, cached_property, layout
+from archive.base import AlreadyExistsError, AmbiguousWriteError, UsageError, cached_property, layout
 from archive.manifest import (
     Body,
     Branches,
@@ -36,6 +35,7 @@ from archive.manifest import (
 )
 from archive.store import Roots, join_key, split_key
 from resharding.transfer.copying import copy_shards
+from resharding.transfer.destination import Destination
 from resharding.transfer.engines import check_engine
 from resharding.transfer.holdings import COLUMNS, Holdings, Row, rows_of
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Selection:
+class Chosen:
     """Rows of one archive's segments table that go to another."""
 
     archive: Archive
@@ -68,110 +68,30 @@ class Selection:
         return tables.from_columns("segments", _as_columns(taken))
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where to; `archive` is None as long as it is not there."""
-
-    to: Any
-    copy: bool
-    engine: str
-    options: Mapping[str, Any] | None
-    allow_bases: Any
-    verify: bool = False
-    progress: Callable[[int, int], None] | None = None
-    single_writer: bool = False
-
-    def opened(self, *, create: bool) -> Archive | None:
-        if isinstance(self.to, Archive):
-            return self.to.refresh()
-        try:
-            return open_archive(
-                self.to, create=create, storage_options=self.options, allow_bases=self.allow_bases,
-                single_writer=self.single_writer,
-            )  # fmt: skip
-        except NotFoundError:
-            return None
-
-
-def merge(
-    urls: Sequence[Any], to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
-) -> Archive:  # fmt: skip
-    """Make the episodes of several archives visible in one, which is made if it is not there.
-
-    copy=False refers to the sources' shards (they are pinned there; the target must be opened with `allow_bases`);
-    copy=True copies them: a store that has both archives does so by itself, and compares sizes and ETags; with
-    verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local", or "ray" to copy on
-    a Ray cluster.  Merging again adds what is new.
-    progress: called with (shards copied, shards) of each source.  single_writer: of the target, as `archive.open` has it.
-    """
-    given = [urls] if isinstance(urls, (str, Archive)) else urls
-    sources = [_opened(url, storage_options, allow_bases) for url in given]
-    selections = [Selection(a, a.index.chains.rows) for a in sources]
-    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
-    return _transfer(selections, target)
-
-
-def split(
-    url: Any, to: Any, count: int, *, copy: bool = False, verify: bool = False, engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    single_writer: bool = False, progress: Callable[[int, int], None] | None = None,
-) -> Archive:  # fmt: skip
-    """Make the first `count` episodes of an archive visible in another; otherwise as merge."""
-    source = _opened(url, storage_options, allow_bases)
-    if not 0 < count <= len(source.episodes):
-        raise UsageError(
-            f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
-        )
-    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
-    return _transfer([_episodes(source, np.arange(count))], target)
-
-
-def filter(
-    url: Any, to: Any, *, copy: bool = False, verify: bool = False, engine: str = "local",
-    storage_options: Mapping[str, Any] | None = None, allow_bases: bool | Sequence[str] = (),
-    single_writer: bool = False, progress: Callable[[int, int], None] | None = None, **conditions: Any,
-) -> Archive:  # fmt: skip
-    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive."""
-    source = _opened(url, storage_options, allow_bases)
-    chosen = source.episodes.filter(**conditions)
-    target = Target(to, copy, engine, storage_options, allow_bases, verify, progress, single_writer)
-    return _transfer([_episodes(source, chosen.numbers)], target)
-
-
-def _opened(url: Any, options: Mapping[str, Any] | None, allow_bases: bool | Sequence[str]) -> Archive:
-    return url if isinstance(url, Archive) else open_archive(url, storage_options=options, allow_bases=allow_bases)
-
-
-def _episodes(source: Archive, chosen: Ints) -> Selection:
-    parts = [source.index.chains.of(int(i)) for i in chosen]
-    return Selection(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))
-
-
-def _transfer(selections: Sequence[Selection], target: Target) -> Archive:
+def transfer(selections: Sequence[Chosen], target: Destination) -> Archive:
+    """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
     check_engine(target.engine, *(s.archive.url for s in selections))
-    present = target.opened(create=False)
+    present = target.present()
     _check_places(selections, target, present)
-    fresh = _fresh(selections, present.snapshot if present else None, present.url if present else str(target.to))
-    archive = present or target.opened(create=True)
-    nothing = not any(len(s.rows) for s in fresh) and not _branches(selections, present.snapshot if present else None)
-    if archive is None or nothing:
-        return archive or open_archive(target.to, storage_options=target.options)
+    there = present.snapshot if present else None
+    fresh = _fresh(selections, there, present.url if present else str(target.to))
+    archive = present or target.created()
+    if not any(len(s.rows) for s in fresh) and not _branches(selections, there):
+        return archive
     session = new_session()
-    taken = partial(_copied, session=session, target=target) if target.copy else _referring
-    segments = [taken(s, archive) for s in fresh]
+    taken = partial(_copied, session=session) if target.copy else _referring
+    segments = [taken(s, archive, target) for s in fresh]
     _claim_sessions(archive, fresh)
     _commit(archive, (selections, fresh), tables.concat("segments", segments), session, target.copy)
     return archive.refresh()
 
 
-def _check_places(selections: Sequence[Selection], target: Target, present: Archive | None) -> None:
+def _check_places(selections: Sequence[Chosen], target: Destination, present: Archive | None) -> None:
     """Refuse what cannot work, before anything is written."""
     for source in (s.archive for s in selections):
         if present and source.id == present.id:
             raise UsageError(f"{present.url} is one of the sources; give another archive as target")
-        where = present.url if present else open_url(target)
+        where = present.url if present else target.url
         if not target.copy and _protocol(source.url) != _protocol(where):
             raise UsageError(
                 f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True"
@@ -180,18 +100,11 @@ def _check_places(selections: Sequence[Selection], target: Target, present: Arch
             check_engine(target.engine, where)
 
 
-def open_url(target: Target) -> str:
-    """The URL of an archive that is not there yet."""
-    from archive.store import Storage
-
-    return Storage.connect(target.to, target.options).url
-
-
 def _protocol(url: str) -> str:
     return url.partition("://")[0]
 
 
-def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str) -> list[Selection]:
+def _fresh(selections: Sequence[Chosen], present: Snapshot | None, where: str) -> list[Chosen]:
     """Without the rows that the target, or a source before, has already. An id of something else is refused."""
     known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
     out = []
@@ -200,11 +113,11 @@ def _fresh(selections: Sequence[Selection], present: Snapshot | None, where: str
         rows = [selection.names[i] for i in new]
         known.check(rows, partial(getattr, selection, "origin"), where)
         known.add(rows)
-        out.append(Selection(selection.archive, selection.rows[np.array(new, np.int64)]))
+        out.append(Chosen(selection.archive, selection.rows[np.array(new, np.int64)]))
     return out
 
 
-def _branches(selections: Sequence[Selection], present: Snapshot | None) -> Branches:
+def _branches(selections: Sequence[Chosen], present: Snapshot | None) -> Branches:
     """What sessions went on from, as far as it tells how the episodes that are transferred stand, and is not there."""
     known = present.branches if present else Branches({}, {})
     origins: dict[str, Origin] = {}
@@ -217,7 +130,7 @@ def _branches(selections: Sequence[Selection], present: Snapshot | None) -> Bran
 
 
 def _commit(
-    archive: Archive, selections: tuple[Sequence[Selection], Sequence[Selection]], rows: pa.Table, session: str, copy: bool
+    archive: Archive, selections: tuple[Sequence[Chosen], Sequence[Chosen]], rows: pa.Table, session: str, copy: bool
 ) -> None:  # fmt: skip
     """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
     log = CommitLog(archive.storage, archive.id, archive.head)
@@ -243,14 +156,14 @@ def _commit(
     log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
 
 
-def _transaction(selections: Sequence[Selection], copy: bool, branches: Branches) -> str:
+def _transaction(selections: Sequence[Chosen], copy: bool, branches: Branches) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
     what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
     what += [list(branches.origins)] if branches else []
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
-def _claim_sessions(archive: Archive, selections: Sequence[Selection]) -> None:
+def _claim_sessions(archive: Archive, selections: Sequence[Chosen]) -> None:
     """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
 
     runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
@@ -274,8 +187,10 @@ def _as_columns(table: pa.Table) -> dict[str, Any]:
     return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
 
 
-def _referring(selection: Selection, target: Archive) -> pa.Table:
+def _referring(selection: Chosen, archive: Archive, target: Destination) -> pa.Table:
     """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
+    import pyarrow.compute as pc
+
     rows = selection.segments()
     needed: dict[str, set[str]] = {}
     for name in ("shard", "chunks"):
@@ -284,7 +199,9 @@ def _referring(selection: Selection, target: Archive) -> pa.Table:
             needed.setdefault(str(base), set()).add(key)
         rows = _with(rows, name, values)
     for base, keys in needed.items():
-        _pin(selection.roots.storage(None if base == selection.archive.id else base), target, sorted(keys))
+        _pin(selection.roots.storage(None if base == selection.archive.id else base), archive, sorted(keys))
+    shards = len(pc.unique(rows["shard"].drop_null()))
+    target.moved(shards, shards)
     return rows
 
 
@@ -296,7 +213,7 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), field, column)
 
 
-def _bases(selections: Sequence[Selection]) -> dict[str, Any]:
+def _bases(selections: Sequence[Chosen]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for selection in selections:
         out |= selection.archive.head.body.get("bases", {})
@@ -311,25 +228,15 @@ def _pin(source: Any, target: Archive, keys: list[str]) -> None:
     source.put(f"pins/{target.id}-{digest}.json", json.dumps(body).encode())
 
 
-def _copied(selection: Selection, archive: Archive, session: str, target: Target) -> pa.Table:
+def _copied(selection: Chosen, archive: Archive, target: Destination, session: str) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
     rows = selection.segments()
     if not rows.num_rows:
         return rows
-    shards = [s for s in rows["shard"].to_pylist() if s is not None]
-    chunks = _chunk_tables(selection.roots, rows, set(shards))
-    known = {
-        s for s in archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist() if s is not None
-    }
-    copy_shards(
-        selection.roots,
-        archive.storage,
-        chunks,
-        known,
-        engine=target.engine,
-        verify=target.verify,
-        progress=target.progress,
-    )
+    shards = {s for s in rows["shard"].to_pylist() if s is not None}
+    chunks = _chunk_tables(selection.roots, rows, shards)
+    held = archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist()
+    copy_shards(selection.roots, archive.storage, chunks, set(held), target)
     ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
     if chunks.num_rows:
         plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])

@@ -269,6 +269,7 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
     from archive.manifest.tables import from_columns
     from archive.store.bases import Roots
     from resharding.transfer.copying import copy_shards
+    from resharding.transfer.destination import Destination
 
     target = local.source("to", 0, 1)
     row: dict[str, Any] = {
@@ -287,6 +288,7 @@ def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) 
             target.storage,
             from_columns("chunks", {"shard": evil} | row),
             (),
+            Destination(target, copy=True),
         )
     assert {p: (Path(local.url("to")) / p).read_bytes() for p in files(Path(local.url("to")))} == before
 
