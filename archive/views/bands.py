@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.views.charts import COLORS, Values, numbers, svg, swatch
+from archive.views.charts import Values, color_of, numbers, svg, swatch
 from archive.views.markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ class Series(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Of each stretch of the axis its middle, how many values it has, and their quantiles (one row each of QUANTILES)."""
+    """Of each stretch of the axis its middle, and quantiles of its values (one row each of QUANTILES)."""
 
     at: Values
-    many: Values
     quantiles: Values
 
 
@@ -64,8 +63,7 @@ def spread(series: Series, bins: int = MAX_BINS) -> Bands:
     order = np.argsort(codes, kind="stable")
     groups = np.split(y[order], np.cumsum(np.bincount(codes, minlength=len(at)))[:-1]) if len(at) else []
     rows = [np.quantile(group, QUANTILES) for group in groups]
-    quantiles = np.array(rows, np.float64).reshape(len(rows), len(QUANTILES)).T
-    return Bands(at, np.array([len(g) for g in groups], np.float64), quantiles)
+    return Bands(at, np.array(rows, np.float64).reshape(len(rows), len(QUANTILES)).T)
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
@@ -91,14 +89,13 @@ def short(value: float) -> str:
 
 def chart(series: Mapping[str, Series], xlabel: str, ylabel: str) -> Markup:
     """Bands of 10 to 90 and 25 to 75 percent and the median of each series; few values as dots too. Empty without any."""
-    drawn = {name: spread(s) for name, s in series.items()}
-    drawn = {name: bands for name, bands in drawn.items() if len(bands.at)}
+    drawn = {name: bands for name, one in series.items() if len((bands := spread(one)).at)}
     if not drawn:
         return Markup("")
     frame = _frame(list(drawn.values()), series)
-    parts = [*_axes(frame, xlabel, ylabel)]
-    for i, name in enumerate(drawn):
-        parts += _drawn(frame, series[name], drawn[name], COLORS[i % len(COLORS)], name)
+    parts = _axes(frame, xlabel, ylabel)
+    for i, (name, bands) in enumerate(drawn.items()):
+        parts += _drawn(frame, series[name], bands, color_of(i), name)
     text = f"{ylabel} over {xlabel}: {', '.join(filter(None, drawn))}".rstrip(": ")
     plot = svg(WIDTH, HEIGHT, tag("title", text), *parts, class_="bands", role="img")
     return tag("figure", plot, tag("figcaption", _legend(list(drawn)), _NOTE), class_="wide")
@@ -150,17 +147,17 @@ def _axes(frame: Frame, xlabel: str, ylabel: str) -> list[Markup]:
     bottom = HEIGHT - BOTTOM
     out = []
     for value in ticks(*frame.y, most=7):
-        y = f"{frame.up(value):.1f}"
+        y = frame.up(value)
         out.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, **faint))
-        out.append(tag("text", short(value), x=LEFT - 6, y=f"{frame.up(value) + 4:.1f}", text_anchor="end", **ink))
+        out.append(tag("text", short(value), x=LEFT - 6, y=y + 4, text_anchor="end", **ink))
     for value in ticks(*frame.x, most=8, whole=True):
-        x = f"{frame.across(value):.1f}"
+        x = frame.across(value)
         out.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, stroke="currentColor", stroke_opacity=0.5))
         out.append(tag("text", short(value), x=x, y=bottom + 16, text_anchor="middle", **ink))
     middle = (TOP + bottom) / 2
     out.append(tag("text", xlabel, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle", **ink))
     turned = {"transform": f"rotate(-90 11 {middle:.1f})", "text_anchor": "middle"}
-    return [*out, tag("text", ylabel, x=11, y=f"{middle:.1f}", **turned, **ink)]
+    return [*out, tag("text", ylabel, x=11, y=middle, **turned, **ink)]
 
 
 def _drawn(frame: Frame, series: Series, bands: Bands, color: str, name: str) -> list[Markup]:
@@ -175,7 +172,7 @@ def _drawn(frame: Frame, series: Series, bands: Bands, color: str, name: str) ->
     known = _known(series)
     if known.sum() <= MAX_DOTS:
         at = zip(frame.across(series.x[known]).tolist(), frame.up(series.y[known]).tolist(), strict=True)
-        out += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=2, fill=color, fill_opacity=0.5) for a, b in at]
+        out += [tag("circle", cx=a, cy=b, r=2, fill=color, fill_opacity=0.5) for a, b in at]
     title = tag("title", name) if name else ""
     return [*out, tag("path", title, d=_line(x, y[2]), fill="none", stroke=color, stroke_width=1.8)]
 

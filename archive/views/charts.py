@@ -52,7 +52,7 @@ def lines(series: Mapping[str, Any], *, width: int = 640, height: int = 120, poi
         x = places / max(length - 1, 1) * width if length > 1 else np.array([width / 2])
         share = (kept - low) / span if span else np.where(np.isfinite(kept), 0.5, np.nan)
         y = height - 2 - share * (height - 4)
-        paths.append(tag("path", d=_path(x, y), fill="none", stroke=COLORS[i % len(COLORS)], stroke_width=1.2))
+        paths.append(tag("path", d=_path(x, y), fill="none", stroke=color_of(i), stroke_width=1.2))
     text = f"{', '.join(name for name in drawn if name)} from {shown(low)} to {shown(high)}".strip()
     shape = {"class_": "lines", "data_length": length, "preserveAspectRatio": "none"}
     return svg(width, height, tag("title", text), *paths, **shape)
@@ -84,8 +84,7 @@ def histogram(values: Any, label: str, *, bins: int = 24, width: int = 240, heig
     for i, (count, name) in enumerate(zip(counts.tolist(), names, strict=True)):
         tall = height * count / counts.max()
         shape = {"x": i * step, "y": height - tall, "width": max(step - 1, 0.5), "height": tall}
-        placed = {key: f"{value:.1f}" for key, value in shape.items()}
-        bars.append(tag("rect", tag("title", f"{name}: {count}"), **placed, fill=COLORS[0]))
+        bars.append(tag("rect", tag("title", f"{name}: {count}"), **shape, fill=COLORS[0]))
     caption = tag("figcaption", f"{label}: {shown(low)} … {shown(high)}")
     return tag("figure", svg(width, height, *bars, class_="histogram"), caption)
 
@@ -107,7 +106,7 @@ def bars(counts: Mapping[str, float], *, width: int = 320) -> Markup:
     most = max(counts.values(), default=0) or 1
     rows = []
     for name, count in counts.items():
-        rect = tag("rect", x=0, y=1, width=f"{width * count / most:.1f}", height=10, fill=COLORS[0])
+        rect = tag("rect", x=0, y=1, width=width * count / most, height=10, fill=COLORS[0])
         bar = svg(width, 12, rect, class_="bar")
         rows.append(tag("tr", tag("th", name), tag("td", bar), tag("td", shown(count), class_="number")))
     return tag("table", tag("tbody", *rows), class_="bars") if rows else Markup("")
@@ -130,7 +129,7 @@ def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int, *, wi
         ends = (margin + bar, width - margin - bar, at_left[source], at_right[target])
         title = tag("title", f"{steps} steps from rank {source} to rank {target}")
         shape = _band(*ends, steps * scale)
-        bands.append(tag("path", title, d=shape, fill=COLORS[target % len(COLORS)], fill_opacity="0.45"))
+        bands.append(tag("path", title, d=shape, fill=color_of(target), fill_opacity=0.45))
         at_left[source] += steps * scale
         at_right[target] += steps * scale
     boxes = _ends(margin, top_left, tall_left, bar, margin - 6, "end")
@@ -154,19 +153,23 @@ def _band(x0: float, x1: float, y0: float, y1: float, tall: float) -> str:
 def _ends(x: float, tops: Values, tall: Values, wide: float, text_x: float, anchor: str) -> list[Markup]:
     out = []
     for rank, (y, height) in enumerate(zip(tops.tolist(), tall.tolist(), strict=True)):
-        sized = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": wide, "height": f"{max(height, 1):.1f}"}
-        out.append(tag("rect", **sized, fill="#6b7280"))
-        place = {"x": f"{text_x:.1f}", "y": f"{y + height / 2 + 4:.1f}", "text_anchor": anchor}
+        out.append(tag("rect", x=x, y=y, width=wide, height=max(height, 1), fill="#6b7280"))
+        place = {"x": text_x, "y": y + height / 2 + 4, "text_anchor": anchor}
         out.append(tag("text", f"rank {rank}", **place, font_size=11, fill="currentColor"))
     return out
 
 
+def color_of(number: int) -> str:
+    """The colour of a series by its number; of more than there are, they come again."""
+    return COLORS[number % len(COLORS)]
+
+
 def swatch(number: int) -> Markup:
     """A patch of the colour of that series."""
-    return tag("i", style=f"background:{COLORS[number % len(COLORS)]}")
+    return tag("i", style=f"background:{color_of(number)}")
 
 
 def svg(width: float, height: float, *content: Any, **attributes: Any) -> Markup:
     """A picture that is so large where nothing else is said."""
-    size = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    size = {"viewBox": f"0 0 {width:g} {height:g}", "width": width, "height": height}
     return tag("svg", *content, **size, xmlns="http://www.w3.org/2000/svg", **attributes)

@@ -26,15 +26,19 @@ def join(parts: Iterable[Any]) -> Markup:
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x."""
+    """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x; floats have two digits."""
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(visible(str(value)))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(visible(_attribute(value)))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in VOID and not children:
         return Markup(f"<{name}{given}/>")
     return Markup(f"<{name}{given}>{join(children)}</{name}>")
+
+
+def _attribute(value: Any) -> str:
+    return f"{round(value, 2):.15g}" if isinstance(value, float) else str(value)
 
 
 def shown(value: Any, limit: int = MAX_TEXT) -> str:

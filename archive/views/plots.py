@@ -10,7 +10,7 @@ import numpy as np
 
 from archive.base import FieldError, MissingPackageError
 from archive.views import bands, frames
-from archive.views.charts import COLORS
+from archive.views.charts import COLORS, color_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,14 +41,8 @@ def _returns(ax: Any, series: bands.Series, along: str, label: str | None) -> No
     (line,) = ax.plot(spread.at, spread.quantiles[2], label=label or "median", linewidth=1.8, color=color)
     for low, high, alpha in ((0, 4, 0.16), (1, 3, 0.26)):
         if len(spread.at) > 1:
-            ax.fill_between(
-                spread.at,
-                spread.quantiles[low],
-                spread.quantiles[high],
-                color=line.get_color(),
-                alpha=alpha,
-                linewidth=0,
-            )
+            between = (spread.quantiles[low], spread.quantiles[high])
+            ax.fill_between(spread.at, *between, color=line.get_color(), alpha=alpha, linewidth=0)
     ax.set(xlabel=along, ylabel="return", title="returns")
     if label is not None:
         ax.legend(fontsize="small")
@@ -82,7 +76,7 @@ def _curves(ax: Any, path: str, lines: Mapping[str, frames.Array]) -> None:
     """The components of a field, named if there are several."""
     for i, (name, values) in enumerate(lines.items()):
         marker = "." if np.isfinite(values).sum() <= FEW else None
-        ax.plot(values, color=COLORS[i % len(COLORS)], label=name, linewidth=1, marker=marker)
+        ax.plot(values, color=color_of(i), label=name, linewidth=1, marker=marker)
     ax.set(ylabel=path, xlabel="step")
     if len(lines) > 1:
         ax.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + (len(lines) - 1) // 8)
@@ -105,13 +99,11 @@ def plan(moved: Mapping[tuple[int, int], int], targets: int, title: str) -> Any:
     left, sources = np.zeros(targets), sorted({s for s, _ in moved})
     for source in sources:
         steps = np.array([moved.get((source, target), 0) for target in range(targets)])
-        bars = ax.barh(
-            np.arange(targets), steps, left=left, color=COLORS[source % len(COLORS)], label=f"from rank {source}"
-        )
+        look = {"color": color_of(source), "label": f"from rank {source}"}
+        bars = ax.barh(np.arange(targets), steps, left=left, **look)
         if len(sources) > len(COLORS):  # colours come again: the bars say of whom they are
-            ax.bar_label(
-                bars, [str(source) if n else "" for n in steps], label_type="center", fontsize="small", color="white"
-            )
+            names = [str(source) if n else "" for n in steps]
+            ax.bar_label(bars, names, label_type="center", fontsize="small", color="white")
         left += steps
     ax.set_yticks(range(targets), [f"rank {r}" for r in range(targets)])
     ax.margins(y=0.01)
