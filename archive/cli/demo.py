@@ -23,15 +23,10 @@ Steps = dict[str, Any]
 WEIGHTS, EPISODES_EACH, UPDATES_BETWEEN = 3, 8, 100
 SAVED_BY, RESUMED_BY = 4, 3
 STEPS = (
-    *(
-        "open or create it",
-        "write and commit",
-        "open elsewhere, filter by weights",
-        "filter by update count and return",
-    ),
-    *("read one field of those", "read all and compare"),
-    *("four ranks save", "three ranks resume", "account for everything"),
-)
+    "open or create it", "write and commit", "open elsewhere, filter by weights", "filter by update count and return",
+    "read one field of those", "read all and compare",
+    "four ranks save", "three ranks resume", "account for everything",
+)  # fmt: skip
 COSTS = ("requests", "sent", "received")
 
 

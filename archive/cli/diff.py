@@ -14,6 +14,7 @@ from archive.cli.selecting import named_checkpoint
 if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Episodes
 
+_LENGTH = ("episode_id", "length")
 Chosen = Callable[["Episodes"], "Episodes"]
 
 
@@ -85,8 +86,9 @@ def _named(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _episodes(before: Episodes, after: Episodes) -> dict[str, Any]:
     """Ids that came and went, and those that are longer or shorter now."""
-    old, new = (dict(zip(*found.table.select(("episode_id", "length")).to_pydict().values(), strict=True))
-                for found in (before, after))  # fmt: skip
+    old, new = (
+        {r["episode_id"]: r["length"] for r in found.table.select(_LENGTH).to_pylist()} for found in (before, after)
+    )
     both = [name for name in new if name in old]
     return {
         "episodes": _change(len(old), len(new)),

@@ -26,31 +26,22 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @click.argument("to", required=False)
 @click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
 @click.option(
-    "--html",
-    metavar="WHAT",
+    "--html", metavar="WHAT",
     help="A page instead, of an episode's id, of the 'best' one, of all 'episodes' that are chosen, of a checkpoint's name or "
     "the 'latest', of the 'archive'; with --output.",
-)
+)  # fmt: skip
 @click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
-@click.option(
-    "--world-size", type=click.IntRange(1), metavar="N", help="The page of the checkpoint's plan for N ranks."
-)
+@click.option("--world-size", type=click.IntRange(1), metavar="N", help="The page of a checkpoint's plan for N ranks.")
 @click.option("--checkpoint", metavar="NAME", help="What is live in it ('latest': the newest whole one).")
 @click.option("--run", metavar="NAME", help="Of this run: the checkpoint; of all episodes, its own.")
 @where()
 @weights
+@click.option("--field", "fields", multiple=True, metavar="NAME", help="Of episodes only these. May be repeated.")
 @click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME",
-    help="npz, parquet, an episode's page: only these. May be repeated.",
+    "--max-bytes", type=click.IntRange(1), metavar="N", help="Of an episode's page; it names what is left out."
 )
 @click.option(
-    "--max-bytes", type=click.IntRange(1), metavar="N", help="Of an episode's page; it says what was left out."
-)
-@click.option(
-    "--tokenizer", metavar="NAME", help="Makes text of token ids on an episode's page: a folder, or a Hub name."
+    "--tokenizer", metavar="NAME", help="Makes text of token ids on an episode's page: a folder or a Hub name."
 )
 @click.option("--allow-missing", is_flag=True, help="The page of a plan: do without ranks that are missing.")
 @adapter_option
