@@ -28,10 +28,10 @@
 (1) Told apart by `traj_key`, else the collector's ids, else `end_key`; without either, steps stand on their own.
 Steps that fill no whole row of a 2-d storage are dropped and counted.
 Not saved: hooks, collate functions, the process's own random generators (give the buffer a generator).
-Only what changed since the last save is written: a tracker on the storage is told of each write; where
+Only what changed since the last save is written: the storage notifies a tracker of each write; where
 something else wrote (another process, `rb[i] = x`, `empty()`), digests tell which rows differ. What is changed behind
 the storage's back (in place, through a view) is found with `verify=True`; so is what samplers set on the items of a
-LazyStackStorage, whose samples are its items.
+LazyStackStorage: its samples are its items.
 """
 
 from __future__ import annotations

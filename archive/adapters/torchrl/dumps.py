@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import archive
-from archive.adapters import common
+from archive import Writer
+from archive.adapters import Report, common
 from archive.adapters.torchrl import adapter
 from archive.adapters.torchrl.parts import module
 from archive.base import NotFoundError, SupersededError, UsageError
+from archive.checkpoint import Checkpoint
 
 
 class ArchiveCheckpointer:
@@ -42,54 +44,65 @@ class ArchiveCheckpointer:
     ) -> None:
         _take_over(module("replay_buffers").ReplayBuffer)
         common.check_option("existing", existing, common.EXISTING)
-        self._storage_options, self._buffer, self._existing, self._options = storage_options, buffer, existing, options
-        self._place, self._run = (rank, world_size), run
-        self._writers: dict[str, Any] = {}
+        self._storage_options = storage_options
+        self._place = {"rank": rank, "world_size": world_size}
+        self._run = run
+        self._buffer = buffer
+        self._existing = existing
+        self._options = options
+        self._writers: dict[str, Writer] = {}
+        self._shares: dict[str, Any] = {}  # what was loaded: a writer goes on from it when there is something to write
         weakref.finalize(self, _close_all, self._writers)
         if rb is not None:
             if not rb.initialized:
                 rb._init()
             rb._storage.checkpointer = self
 
-    def save(self, rb: Any, url: Any, *, step: int | None = None) -> Any:
+    def save(self, rb: Any, url: Any, *, step: int | None = None) -> Checkpoint:
         """Checkpoint the buffer in the archive at `url`, which is created where there is none; the Checkpoint."""
         url = os.fspath(url)
         writer = self._writer(url)
-        step = self._next_step(url, writer.run) if step is None else step
+        if step is None:
+            newest = self._archive(url).checkpoints.of(writer.run).latest
+            step = 0 if newest is None else int(newest.step) + 1
         return adapter.save({self._buffer: rb}, writer, step=step, **self._options).result()
 
-    def load(self, rb: Any, url: Any) -> Any:
+    def load(self, rb: Any, url: Any) -> Report:
         """Restore the buffer from the newest checkpoint at `url`; the Report."""
         url = os.fspath(url)
         found = self._newest(url)
-        rank, world_size = self._place
+        world_size = self._place["world_size"]
         plan = common.planned(found, world_size=world_size)
         room = adapter.capacity({self._buffer: rb}, found)[self._buffer]
         if not plan.is_identity or max(plan.steps) > room:
             plan = common.planned(found, world_size=world_size, capacity=room)
-        share = plan.share(rank)
-        report = adapter.restore({self._buffer: rb}, share, existing=self._existing)[self._buffer]
-        self._end(url)
-        self._writers[url] = share  # a writer goes on from it when there is something to write
-        return report
+        share = plan.share(self._place["rank"])
+        reports: dict[str, Report] = adapter.restore({self._buffer: rb}, share, existing=self._existing)
+        if url in self._writers:
+            with suppress(SupersededError):  # `dumps` has said so, or there was nothing left to commit
+                self._writers.pop(url).close()
+        self._shares[url] = share
+        return reports[self._buffer]
 
     def close(self) -> None:
         """End the writers that are open."""
+        self._shares.clear()
         _close_all(self._writers)
 
-    def _writer(self, url: str) -> Any:
-        held = self._writers.get(url)
-        if held is None or not hasattr(held, "checkpoint"):
-            arc = archive.open(url, create=True, storage_options=self._storage_options)
-            rank, world_size = self._place
-            held = self._writers[url] = (
-                arc.writer(rank=rank, world_size=world_size, run=self._run) if held is None else arc.writer(resume=held)
-            )
-        return held
+    def _archive(self, url: str, *, create: bool = False) -> archive.Archive:
+        return archive.open(url, create=create, storage_options=self._storage_options)
 
-    def _newest(self, url: str) -> Any:
+    def _writer(self, url: str) -> Writer:
+        if url not in self._writers:
+            arc, share = self._archive(url, create=True), self._shares.get(url)
+            how = {**self._place, "run": self._run} if share is None else {"resume": share}
+            self._writers[url] = arc.writer(**how)
+            self._shares.pop(url, None)
+        return self._writers[url]
+
+    def _newest(self, url: str) -> Checkpoint:
         """The newest checkpoint of the run, or of the only one that has any."""
-        checkpoints = archive.open(url, storage_options=self._storage_options).checkpoints
+        checkpoints = self._archive(url).checkpoints
         if self._run is not None:
             checkpoints = checkpoints.of(self._run)
         try:
@@ -97,19 +110,9 @@ class ArchiveCheckpointer:
         except UsageError as e:
             raise UsageError(f"{e}; a checkpointer of one run is ArchiveCheckpointer(run=...)") from e
         if found is None:
-            whose = "" if self._run is None else f" of run {self._run!r}"
-            raise NotFoundError(f"the archive at {url} has no checkpoint{whose} yet")
+            of_run = "" if self._run is None else f" of run {self._run!r}"
+            raise NotFoundError(f"the archive at {url} has no checkpoint{of_run} yet")
         return found
-
-    def _next_step(self, url: str, run: str) -> int:
-        found = archive.open(url, storage_options=self._storage_options).checkpoints.of(run).latest
-        return 0 if found is None else int(found.step) + 1
-
-    def _end(self, url: str) -> None:
-        held = self._writers.pop(url, None)
-        if hasattr(held, "close"):
-            with suppress(SupersededError):  # `dumps` has said so, or there was nothing left to commit
-                held.close()
 
     # -- what a storage expects of its checkpointer -------------------------------------------------------------
 
@@ -128,11 +131,9 @@ class ArchiveCheckpointer:
         """Nothing: what was loaded is in the storage's own memory."""
 
 
-def _close_all(writers: dict[str, Any]) -> None:
-    for url in list(writers):
-        held = writers.pop(url)
-        if hasattr(held, "close"):
-            held.close()
+def _close_all(writers: dict[str, Writer]) -> None:
+    while writers:
+        writers.popitem()[1].close()
 
 
 def _take_over(kind: Any) -> None:

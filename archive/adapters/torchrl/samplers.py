@@ -1,7 +1,4 @@
-"""Samplers: priorities, remaining permutations and use counts as columns, what else they know as state; and back.
-
-A class for each kind of sampler says what is saved of it, and gives it back.
-"""
+"""Samplers: priorities, remaining permutations and use counts as columns, the rest as state; a class for each kind."""
 
 from __future__ import annotations
 
@@ -21,20 +18,18 @@ USED, UNKNOWN = -1, -2  # no place in the remaining permutation: drawn already; 
 
 def saved_samplers(parts: Parts) -> dict[str, Other]:
     """Each sampler of a buffer, by the name that its state has, as what is saved of it."""
-    return {name: _saved(parts, name, sampler) for name, sampler in parts.samplers.items()}
-
-
-def _saved(parts: Parts, name: str, sampler: Any) -> Other:
-    kinds = module("samplers")
-    for kind, ours in (
-        (kinds.PrioritizedSampler, Prioritized),
-        (kinds.SliceSamplerWithoutReplacement, TrajectoriesOnce),
-        (kinds.SamplerWithoutReplacement, Once),
-        (kinds.ConsumingSampler, Consuming),
-    ):
-        if isinstance(sampler, kind):
-            return ours(parts, name, sampler)
-    return Other(parts, name, sampler)
+    theirs = module("samplers")
+    kinds: tuple[tuple[Any, type[Other]], ...] = (
+        (theirs.PrioritizedSampler, Prioritized),
+        (theirs.SliceSamplerWithoutReplacement, TrajectoriesOnce),
+        (theirs.SamplerWithoutReplacement, Once),
+        (theirs.ConsumingSampler, Consuming),
+        (object, Other),
+    )
+    return {
+        name: next(ours for kind, ours in kinds if isinstance(sampler, kind))(parts, name, sampler)
+        for name, sampler in parts.samplers.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ class Once(Other):
                 ("drop_last", bool),
             ):
                 setattr(sampler, name, kind(values[name]))
-            self._set_order(self._own_order(placed, own))
+            self._set_order(own["order"] if isinstance(self, TrajectoriesOnce) else _ordered(placed))
             return []
         if "remaining" not in placed.columns:
             return ["the checkpoint has no order of what is yet to be drawn: it is drawn anew"]
@@ -180,9 +175,6 @@ class Once(Other):
             batch = self.parts.rb._batch_size or 1
             sampler._remaining_batches = len(order) // batch if sampler.drop_last else -(-len(order) // batch)
         return []
-
-    def _own_order(self, placed: Placed, own: dict[str, Any]) -> Any:
-        return _ordered(placed)
 
     def _renumbered(self, cells: Ints) -> Ints:
         """What the sampler calls these cells."""
@@ -205,9 +197,6 @@ class TrajectoriesOnce(Once):
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"order": self.sampler._sample_list}
-
-    def _own_order(self, placed: Placed, own: dict[str, Any]) -> Any:
-        return own["order"]
 
     def _renumbered(self, cells: Ints) -> Ints:
         number = {cell: i for i, cell in enumerate(self._starts().tolist())}

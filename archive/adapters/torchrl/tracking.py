@@ -1,7 +1,7 @@
 """What a writer knows of a storage: where each cell's step stands in its streams, and which cells have changed since.
 
-A tracker attached to the storage is told of each write. As long as the storage's revision grew by just what it was
-told of, the marked rows are those that changed; else digests of all rows are compared with those of the last save.
+The storage notifies a tracker of each write. As long as its revision grew by just those writes, the marked rows are
+those that changed; else digests of all rows are compared with those of the last save.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Record:
     units: Units | None = None  # what was restored: a writer must hold just this
     moved: bool = False  # steps lie in other slots than those that their field "index" says in the archive
     to_close: list[int] = field(default_factory=list)  # env rows whose open episode does not go on
-    keys: Keys | None = None  # by which a save told trajectories apart
+    keys: Keys | None = None  # that tell trajectories apart
     asked: Keys | None = None  # those that it was given
     form: Any = None  # the fields that all cells had when they were appended, with dtypes and shapes
 
@@ -73,18 +73,18 @@ class Record:
 
 
 class Tracker:
-    """Attached to a storage: told of each write by the writer. It belongs to one buffer of one archive writer."""
+    """Attached to a storage, which notifies it of each write. It belongs to one buffer of one archive writer."""
 
     def __init__(self, inner: BufferWriter | None, record: Record | None) -> None:
         self.inner = None if inner is None else ref(inner)
         self.record = record
         self.revision = -1
-        self.explained = 0  # by how much the revision has grown for what the tracker was told of
+        self.explained = 0  # by how much the revision has grown for the writes that it was notified of
         self._marks: list[Ints | slice] = []  # rows that were written
         self._listed = False
 
     def start(self, cells: Cells) -> None:
-        """What is told from now on explains what changes."""
+        """The writes from now on explain what changes."""
         self.revision = int(cells.storage._mutation_revision)
         self.explained = 0
         self._marks = []
@@ -127,7 +127,7 @@ class Tracker:
         return same and self.record is not None and self.record.keys is not None and self.record.units is None
 
     def __getstate__(self) -> dict[str, Any]:
-        """In another process the storage is told of by nobody: digests find what changed."""
+        """In another process nobody knows of the storage: digests find what changed."""
         return vars(Tracker(None, None))
 
 
