@@ -19,6 +19,7 @@ from archive.base import (
 from archive.fields import Schema
 from archive.manifest import (
     DEFAULT_RUN,
+    About,
     Commit,
     CommitLog,
     Commits,
@@ -45,15 +46,13 @@ class Archive:
     """Trajectories under one root. As of one commit: `refresh()` goes to the newest, and so do commits made through it."""
 
     def __init__(
-        self, storage: Storage, about: dict[str, Any], raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
+        self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
     ) -> None:
-        self._storage, self._about, self._raw, self._pinned, self._single_writer = (
-            storage,
-            about,
-            raw,
-            pinned,
-            single_writer,
-        )
+        self._storage = storage
+        self._about = about
+        self._raw = raw
+        self._pinned = pinned
+        self._single_writer = single_writer
         self._show(head)
 
     def _show(self, head: Commit) -> None:
@@ -68,11 +67,11 @@ class Archive:
 
     @property
     def id(self) -> str:
-        return str(self._about["id"])
+        return self._about.id
 
     @property
     def layout(self) -> str:
-        return str(self._about["layout"])
+        return self._about.layout
 
     @property
     def storage(self) -> Storage:
@@ -195,7 +194,7 @@ class Archive:
     @property
     def manifest_urls(self) -> list[str]:
         """URLs of the Parquet files that make up the segments table (for DuckDB, say)."""
-        return [self._storage.full_url(f["path"]) for f in self._head.files("segments")]
+        return [self._storage.full_url(f.path) for f in self._head.files("segments")]
 
     @property
     def shards(self) -> list[str]:
@@ -316,12 +315,12 @@ def _connected(
     )
 
 
-def _check_same(storage: Storage, about: Mapping[str, Any], head: Commit) -> None:
-    theirs = head.body.get("archive")
-    if head.number and theirs != about["id"]:
+def _check_same(storage: Storage, about: About, head: Commit) -> None:
+    theirs = head.archive
+    if head.number and theirs != about.id:
         raise CorruptCommitError(
             f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive {theirs!r:.40}, "
-            f"{layout.ARCHIVE_KEY} names {about['id']!r:.40}: one of them is damaged or comes from elsewhere; run "
+            f"{layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from elsewhere; run "
             "`archive repair`"
         )
 

@@ -7,6 +7,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +27,7 @@ from archive.checkpoint import (
     watch,
 )
 from archive.fields import Schema
-from archive.manifest import Body, Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
+from archive.manifest import Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, Ids, Pipeline, Work, Written, imports
 
@@ -51,12 +54,12 @@ class Writer(Buffer):
         self._place = place
         self._schema = schema
         self._on_commit = on_commit
-        imports.start(git_revision)
+        imports.start(partial(git_revision, str(Path.cwd())))
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
         self._known_at = -1
-        open_session(log, place, None if keep is None else keep.to_json(), resume)
+        open_session(log, place, None if keep is None else keep.rule, resume)
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
         self._changes = Changes(self._pipeline)
@@ -317,9 +320,9 @@ class Writer(Buffer):
             self._pipeline.forget(works)
             return self._log.head
 
-        def build(parent: Commit, attempt: int) -> Body:
+        def build(parent: Commit, attempt: int) -> Commit:
             commits.fence(parent, self.run, self.session)
-            return self._body(parent, attempt, segments, chunks, message)
+            return self._draft(parent, attempt, segments, chunks, message)
 
         # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
         commit = self._log.append(f"{self.session}/{self.rank}/rows-{segments['sequence'][-1].as_py()}", build)
@@ -327,19 +330,23 @@ class Writer(Buffer):
         self._take_note()
         return commit
 
-    def _body(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Body:
+    def _draft(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Commit:
+        """The commit of these rows, after writing the manifest files that it names."""
         fresh, places, sequences = fresh_rows(parent, self._place, {self.rank: (segments, chunks)})
         self._check_claims(parent, fresh["episode_id"].to_pylist())
         chunk_file = tablefiles.write(self._storage, self.session, "chunks", places) if places.num_rows else None
-        body, _ = tablefiles.add_rows(
-            self._storage, self.session, "segments", parent, stamped(fresh, chunk_file), fold=attempt == 0
+        rows = stamped(fresh, chunk_file)
+        return parent.after(
+            "commit",
+            run=self.run,
+            session=self.session,
+            rank=self.rank,
+            runs={**parent.runs, self.run: replace(parent.runs[self.run], sequences=sequences)},
+            segments=tablefiles.add_rows(self._storage, self.session, "segments", parent, rows, fold=attempt == 0),
+            chunks=chunk_file,
+            added={"segments": fresh.num_rows},
+            message=message,
         )
-        runs = parent.runs
-        runs[self.run] = {**runs[self.run], "sequences": sequences}
-        return {
-            **commits.carried(parent), **body, "runs": runs, "kind": "commit", "run": self.run, "session": self.session,
-            "rank": self.rank, "chunks": chunk_file, "added": {"segments": fresh.num_rows}, "message": message,
-        }  # fmt: skip
 
     def _known_ids(self) -> set[str]:
         self._known_at = self._log.catch_up().number

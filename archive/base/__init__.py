@@ -54,6 +54,20 @@ from archive.base.parallel import Job, in_order
 from archive.base.plainjson import misshapen
 from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
 from archive.base.readonly import frozen
+from archive.base.records import (
+    COUNT,
+    TEXT,
+    WHOLE,
+    Count,
+    Form,
+    MisshapenError,
+    Positive,
+    Record,
+    pairs,
+    refuse,
+    stored,
+    unstored,
+)
 from archive.base.treecodec import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.undo import Undo
 from archive.base.version import __version__
@@ -61,7 +75,10 @@ from archive.base.waiting import Patience, ranks
 
 __all__ = [
     "ARCHIVE_KEY",
+    "COUNT",
     "MAX_PAGE_BYTES",
+    "TEXT",
+    "WHOLE",
     "AccessDeniedError",
     "AlreadyExistsError",
     "AmbiguousWriteError",
@@ -77,6 +94,7 @@ __all__ = [
     "CorruptCommitError",
     "CorruptManifestError",
     "CorruptStateError",
+    "Count",
     "Counts",
     "DeadlineError",
     "Decoder",
@@ -84,9 +102,11 @@ __all__ = [
     "EmptyBufferError",
     "Encoder",
     "FieldError",
+    "Form",
     "IntegrityError",
     "Job",
     "Losses",
+    "MisshapenError",
     "MissingObjectError",
     "MissingPackageError",
     "NotExclusiveError",
@@ -94,8 +114,10 @@ __all__ = [
     "NothingThereError",
     "PartialCheckpointError",
     "Patience",
+    "Positive",
     "RanksMissingError",
     "ReadOnlyError",
+    "Record",
     "SessionInUseError",
     "ShortReadError",
     "StateError",
@@ -125,13 +147,17 @@ __all__ = [
     "make_visible",
     "misshapen",
     "one_line",
+    "pairs",
     "plainjson",
     "plaintext",
     "ranks",
+    "refuse",
     "request_key",
     "show",
     "shutdown",
     "size",
+    "stored",
     "unescape_path",
+    "unstored",
     "visible",
 ]

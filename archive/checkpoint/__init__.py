@@ -11,21 +11,26 @@ from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
 from archive.checkpoint.retention import Keep
+from archive.checkpoint.revision import git_revision
 from archive.checkpoint.runs import Runs
-from archive.checkpoint.saver import Saver, finish_at_exit, git_revision
+from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import next_sequence, rows_of
 from archive.checkpoint.staged import StagedFile
+from archive.checkpoint.stagedindex import ColumnRef, StagedBuffer, StagedIndex
 
 __all__ = [
     "MAIN_BUFFER",
     "Checkpoint",
     "Checkpoints",
+    "ColumnRef",
     "Holding",
     "Keep",
     "Pending",
     "Runs",
     "Saver",
+    "StagedBuffer",
     "StagedFile",
+    "StagedIndex",
     "finish_at_exit",
     "fresh_rows",
     "git_revision",

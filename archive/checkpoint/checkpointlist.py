@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from archive.base import NotFoundError, UsageError, cached_property, jsontree, one_line
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
-from archive.manifest import Commit, tablefiles, tables
+from archive.manifest import Commit, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -24,12 +24,11 @@ class Latest(Checkpoint):
         """This one or, with replay=True where it was saved without its buffers, the newest whole one that has them."""
         if not replay or self.replay_saved:
             return self
-        mark = self.commit.runs.get(self.run, {}).get("latest_replay")
-        return (
-            None
-            if mark is None
-            else Latest(self._storage, checkpoint_at(self._storage, self.commit, mark["commit"]).commit)
-        )
+        entry = self.commit.runs.get(self.run)
+        if entry is None or entry.latest_replay is None:
+            return None
+        found = checkpoint_at(self._storage, self.commit, entry.latest_replay.commit)
+        return Latest(self._storage, found.commit)
 
 
 class Checkpoints:
@@ -45,12 +44,7 @@ class Checkpoints:
         """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved, metrics, created_at."""
         import pyarrow.compute as pc
 
-        files = self._head.files("checkpoints")
-        parts = [
-            tables.loads(data, "checkpoints", where=ref["path"])
-            for data, ref in zip(tablefiles.fetch(self._storage, files), files, strict=True)
-        ]
-        table = tables.concat("checkpoints", parts)
+        table = tablefiles.load(self._storage, "checkpoints", self._head.files("checkpoints"))
         return table if self._run is None else table.filter(pc.equal(table["run"].cast("string"), self._run))
 
     def of(self, run: str) -> Checkpoints:
@@ -69,13 +63,12 @@ class Checkpoints:
     def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
         """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""
         run = self._run if run is None else run
-        runs = {name: e for name, e in self._head.runs.items() if "latest" in e and run in (None, name)}
+        runs = {name: e for name, e in self._head.runs.items() if e.latest is not None and run in (None, name)}
         if len(runs) > 1:
-            newest = {name: f"{e['latest']['name']!r} (commit {e['latest']['commit']})" for name, e in runs.items()}
+            newest = {name: f"{e.latest.name!r} (commit {e.latest.commit})" for name, e in runs.items() if e.latest}
             raise self._ambiguous("there is no newest checkpoint of all", newest)
-        mark = "latest_replay" if replay else "latest"
-        entries = [e[mark] for e in runs.values() if mark in e]
-        return self._at(entries[0]["commit"]) if entries else None
+        marks = [e.latest_replay if replay else e.latest for e in runs.values()]
+        return self._at(marks[0].commit) if marks and marks[0] is not None else None
 
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
         """Several runs share an archive, and none of them is meant more than the others."""
@@ -97,7 +90,7 @@ class Checkpoints:
             mine = [r for r in rows if r["run"] == run]
             whole = [Candidate(r["commit"], r["step"], jsontree.loads(r["metrics"])) for r in mine if r["whole"]]
             newest = max((c.commit for c in whole), default=0)
-            chosen += Keep.from_json(entry.get("keep")).kept(whole)
+            chosen += Keep.of(entry.keep).kept(whole)
             chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
         return [self._at(number) for number in sorted(chosen)]
 
@@ -127,6 +120,6 @@ class Checkpoints:
         return self._at(max(named, key=lambda r: (r["whole"], r["commit"]))["commit"])
 
     def __repr__(self) -> str:
-        runs = [name for name, e in self._head.runs.items() if "latest" in e and self._run in (None, name)]
+        runs = [name for name, e in self._head.runs.items() if e.latest is not None and self._run in (None, name)]
         newest = f"of {len(runs)} runs" if len(runs) > 1 else f"latest {self.latest!r}"
         return one_line(f"<{len(self)} checkpoints at {self._storage.url}, {newest}>")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,18 +19,17 @@ from archive.base import (
 )
 from archive.checkpoint import resuming
 from archive.checkpoint.staged import StagedFile
+from archive.checkpoint.stagedindex import UNCONSUMED, AttributeRef, ColumnRef
 from archive.manifest import (
     Commit,
     EpisodeIndex,
     Located,
     Origin,
     Resume,
-    Sequences,
     Snapshot,
     liveview,
     read_of,
     tablefiles,
-    tables,
 )
 from archive.read import Episodes, LiveParts, Reader
 from archive.store import Storage
@@ -41,20 +39,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_BUFFER = "replay"
-_SAID = "it is what the commit says: change copy.deepcopy() of it"
+_READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
 
 
 class Checkpoint:
     """One checkpoint, as its commit has it."""
 
     def __init__(self, storage: Storage, commit: Commit) -> None:
-        self._storage, self.commit = storage, commit
-        if "checkpoint" not in commit.body:
+        self._storage = storage
+        self.commit = commit
+        if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; run "
                 "`archive verify`"
             )
-        self._about: dict[str, Any] = commit.body["checkpoint"]
+        self.record = commit.checkpoint  # what the commit says of it
 
     # -- what the commit says ------------------------------------------------------------------------------------
 
@@ -64,11 +63,11 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        return str(self._about["name"])
+        return self.record.name
 
     @property
     def step(self) -> int:
-        return int(self._about["step"])
+        return self.record.step
 
     @property
     def run(self) -> str:
@@ -81,82 +80,78 @@ class Checkpoint:
     @property
     def archive_id(self) -> str:
         """Which archive it is of."""
-        return str(self.commit.body["archive"])
+        return self.commit.archive
 
     @property
     def world_size(self) -> int:
-        return int(self._about["world_size"])
+        return self.record.world_size
 
     @property
     def whole(self) -> bool:
         """Whether all ranks are in it."""
-        return bool(self._about["whole"])
+        return self.record.whole
 
     @property
     def missing_ranks(self) -> list[int]:
-        return [int(m["rank"]) for m in self._about["missing"]]
+        return [one.rank for one in self.record.missing]
 
     @property
     def missing(self) -> list[dict[str, Any]]:
         """The missing ranks, and the commit of the last whole checkpoint, which has their steps."""
-        return list(self._told("missing"))
+        return list(self._as_json("missing"))
 
     @property
     def replay_saved(self) -> bool:
         """Whether the buffers are in it; a checkpoint that doesn't say has them."""
-        return bool(self._about.get("replay_saved", True))
+        return self.record.replay_saved
 
     @property
     def buffers(self) -> dict[str, dict[str, Any]]:
         """Buffer -> steps, episodes and names of columns, over all ranks."""
-        out: dict[str, dict[str, Any]] = self._told("buffers")
+        out: dict[str, dict[str, Any]] = self._as_json("buffers")
         return out
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
         """Why -> episodes and steps that policy left out, a ring overwrote before they were appended, or a plan dropped."""
-        out: dict[str, dict[str, int]] = self._told("discarded")
+        out: dict[str, dict[str, int]] = self._as_json("discarded")
         return out
 
     @property
     def metrics(self) -> dict[str, float]:
-        out: dict[str, float] = self._told("metrics")
+        out: dict[str, float] = self._as_json("metrics")
         return out
 
     @property
     def lineage(self) -> dict[str, Any]:
         """Parent commit's checksum, library version, run, session, git revision and configuration."""
-        body = self.commit.body
-        more = dict(self._about["lineage"])
-        if more.get("config"):
-            more["config"] = jsontree.loads(more["config"])
-        known = {"parent": body["parent"], "library": body["library"], "run": self.run, "session": self.session} | more
-        out: dict[str, Any] = frozen(known, _SAID)
+        commit, more = self.commit, self.record.lineage.to_json()
+        if self.record.lineage.config:
+            more["config"] = jsontree.loads(self.record.lineage.config, where=f"configuration in {self!r}")
+        known = {"parent": commit.parent, "library": commit.library, "run": self.run, "session": self.session}
+        out: dict[str, Any] = frozen(known | more, _READ_ONLY)
         return out
 
-    def _told(self, name: str) -> Any:
-        return frozen(self._about[name], _SAID)
-
-    @property
-    def _sequences(self) -> Sequences | None:
-        """Rank -> which of its session's segments are in it: those below this number. None: not recorded."""
-        known = self._about.get("sequences")
-        return None if known is None else {int(rank): int(number) for rank, number in known.items()}
+    def _as_json(self, name: str) -> Any:
+        return frozen(self.record.to_json()[name], _READ_ONLY)
 
     @property
     def origin(self) -> Origin | None:
         """What a session that resumes from it goes on from; None without buffers: then it takes no episode over."""
-        entry = self.commit.runs.get(self.run, {})
-        if not self.replay_saved or (self._sequences is None and entry.get("session") != self.session):
+        entry, sequences = self.commit.runs.get(self.run), self.record.sequences
+        if not self.replay_saved:
             return None
-        committed = {int(rank): int(number) for rank, number in entry.get("sequences", {}).items()}
-        return Origin(self.session, self.run, self.number, committed if self._sequences is None else self._sequences)
+        if sequences is None:  # not recorded: right only while its session is the newest
+            if entry is None or entry.session != self.session:
+                return None
+            sequences = entry.sequences
+        return Origin(self.session, self.run, self.number, sequences)
 
     # -- what the ranks staged -----------------------------------------------------------------------------------
 
     @cached_property
     def _staged(self) -> dict[int, StagedFile]:
-        return {r["rank"]: StagedFile(self._storage, r["key"], r["nonce"]) for r in self._about["ranks"]}
+        return {one.rank: StagedFile(self._storage, one.key, one.nonce) for one in self.record.ranks}
 
     def staged(self, rank: int) -> StagedFile:
         """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
@@ -173,7 +168,7 @@ class Checkpoint:
     @property
     def progress(self) -> Any:
         """The run's counters, as rank 0 gave them, read anew: your own, to count on with. None if it gave none."""
-        text = self.staged(0).index["progress"] if 0 in self._staged else None
+        text = self.staged(0).index.progress if 0 in self._staged else None
         return None if text is None else jsontree.loads(text)
 
     def state(self, rank: int, buffer: str = MAIN_BUFFER) -> Any:
@@ -185,40 +180,41 @@ class Checkpoint:
         """What was drawn but not trained on, over all ranks in order."""
         out: list[Any] = []
         for rank in self.ranks:
-            if any(m[0] == "unconsumed.json" for m in self.staged(rank).index["members"]):
-                value = jsontree.loads(self.staged(rank).files(["unconsumed.json"])[0])
+            if self.staged(rank).has(UNCONSUMED):
+                value = jsontree.loads(self.staged(rank).files([UNCONSUMED])[0])
                 out += value if isinstance(value, list) else [value]
         return out
 
     def column(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> np.ndarray[Any, Any]:
         """A column of one rank, in live order."""
-        entry = self.column_entry(name, rank, buffer)
-        return self.file(entry).column_rows(entry, [(0, entry["rows"])])[0]
+        column = self.column_ref(name, rank, buffer)
+        return self.file(column).column_rows(column, [(0, column.rows)])[0]
 
-    def column_entry(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, Any]:
-        entries = self.staged(rank).index["columns"].get(buffer, {})
-        if name not in entries:
+    def column_ref(self, name: str, rank: int, buffer: str = MAIN_BUFFER) -> ColumnRef:
+        """Where a column of one rank lies; NotFoundError if it has none of this name."""
+        known = self.staged(rank).index.columns.get(buffer, {})
+        if name not in known:
             raise NotFoundError(
-                f"rank {rank} has no column {name!r} in buffer {buffer!r}; it has: {', '.join(entries) or 'none'}"
+                f"rank {rank} has no column {name!r} in buffer {buffer!r}; it has: {', '.join(known) or 'none'}"
             )
-        return dict(entries[name])
+        return known[name]
 
-    def file(self, entry: Mapping[str, Any]) -> StagedFile:
+    def file(self, ref: ColumnRef | AttributeRef) -> StagedFile:
         """The staged object that has a column or attribute: of this or, for what is unchanged, of an earlier checkpoint."""
-        own = [f for f in self._staged.values() if f.key == entry["object"]]
-        return own[0] if own else StagedFile(self._storage, entry["object"], entry.get("nonce"))
+        own = [f for f in self._staged.values() if f.key == ref.object]
+        return own[0] if own else StagedFile(self._storage, ref.object, ref.nonce)
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value} of one rank."""
-        entries = self.staged(rank).index["attributes"].get(buffer, {})
-        return {n: jsontree.loads(self.file(e).files([e["member"]])[0]) for n, e in entries.items()}
+        refs = self.staged(rank).index.attributes.get(buffer, {})
+        return {name: jsontree.loads(self.file(ref).files([ref.member])[0]) for name, ref in refs.items()}
 
     @cached_property
     def values(self) -> dict[str, dict[str, Any]]:
         """Attributes of all ranks and buffers: name -> {episode id: value}."""
         out: dict[str, dict[str, Any]] = {}
         for rank in self.ranks:
-            for buffer in self.staged(rank).index["attributes"]:
+            for buffer in self.staged(rank).index.attributes:
                 for name, given in self.attributes(rank, buffer).items():
                     out.setdefault(name, {}).update(given)
         return out
@@ -235,7 +231,7 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> EpisodeIndex:
-        branch = (self.session, self._sequences)
+        branch = (self.session, self.record.sequences)
         return EpisodeIndex(self.snapshot, self._live_rows, branch)  # a method, as functions of here do not pickle
 
     def _live_rows(self) -> Ints:
@@ -244,8 +240,8 @@ class Checkpoint:
     @cached_property
     def live(self) -> pa.Table:
         """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to."""
-        ref = self.commit.body.get("live")
-        return tables.schema("live").empty_table() if ref is None else tablefiles.load(self._storage, "live", ref)
+        ref = self.commit.live
+        return tablefiles.load(self._storage, "live", [] if ref is None else [ref])
 
     @cached_property
     def located(self) -> Located:
@@ -310,7 +306,7 @@ class Checkpoint:
         return reports.checkpoint(self.about, *held, *episodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_storage": self._storage, "commit": self.commit, "_about": self._about}
+        return {"_storage": self._storage, "commit": self.commit, "record": self.record}
 
     def __repr__(self) -> str:
         what = "" if self.whole else f" without ranks {self.missing_ranks}"

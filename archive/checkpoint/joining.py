@@ -7,17 +7,35 @@ a clock: the wait ends with an error that names those that have not staged, and 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, layout
+from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, jsontree, layout
 from archive.checkpoint.staged import StagedFile
-from archive.manifest import Body, Commit, CommitLog, Place, claims, commits, tablefiles, tables
+from archive.checkpoint.stagedindex import StagedIndex
+from archive.manifest import (
+    BufferTotals,
+    CheckpointRecord,
+    Commit,
+    CommitLog,
+    Discarded,
+    MissingRank,
+    Place,
+    RunEntry,
+    StagedObject,
+    StoredFile,
+    claims,
+    commits,
+    tablefiles,
+    tables,
+)
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -85,7 +103,7 @@ def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile] |
         log.catch_up()
         for rank in range(joint.place.rank):
             made = log.find(f"{joint.transaction}/partial-{rank}")
-            if made and joint.place.rank in [part["rank"] for part in made.body["checkpoint"]["ranks"]]:
+            if made and made.checkpoint and joint.place.rank in [part.rank for part in made.checkpoint.ranks]:
                 return made
     return commit(log, joint, staged, partial=not whole)
 
@@ -115,9 +133,10 @@ def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *,
     def look(rank: int) -> tuple[int, StagedFile | None]:
         file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
         try:
-            return rank, file if file.index else None
+            file.index  # noqa: B018  # read it: whether it is there
         except MissingObjectError:
             return rank, None
+        return rank, file
 
     absent = [r for r in range(joint.place.world_size) if r not in staged]
     if absent and not look_at_all and look(absent[0])[1] is None:
@@ -145,12 +164,12 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
             zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True)
         )
     transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
-    joint = replace(joint, ordinal=min(f.index["ordinal"] for f in parts))  # ranks may have counted apart
+    joint = replace(joint, ordinal=min(f.index.ordinal for f in parts))  # ranks may have counted apart
 
-    def build(parent: Commit, attempt: int) -> Body:
+    def build(parent: Commit, attempt: int) -> Commit:
         commits.fence(parent, joint.place.run, joint.place.session)
         _check_order(parent, joint, partial=partial)
-        return _body(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
+        return _draft(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
 
     return log.append(transaction, build)
 
@@ -158,12 +177,12 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
 def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
     """All ranks must mean the same checkpoint."""
     for key in ("step", "world_size", "run", "replay_saved"):
-        values = {f.index["rank"]: f.index[key] for f in parts}
+        values = {f.index.rank: getattr(f.index, key) for f in parts}
         if len(set(values.values())) > 1:
             raise CheckpointError(
                 f"the ranks do not agree on the {key} of checkpoint {joint.name!r}: {values}; nothing was committed"
             )
-    went_on = {f.index["rank"]: number for f in parts if (number := f.index.get("resumed_from")) is not None}
+    went_on = {f.index.rank: f.index.resumed_from for f in parts if f.index.resumed_from is not None}
     if len(set(went_on.values())) > 1:
         raise CheckpointError(
             f"the ranks went on from different checkpoints (rank: commit): {went_on}, so checkpoint {joint.name!r} would "
@@ -176,148 +195,133 @@ def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
 
     Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
     """
-    latest = parent.runs[joint.place.run].get("latest") or {}
-    if latest.get("session") != joint.place.session:
+    latest = parent.runs[joint.place.run].latest
+    if latest is None or latest.session != joint.place.session:
         return
-    same = partial and latest["name"] == joint.name
-    if same or latest["ordinal"] >= joint.ordinal:
+    same = partial and latest.name == joint.name
+    if same or latest.ordinal >= joint.ordinal:
         raise CheckpointError(
-            f"checkpoint {joint.name!r} was not committed: {latest['name']!r}, which is "
-            f"{'whole' if same else 'newer'}, is commit {latest['commit']} already; go on with the next checkpoint"
+            f"checkpoint {joint.name!r} was not committed: {latest.name!r}, which is "
+            f"{'whole' if same else 'newer'}, is commit {latest.commit} already; go on with the next checkpoint"
         )
 
 
-def _body(
+def _draft(
     storage: Storage, joint: Joint, parts: Sequence[StagedFile], rows: Mapping[int, Any], parent: Commit, *,
     fold: bool, partial: bool,
-) -> Body:  # fmt: skip
+) -> Commit:  # fmt: skip
+    """The commit of a checkpoint, after writing the manifest files that it names."""
     place = joint.place
     segments, chunks, sequences = fresh_rows(parent, place, {r: (s, c) for r, (s, c, _) in rows.items()})
-    known_at = min((f.index["known_at"] for f in parts if f.index["known_at"] >= 0), default=0)
+    known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
     claims.check(storage, parent, segments, place.session, known_at)
+    add = functools.partial(tablefiles.add_rows, storage, place.session)
     chunk_file = tablefiles.write(storage, place.session, "chunks", chunks) if chunks.num_rows else None
-    body, _ = tablefiles.add_rows(storage, place.session, "segments", parent, stamped(segments, chunk_file), fold=fold)
-    replay = all(f.index["replay_saved"] for f in parts)
-    live = (
-        tablefiles.write(storage, place.session, "live", tables.concat("live", [t for _, _, t in rows.values()]))
-        if replay
-        else None
-    )
-    about = _about(joint, parts, parent, sequences, partial=partial)
-    table, _ = tablefiles.add_rows(storage, place.session, "checkpoints", parent, _row(about, place), fold=fold)
-    runs = parent.runs
-    runs[place.run] = _run_entry(runs[place.run], about, place, sequences, parent.number + 1, partial=partial)
-    return {
-        **commits.carried(parent), **body, **table, "runs": runs, "kind": "checkpoint", "run": place.run,
-        "session": place.session, "chunks": chunk_file, "live": live, "checkpoint": about,
-        "added": {"segments": segments.num_rows},
-    }  # fmt: skip
+    files = add("segments", parent, stamped(segments, chunk_file), fold=fold)
+    live = None
+    if all(f.index.replay_saved for f in parts):
+        table = tables.concat("live", [live_rows for _, _, live_rows in rows.values()])
+        live = tablefiles.write(storage, place.session, "live", table)
+    made = _record(joint, parts, parent, sequences, partial=partial)
+    entry = _run_entry(parent, made, place, sequences)
+    return parent.after(
+        "checkpoint", run=place.run, session=place.session, segments=files,
+        checkpoints=add("checkpoints", parent, _row(made, place), fold=fold), runs={**parent.runs, place.run: entry},
+        chunks=chunk_file, live=live, checkpoint=made, added={"segments": segments.num_rows},
+    )  # fmt: skip
 
 
-def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, dict[str, int]]:
+def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, dict[int, int]]:
     """Rows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    sequences = dict(parent.runs[place.run].get("sequences", {}))
+    sequences = dict(parent.runs[place.run].sequences)
     segments, chunks = [], []
     for rank, (mine, places) in rows.items():
-        done = sequences.get(str(rank), 0)
+        done = sequences.get(rank, 0)
         new = mine.filter(pc.greater_equal(mine["sequence"], done)) if done else mine
         if new.num_rows:
-            sequences[str(rank)] = int(pc.max(new["sequence"]).as_py()) + 1
+            sequences[rank] = int(pc.max(new["sequence"]).as_py()) + 1
         segments.append(new)
         shards = pc.unique(new["shard"].cast(pa.string()).drop_null())
         chunks.append(places.filter(pc.is_in(places["shard"].cast(pa.string()), value_set=shards)))
     return tables.concat("segments", segments), tables.concat("chunks", chunks), sequences
 
 
-def stamped(segments: pa.Table, chunk_file: tablefiles.FileRef | None) -> pa.Table:
+def stamped(segments: pa.Table, chunk_file: StoredFile | None) -> pa.Table:
     """Segment rows with where their chunk table lies, and when they were collected."""
-    from datetime import UTC, datetime
-
     if segments.num_rows == 0:
         return segments
     segments = tables.set_column(segments, "created_at", datetime.now(UTC))
-    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
-        segments = tables.set_column(segments, name, chunk_file[key] if chunk_file else None)
-    return segments
+    return tablefiles.with_chunks(segments, chunk_file)
 
 
-def _about(
-    joint: Joint, parts: Sequence[StagedFile], parent: Commit, sequences: Mapping[str, int], *, partial: bool
-) -> dict[str, Any]:
+def _record(
+    joint: Joint, parts: Sequence[StagedFile], parent: Commit, sequences: Mapping[int, int], *, partial: bool
+) -> CheckpointRecord:
     """What the commit says of the checkpoint itself; the rest is in the staged objects."""
-    first = parts[0].index
-    place = joint.place
-    present = [f.index["rank"] for f in parts]
-    missing = [r for r in range(place.world_size) if r not in present]
-    return {
-        "name": joint.name, "step": first["step"], "ordinal": joint.ordinal, "world_size": place.world_size,
-        "whole": not missing and not partial, "replay_saved": all(f.index["replay_saved"] for f in parts),
-        "missing": [{"rank": r, "last_whole": _last_whole(parent, place.run)} for r in missing],
-        "sequences": dict(sequences) | {str(f.index["rank"]): f.index["sequence"] for f in parts if "sequence" in f.index},
-        "ranks": [{"rank": f.index["rank"], "key": f.key, "nonce": f.index["nonce"]} for f in parts],
-        "buffers": _totals(parts), "discarded": _discarded(parts), "metrics": first["metrics"], "lineage": first["lineage"],
-    }  # fmt: skip
+    indexes = [part.index for part in parts]
+    world_size, latest = joint.place.world_size, parent.runs[joint.place.run].latest
+    last_whole = None if latest is None else latest.commit
+    missing = sorted(set(range(world_size)) - {index.rank for index in indexes})
+    staged = {index.rank: index.sequence for index in indexes if index.sequence is not None}
+    return CheckpointRecord(
+        name=joint.name,
+        step=indexes[0].step,
+        ordinal=joint.ordinal,
+        world_size=world_size,
+        whole=not missing and not partial,
+        missing=tuple(MissingRank(rank, last_whole) for rank in missing),
+        ranks=tuple(StagedObject(part.index.rank, part.key, part.index.nonce) for part in parts),
+        buffers=_totals(indexes),
+        discarded=_discarded(indexes),
+        metrics=indexes[0].metrics,
+        lineage=indexes[0].lineage,
+        replay_saved=all(index.replay_saved for index in indexes),
+        sequences={**sequences, **staged},
+    )
 
 
-def _last_whole(parent: Commit, run: str) -> int | None:
-    latest = parent.runs[run].get("latest")
-    return latest["commit"] if latest else None
-
-
-def _totals(parts: Sequence[StagedFile]) -> dict[str, dict[str, Any]]:
-    out: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for name, buffer in part.index["buffers"].items():
-            total = out.setdefault(name, {"steps": 0, "episodes": 0, "columns": []})
-            total["steps"] += buffer["steps"]
-            total["episodes"] += buffer["episodes"]
-            total["columns"] = sorted({*total["columns"], *part.index["columns"].get(name, {})})
+def _totals(indexes: Sequence[StagedIndex]) -> dict[str, BufferTotals]:
+    """Each buffer, over all ranks."""
+    out: dict[str, BufferTotals] = {}
+    for index in indexes:
+        for name, buffer in index.buffers.items():
+            known = out.get(name, BufferTotals(0, 0, ()))
+            columns = tuple(sorted({*known.columns, *index.columns.get(name, {})}))
+            out[name] = BufferTotals(known.steps + buffer.steps, known.episodes + buffer.episodes, columns)
     return out
 
 
-def _discarded(parts: Sequence[StagedFile]) -> dict[str, dict[str, int]]:
-    out: dict[str, dict[str, int]] = {}
-    for part in parts:
-        for buffer in part.index["buffers"].values():
-            for reason, counts in buffer["discarded"].items():
-                total = out.setdefault(reason, {"episodes": 0, "steps": 0})
-                for key in total:
-                    total[key] += counts[key]
+def _discarded(indexes: Sequence[StagedIndex]) -> dict[str, Discarded]:
+    """What the ranks left out, by reason."""
+    out: dict[str, Discarded] = {}
+    for index in indexes:
+        for buffer in index.buffers.values():
+            for reason, more in buffer.discarded.items():
+                known = out.get(reason, Discarded(0, 0))
+                out[reason] = Discarded(known.episodes + more.episodes, known.steps + more.steps)
     return out
 
 
-def _row(about: Mapping[str, Any], place: Place) -> pa.Table:
-    from datetime import UTC, datetime
-
-    from archive.base import jsontree
-
+def _row(made: CheckpointRecord, place: Place) -> pa.Table:
+    """Its row of the table of checkpoints."""
     return tables.from_columns(
         "checkpoints",
         {
-            "commit": np.zeros(1, np.int64), "run": place.run, "session": place.session, "name": [about["name"]],
-            "step": [about["step"]], "world_size": place.world_size, "whole": [about["whole"]],
-            "replay_saved": [about["replay_saved"]], "metrics": [jsontree.dumps(about["metrics"], where="metrics")],
+            "commit": np.zeros(1, np.int64), "run": place.run, "session": place.session, "name": [made.name],
+            "step": [made.step], "world_size": place.world_size, "whole": [made.whole],
+            "replay_saved": [made.replay_saved], "metrics": [jsontree.dumps(dict(made.metrics), where="metrics")],
             "created_at": [datetime.now(UTC)],
         },
     )  # fmt: skip
 
 
-def _run_entry(
-    entry: dict[str, Any],
-    about: Mapping[str, Any],
-    place: Place,
-    sequences: dict[str, int],
-    number: int,
-    *,
-    partial: bool,
-) -> dict[str, Any]:
-    out = {**entry, "sequences": sequences}
-    if not partial and about["whole"]:
-        mark = {"name": about["name"], "step": about["step"], "ordinal": about["ordinal"], "session": place.session}
-        out["latest"] = {**mark, "commit": number}
-        if about["replay_saved"]:
-            out["latest_replay"] = {**mark, "commit": number}
-    return out
+def _run_entry(parent: Commit, made: CheckpointRecord, place: Place, sequences: Mapping[int, int]) -> RunEntry:
+    """The run's entry once this checkpoint is committed."""
+    entry = replace(parent.runs[place.run], sequences=sequences)
+    if not made.whole:
+        return entry
+    mark = made.mark(place.session, parent.number + 1)
+    return replace(entry, latest=mark, latest_replay=mark if made.replay_saved else entry.latest_replay)

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -32,18 +33,18 @@ from archive.base import (
     MissingObjectError,
     Patience,
     RanksMissingError,
+    Record,
     StorageError,
     UsageError,
     agreement_folder,
     agreement_key,
     escape,
     in_child,
-    plainjson,
     ranks,
     request_key,
     shutdown,
 )
-from archive.manifest import Place
+from archive.manifest import Place, smallfiles
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -239,16 +240,28 @@ def _agreed(seen: _Watch, asked: bool) -> bool:
         if not asked:
             return False
         seen.ready = seen.calls + LEAD_STEPS
-        answer = _answer(seen, seen.place.rank) | {"ready": seen.ready}
-        _put_once(seen.storage, agreement_key(seen.place.session, seen.round, seen.place.rank), answer)
+        place = seen.place
+        answer = Answer(seen.ready, place.session, seen.round, place.rank, secrets.token_hex(8))
+        _put_once(seen.storage, agreement_key(place.session, seen.round, place.rank), answer)
     if seen.calls < seen.ready or seen.calls < max([seen.ready, *_all_ready(seen)]):
         return False
     seen.acted()
     return True
 
 
-def _put_once(storage: Storage, key: str, body: dict[str, Any]) -> None:
-    data = json.dumps(body | {"nonce": secrets.token_hex(8)}).encode()
+@dataclass(frozen=True, slots=True)
+class Answer(Record):
+    """At which call a rank is ready for the checkpoint of a round; the rest says which answer it is."""
+
+    ready: int
+    session: str | None = None
+    round: int | None = None
+    rank: int | None = None
+    nonce: str = ""
+
+
+def _put_once(storage: Storage, key: str, answer: Answer) -> None:
+    data = json.dumps(answer.to_json()).encode()
     try:
         storage.create(key, data)
     except (AlreadyExistsError, AmbiguousWriteError) as e:
@@ -293,19 +306,14 @@ def _all_ready(seen: _Watch) -> list[int]:
 
 def _ready(seen: _Watch, rank: int) -> int:
     """At which call a rank is ready, by its own answer; another's in its place is an error."""
-    key, most = agreement_key(seen.place.session, seen.round, rank), plainjson.MAX_SMALL_BYTES
-    what = seen.storage.full_url(key)
-    data = plainjson.check_size(seen.storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
-    answer = plainjson.parse(data, what=what, error=CorruptStateError, shape={"ready": int})
-    own = _answer(seen, rank)
-    if any(answer.get(name, value) != value for name, value in own.items()):
-        raise CorruptStateError(f"{what} is not the answer of rank {rank} to round {seen.round}: somebody put it there")
-    return int(answer["ready"])
-
-
-def _answer(seen: _Watch, rank: int) -> dict[str, Any]:
-    """What a rank's answer says of itself."""
-    return {"session": seen.place.session, "round": seen.round, "rank": rank}
+    key = agreement_key(seen.place.session, seen.round, rank)
+    answer = smallfiles.read_small(seen.storage, key, Answer, CorruptStateError)
+    for name, meant in (("session", seen.place.session), ("round", seen.round), ("rank", rank)):
+        if getattr(answer, name) not in (None, meant):
+            raise CorruptStateError(
+                f"{seen.storage.full_url(key)} is not the answer of rank {rank} to round {seen.round}: somebody put it there"
+            )
+    return answer.ready
 
 
 # -- requests over HTTP --------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Source(Held, Protocol):
 
 def same_rank(source: Source, rank: int) -> Resume:
     """What a rank goes on from in a world of the same size: all as it was."""
-    about = source.staged(rank).index["buffers"]
+    about = source.staged(rank).index.buffers
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
         return Resume(
@@ -76,16 +76,14 @@ def same_rank(source: Source, rank: int) -> Resume:
     for name, entry in about.items():
         mine = (ranks == rank) & (names == name)
         pieces = source.located.pick(mine[source.located.run])
-        opened = {int(env): str(episode) for env, episode in entry["open"]}
-        positions = {int(env): int(position) for env, position in entry["next"]}
         env = source.live["env_id"].to_numpy()[pieces.run]
-        buffers[name] = take_over(source, pieces, env, pieces.position, positions, opened)
+        buffers[name] = take_over(source, pieces, env, pieces.position, entry.next_positions, entry.open_episodes)
     return Resume(rank, source.world_size, source.run, buffers, source.number, source.origin, source.name)
 
 
 def take_over(
-    source: Held, pieces: Located, env: Ints, position: Ints, next_positions: dict[int, int], opened: dict[int, str],
-    *, to_close: Sequence[str] = (),
+    source: Held, pieces: Located, env: Ints, position: Ints, next_positions: Mapping[int, int],
+    opened: Mapping[int, str], *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
     """A buffer that holds these pieces at these places; `opened`: env id -> id of the episode that is open there."""
     numbers = source.index.episode_of_row[pieces.row]

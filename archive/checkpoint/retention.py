@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from archive.base import UsageError
+from archive.manifest import KeepRule
 
 DIRECTIONS = ("max", "min")
 
@@ -42,15 +43,15 @@ class Keep:
                 raise UsageError(f"keep.best={self.best!r}: give (metric, 'max') or (metric, 'min')")
             object.__setattr__(self, "best", pair)
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def rule(self) -> KeepRule:
         """As a commit has it."""
-        return {"last": self.last, "every": self.every, "best": None if self.best is None else list(self.best)}
+        return KeepRule(self.last, self.every, self.best)  # type: ignore[arg-type]  # the direction was checked
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        value = value or {}
-        best = value.get("best")
-        return cls(value.get("last"), value.get("every"), None if best is None else (best[0], best[1]))
+    def of(cls, rule: KeepRule | None) -> Self:
+        """What a commit says of a run; without a rule all are retained."""
+        return cls() if rule is None else cls(rule.last, rule.every, rule.best)
 
     def kept(self, candidates: Sequence[Candidate]) -> list[int]:
         """The commits of those to retain, oldest first."""

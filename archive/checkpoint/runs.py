@@ -8,7 +8,7 @@ from typing import Any
 from archive.base import NotFoundError, cached_property, one_line
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.manifest import Commit, EpisodeIndex
+from archive.manifest import Commit, EpisodeIndex, Mark, RunEntry
 from archive.read import Episodes
 from archive.views import plots, reports
 
@@ -16,14 +16,17 @@ from archive.views import plots, reports
 class Run:
     """A line of checkpoints, and the episodes that its sessions wrote. As of the commit that the archive shows."""
 
-    def __init__(self, name: str, entry: Mapping[str, Any], checkpoints: Checkpoints, episodes: Episodes) -> None:
-        self.name, self._entry, self._every, self._written = name, entry, checkpoints, episodes
+    def __init__(self, name: str, entry: RunEntry | None, checkpoints: Checkpoints, episodes: Episodes) -> None:
+        """entry: what the commit says of it; None if its episodes came along from another archive."""
+        self.name = name
+        self._entry = entry
+        self._every = checkpoints
+        self._written = episodes
 
     @property
     def sessions(self) -> list[str]:
         """The starts of its job that are known by name (the newest hundred and one), newest last."""
-        newest = self._entry.get("session")
-        return [*self._entry.get("superseded", ()), *([newest] if newest else [])]
+        return [] if self._entry is None else list(self._entry.sessions)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -48,16 +51,20 @@ class Run:
     @property
     def forked_from(self) -> dict[str, Any] | None:
         """The run, name and commit of the checkpoint at which it began; None if it began anew."""
-        origin = self._entry.get("forked_from")
-        return None if origin is None else dict(origin)
+        origin = None if self._entry is None else self._entry.forked_from
+        return None if origin is None else origin.to_json()
+
+    @property
+    def _latest(self) -> Mark | None:
+        return None if self._entry is None else self._entry.latest
 
     @property
     def about(self) -> dict[str, Any]:
         """What is known of it, for people and as JSON. Reads no checkpoint and no data."""
-        newest, origin, found = self._entry.get("latest"), self.forked_from, self.episodes.table
+        newest, origin, found = self._latest, self.forked_from, self.episodes.table
         return {
-            "run": self.name, "newest_checkpoint": newest and newest["name"], "step": newest and newest["step"],
-            "commit": newest and newest["commit"], "checkpoints": len(self.checkpoints), "episodes": found.num_rows,
+            "run": self.name, "newest_checkpoint": newest and newest.name, "step": newest and newest.step,
+            "commit": newest and newest.commit, "checkpoints": len(self.checkpoints), "episodes": found.num_rows,
             "steps": int(found["length"].to_numpy().sum()), "sessions": len(self.sessions),
             "forked_from": origin and f"{origin['name']} of {origin['run']}",
         }  # fmt: skip
@@ -70,9 +77,9 @@ class Run:
         return reports.runs("Run", [self.about], self.episodes.table, self.episodes.fields).notebook()
 
     def __repr__(self) -> str:
-        newest = self._entry.get("latest")
+        newest = self._latest
         began = f", from {self.forked_from['name']!r} of {self.forked_from['run']!r}" if self.forked_from else ""
-        return f"<Run {self.name!r}: newest {newest['name'] if newest else None!r}{began}>"
+        return f"<Run {self.name!r}: newest {newest.name if newest else None!r}{began}>"
 
 
 class Runs(Mapping[str, Run]):
@@ -81,7 +88,11 @@ class Runs(Mapping[str, Run]):
     def __init__(
         self, url: str, head: Commit, index: EpisodeIndex, episodes: Episodes, checkpoints: Checkpoints
     ) -> None:  # fmt: skip
-        self._url, self._head, self._index, self._episodes, self._checkpoints = url, head, index, episodes, checkpoints
+        self._url = url
+        self._head = head
+        self._index = index
+        self._episodes = episodes
+        self._checkpoints = checkpoints
 
     @cached_property
     def _names(self) -> list[str]:
@@ -93,8 +104,7 @@ class Runs(Mapping[str, Run]):
         if name not in self._names:
             known = ", ".join(map(repr, self._names)) or "none"
             raise NotFoundError(f"there is no run {name!r} at {self._url}; its runs: {known}")
-        entry = self._head.runs.get(name, {})
-        return Run(name, entry, self._checkpoints, self._episodes)
+        return Run(name, self._head.runs.get(name), self._checkpoints, self._episodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

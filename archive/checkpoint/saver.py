@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +18,7 @@ from archive.checkpoint.joining import Joint, all_staged, commit_present, join
 from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progressbar import Progress, on_terminal
 from archive.checkpoint.saving import Request, SavedColumns
-from archive.manifest import Commit, CommitLog, Place
+from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
 from archive.store import Storage
 from archive.write import Cut, Work, Written
 
@@ -32,7 +30,11 @@ class Saver:
         self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
         committed: Callable[..., None], resumed_from: int | None = None,
     ) -> None:  # fmt: skip
-        self._storage, self._log, self._place, self._wait, self._committed = storage, log, place, wait, committed
+        self._storage = storage
+        self._log = log
+        self._place = place
+        self._wait = wait
+        self._committed = committed
         self._resumed_from = resumed_from
         self._thread = ThreadPoolExecutor(1, "archive-checkpoint")
         self._pending: Pending | None = None
@@ -46,13 +48,21 @@ class Saver:
         partial: bool, known_at: int,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
-        lineage = {"git": git_revision(), "config": None if config is None else jsontree.dumps(config, where="config")}
         return Request(
-            check_text(f"step-{step}" if name is None else name, "checkpoint name"), int(step), self._ordinal, save_replay,
-            _json(progress, "progress"), _json(unconsumed, "unconsumed"),
-            {check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()}, lineage, partial, known_at,
-            self._resumed_from, self.committed,
-        )  # fmt: skip
+            name=check_text(f"step-{step}" if name is None else name, "checkpoint name"),
+            step=int(step),
+            ordinal=self._ordinal,
+            save_replay=save_replay,
+            progress=_json(progress, "progress"),
+            unconsumed=_json(unconsumed, "unconsumed"),
+            metrics={check_text(k, "metric"): float(v) for k, v in (metrics or {}).items()},
+            config=_json(config, "config"),
+            folder=str(Path.cwd()),
+            partial=partial,
+            known_at=known_at,
+            resumed_from=self._resumed_from,
+            committed=self.committed,
+        )
 
     def start(
         self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float, on_progress: Progress | None,
@@ -62,13 +72,13 @@ class Saver:
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         pending.works, pending.in_shutdown = works, shutdown.process.announced
         pending.losses = [(one, one.mark()) for one in losses]
-        pending.attempt = Attempt(lambda: self._told(pending, lambda: self._save(pending, cuts, timeout_s)))
+        pending.attempt = Attempt(lambda: self._reported(pending, lambda: self._save(pending, cuts, timeout_s)))
         self._pending = pending  # now it is in: who waits for it sees to it that it is begun
         self.begin(pending)
         return pending
 
     def again(self, pending: Pending, timeout_s: float) -> None:
-        pending.attempt = Attempt(lambda: self._told(pending, lambda: self._finish(pending, timeout_s)))
+        pending.attempt = Attempt(lambda: self._reported(pending, lambda: self._finish(pending, timeout_s)))
         self.begin(pending)
 
     def begin(self, pending: Pending) -> None:
@@ -76,7 +86,7 @@ class Saver:
         if not pending.attempt.begun:
             self._thread.submit(pending.attempt.run)
 
-    def _told(self, pending: Pending, work: Callable[[], Checkpoint]) -> Checkpoint:
+    def _reported(self, pending: Pending, work: Callable[[], Checkpoint]) -> Checkpoint:
         try:
             made = work()
             pending.waits_no_more()
@@ -90,7 +100,7 @@ class Saver:
         pending.tell("uploading")
         written = self._wait(pending.works)
         pending.tell("staging", bytes=sum(w.data_bytes for w in written))
-        _, _, pending.columns = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+        pending.columns = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
         pending.tell("joining")
         return self._finish(pending, timeout_s)
 
@@ -98,15 +108,14 @@ class Saver:
         request = pending.request
         joint = Joint(self._place, request.name, request.ordinal)
         made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
-        about = made.body["checkpoint"]
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.told(counts)
             self._columns, self.durable = pending.columns, request.step
         self._committed(made, pending.works if request.save_replay else [])
-        _log_discarded(about)
-        _log_missing(about)
-        return Checkpoint(self._storage, made)
+        checkpoint = Checkpoint(self._storage, made)
+        _log_left_out(checkpoint.record)
+        return checkpoint
 
     def _join(self, pending: Pending, joint: Joint, timeout_s: float) -> Commit:
         part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
@@ -149,42 +158,18 @@ class Saver:
         return None if self._pending is None else self._pending.unseen_error()
 
 
-def _log_missing(about: Mapping[str, Any]) -> None:
-    if about["missing"]:
-        logging.getLogger("archive").warning(
-            "checkpoint %r was committed without %s of %d", about["name"], ranks(m["rank"] for m in about["missing"]),
-            about["world_size"],
-        )  # fmt: skip
+def _log_left_out(made: CheckpointRecord) -> None:
+    """Log what a checkpoint does not have."""
+    log = logging.getLogger("archive")
+    for reason, lost in made.discarded.items():
+        log.info("checkpoint %r left out %d %s episodes with %d steps", made.name, lost.episodes, reason, lost.steps)
+    if made.missing:
+        absent = ranks(one.rank for one in made.missing)
+        log.warning("checkpoint %r was committed without %s of %d", made.name, absent, made.world_size)
 
 
 def _json(value: Any, where: str) -> str | None:
     return None if value is None else jsontree.dumps(value, where=where)
-
-
-def _log_discarded(about: Mapping[str, Any]) -> None:
-    for reason, counts in about["discarded"].items():
-        logging.getLogger("archive").info(
-            "checkpoint %r left out %d %s episodes with %d steps",
-            about["name"],
-            counts["episodes"],
-            reason,
-            counts["steps"],
-        )
-
-
-def git_revision() -> str | None:
-    """The revision of the working directory's git checkout when it was first asked for, if it is one."""
-    return _git_revision(str(Path.cwd()))
-
-
-@cache
-def _git_revision(folder: str) -> str | None:
-    command = ["git", "-C", folder, "rev-parse", "HEAD"]
-    try:
-        out = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return out.stdout.strip() or None if out.returncode == 0 else None
 
 
 class Finishing(Protocol):

@@ -11,11 +11,22 @@ import numpy as np
 
 from archive.base import AlreadyExistsError, AmbiguousWriteError, CheckpointError, escape, layout
 from archive.checkpoint import staging
-from archive.manifest import Place, tables
+from archive.checkpoint.revision import git_revision
+from archive.checkpoint.stagedindex import (
+    UNCONSUMED,
+    AttributeRef,
+    ColumnRef,
+    StagedBuffer,
+    StagedIndex,
+    StagedRows,
+    StateRef,
+)
+from archive.manifest import Discarded, Lineage, Place, tables
 from archive.shard import groups, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
 
+Array = np.ndarray[Any, Any]
 COLUMN_CHUNK_BYTES = 1024 * 1024
 CREATE_TRIES = 5  # while the store does not say whether the object is there; each has its own deadline
 
@@ -30,19 +41,39 @@ class Request:
     save_replay: bool
     progress: str | None
     unconsumed: str | None
-    metrics: Mapping[str, Any]
-    lineage: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    config: str | None
+    folder: str  # of which the git revision is told
     partial: bool = False
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
     resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from
     committed: int = 0  # this rank's segments below this number are committed already
 
 
-@dataclass
+@dataclass(frozen=True)
 class SavedColumns:
-    """Columns and attributes of the last committed checkpoint: digest -> where they lie, to refer to when unchanged."""
+    """Columns and attributes of the last committed checkpoint, by array or member: to refer to when unchanged."""
 
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    columns: Mapping[str, ColumnRef] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeRef] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, index: StagedIndex) -> SavedColumns:
+        """Those of a staged object."""
+        return cls(
+            {one.array: one for of in index.columns.values() for one in of.values()},
+            {one.member: one for of in index.attributes.values() for one in of.values()},
+        )
+
+
+@dataclass(frozen=True)
+class Here:
+    """The object that is being staged, and what was staged before; `arrays` collects what is to lie in it."""
+
+    key: str
+    nonce: str
+    saved: SavedColumns
+    arrays: dict[str, Array] = field(default_factory=dict)
 
 
 def stage(
@@ -52,35 +83,31 @@ def stage(
     cuts: Sequence[Cut],
     written: Sequence[Written],
     saved: SavedColumns,
-) -> tuple[str, dict[str, Any], SavedColumns]:
-    """Write this rank's staged object, create-only; its key, its index, and what the next one may refer to."""
-    key = layout.state_key(place.session, request.name, place.rank)
+) -> SavedColumns:
+    """Write this rank's staged object, create-only; what the next one may refer to. CheckpointError if its name is taken."""
+    here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
-    arrays: dict[str, Any] = {}
-    here = {"object": key, "nonce": secrets.token_hex(8)}
-    columns = {c.name: _columns(c, here, arrays, saved) for c in cuts}
-    attributes = {c.name: {n: _attribute(c.name, n, t, here, saved) for n, t in c.attributes.items()} for c in cuts}
-    states = {c.name: _state(c, arrays) for c in cuts if c.state is not None}
     segments, chunks = rows_of(written if request.save_replay else [])
-    index: dict[str, Any] = {
-        "rank": place.rank, "world_size": place.world_size, "run": place.run, "session": place.session,
-        "name": request.name, "step": request.step, "ordinal": request.ordinal, "nonce": here["nonce"],
-        "replay_saved": request.save_replay, "partial": request.partial, "known_at": request.known_at,
-        "resumed_from": request.resumed_from, "sequence": max(request.committed, next_sequence(segments)),
-        "metrics": dict(request.metrics),
-        "lineage": dict(request.lineage), "progress": request.progress, "columns": columns, "attributes": attributes,
-        "states": states, "rows": {"segments": segments.num_rows, "chunks": chunks.num_rows},
-        "buffers": {c.name: _buffer(c) for c in cuts},
-    }  # fmt: skip
+    index = StagedIndex(
+        rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
+        step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
+        partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
+        sequence=max(request.committed, next_sequence(segments)), metrics=request.metrics,
+        lineage=Lineage(git_revision(request.folder), request.config), progress=request.progress,
+        columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
+        attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
+        states={c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None},
+        rows=StagedRows(segments.num_rows, chunks.num_rows), buffers={c.name: _buffer(c) for c in cuts},
+    )  # fmt: skip
     members = [
         staging.file_member("segments.parquet", tables.dumps(segments)),
         staging.file_member("chunks.parquet", tables.dumps(chunks)),
         staging.file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
-        *_text_members(key, cuts, attributes, request),
-        *groups.encode(arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
+        *_text_members(index, cuts, request.unconsumed, here),
+        *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
-    _create(storage, key, staging.pack(index, members), index["nonce"])
-    return key, index, _saved(columns, attributes)
+    _create(storage, here.key, staging.pack(index, members), here.nonce)
+    return SavedColumns.of(index)
 
 
 def rows_of(written: Sequence[Written]) -> tuple[Any, Any]:
@@ -100,71 +127,47 @@ def _without_replay(cut: Cut) -> Cut:
     return Cut(cut.name, cut.live.slice(0, 0), 0, 0, cut.next_positions, cut.open_episodes, {}, {}, cut.state, {})
 
 
-def _buffer(cut: Cut) -> dict[str, Any]:
-    return {
-        "steps": cut.steps, "episodes": cut.episodes, "discarded": cut.discarded,
-        "next": [[env, position] for env, position in cut.next_positions.items()],
-        "open": [[env, episode] for env, episode in cut.open_episodes.items()],
-    }  # fmt: skip
+def _buffer(cut: Cut) -> StagedBuffer:
+    discarded = {reason: Discarded(counts["episodes"], counts["steps"]) for reason, counts in cut.discarded.items()}
+    return StagedBuffer(cut.steps, cut.episodes, discarded, cut.next_positions, cut.open_episodes)
 
 
-def _columns(cut: Cut, here: dict[str, str], arrays: dict[str, Any], saved: SavedColumns) -> dict[str, dict[str, Any]]:
-    out = {}
-    for name, column in cut.columns.items():
-        path = column_path(cut.name, name)
-        earlier = saved.entries.get(path)
-        if earlier is not None and earlier["digest"] == column.digest:
-            out[name] = earlier
-            continue
-        arrays[path] = column.array
-        out[name] = _entry(path, column) | here
-    return out
+def _column(buffer: str, name: str, column: Column, here: Here) -> ColumnRef:
+    path = column_path(buffer, name)
+    earlier = here.saved.columns.get(path)
+    if earlier is not None and earlier.digest == column.digest:
+        return earlier
+    here.arrays[path] = column.array
+    rows, *shape = column.array.shape
+    return ColumnRef(path, rows, column.dtype, tuple(shape), column.digest, here.key, here.nonce)
 
 
-def _entry(path: str, column: Column) -> dict[str, Any]:
-    shape = list(column.array.shape)
-    return {"array": path, "rows": shape[0], "dtype": column.dtype, "shape": shape[1:], "digest": column.digest}
-
-
-def _attribute(buffer: str, name: str, text: str, here: dict[str, str], saved: SavedColumns) -> dict[str, Any]:
+def _attribute(buffer: str, name: str, text: str, here: Here) -> AttributeRef:
     member = f"attributes/{escape(buffer)}/{escape(name)}.json"
     mark = digest(np.frombuffer(text.encode(), np.uint8))
-    earlier = saved.entries.get(member)
-    return earlier if earlier is not None and earlier["digest"] == mark else {"member": member, "digest": mark} | here
+    earlier = here.saved.attributes.get(member)
+    unchanged = earlier is not None and earlier.digest == mark
+    return earlier if unchanged and earlier else AttributeRef(member, mark, here.key, here.nonce)
 
 
-def _text_members(
-    key: str, cuts: Sequence[Cut], attributes: dict[str, dict[str, dict[str, Any]]], request: Request
-) -> list[packing.Member]:
+def _text_members(index: StagedIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[packing.Member]:
+    """Attributes that lie in this object, and what was drawn and not trained on."""
     out = [
-        staging.file_member(entry["member"], cut.attributes[name].encode())
+        staging.file_member(one.member, cut.attributes[name].encode())
         for cut in cuts
-        for name, entry in attributes[cut.name].items()
-        if entry["object"] == key
+        for name, one in index.attributes[cut.name].items()
+        if one.object == here.key
     ]
-    if request.unconsumed is not None:
-        out.append(staging.file_member("unconsumed.json", request.unconsumed.encode()))
-    return out
+    return out if unconsumed is None else [*out, staging.file_member(UNCONSUMED, unconsumed.encode())]
 
 
-def _state(cut: Cut, arrays: dict[str, Any]) -> dict[str, Any]:
-    assert cut.state is not None
-    skeleton, values = cut.state
-    prefix = f"state/{escape(cut.name)}/"
-    scalars = [k for k, a in values.items() if a.ndim == 0]
-    placed = {prefix + k: a.reshape(1) if a.ndim == 0 else a for k, a in values.items()}
-    arrays.update(placed)
-    return {
-        "skeleton": skeleton,
-        "prefix": prefix,
-        "arrays": {p: len(a) for p, a in placed.items()},
-        "scalars": scalars,
-    }
-
-
-def _saved(columns: dict[str, Any], attributes: dict[str, Any]) -> SavedColumns:
-    entries = {e["array"]: e for of in columns.values() for e in of.values()}
-    return SavedColumns(entries | {e["member"]: e for of in attributes.values() for e in of.values()})
+def _state(buffer: str, state: tuple[dict[str, Any], dict[str, Array]], here: Here) -> StateRef:
+    skeleton, values = state
+    prefix = f"state/{escape(buffer)}/"
+    placed = {prefix + key: array.reshape(1) if array.ndim == 0 else array for key, array in values.items()}
+    here.arrays.update(placed)
+    scalars = tuple(key for key, array in values.items() if array.ndim == 0)
+    return StateRef(skeleton, prefix, {path: len(array) for path, array in placed.items()}, scalars)
 
 
 def _create(storage: Storage, key: str, buffers: list[Any], nonce: str) -> None:

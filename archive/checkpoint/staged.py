@@ -9,11 +9,12 @@ import numpy as np
 
 from archive.base import ByteRange, CorruptStateError, IntegrityError, cached_property
 from archive.checkpoint import staging
+from archive.checkpoint.stagedindex import ColumnRef, StagedIndex
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tables
 from archive.read import fetching
-from archive.shard import ShardView, checksum
+from archive.shard import Placed, ShardView, checksum
 from archive.store import Storage
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,8 @@ class StagedFile:
         return head if stop <= len(head) else head + self.storage.get(self.key, len(head), stop)
 
     @cached_property
-    def index(self) -> dict[str, Any]:
+    def index(self) -> StagedIndex:
+        """What it says of itself; CorruptStateError if that is damaged, or if another object should lie here."""
         start, stop = staging.index_span(self._head, self.where)
         index = staging.load_index(self._head[start:stop], self.where)
         staging.check_place(index, self.key, self._nonce, self.where)
@@ -44,29 +46,32 @@ class StagedFile:
     def _base(self) -> int:
         return staging.index_span(self._head, self.where)[1]
 
+    @cached_property
+    def _places(self) -> dict[str, Placed]:
+        return {member.name: member for member in self.index.members}
+
+    def has(self, name: str) -> bool:
+        """Whether it has a member of this name."""
+        return name in self._places
+
     def files(self, names: Sequence[str]) -> list[bytes]:
         """Members that are no part of the Zarr group, by name."""
-        places = {m[0]: m for m in self.index["members"]}
-        if absent := [n for n in names if n not in places]:
+        if absent := [n for n in names if not self.has(n)]:
             raise CorruptStateError(f"{self.where} has no member {absent[0]!r}; the state is damaged")
-        wanted = [places[n] for n in names]
-        inside = [self._base + m[4] + m[5] <= len(self._head) for m in wanted]
-        ranges = [self._range(m) for m, here in zip(wanted, inside, strict=True) if not here]
-        fetched = iter(self.storage.get_ranges(ranges))
-        out = []
-        for member, here in zip(wanted, inside, strict=True):
-            span = self._range(member)
-            out.append(self._head[span.start : span.stop] if here else next(fetched))
+        wanted = [self._places[name] for name in names]
+        ranges = [self._range(member) for member in wanted]
+        fetched = iter(self.storage.get_ranges([one for one in ranges if one.stop > len(self._head)]))
+        out = [self._head[one.start : one.stop] if one.stop <= len(self._head) else next(fetched) for one in ranges]
         for member, data in zip(wanted, out, strict=True):
-            if checksum(data) != member[6]:
+            if checksum(data) != member.crc32c:
                 raise CorruptStateError(
-                    f"{member[0]!r} in {self.where} does not match its checksum; the state is damaged"
+                    f"{member.name!r} in {self.where} does not match its checksum; the state is damaged"
                 )
         return out
 
-    def _range(self, member: Sequence[Any]) -> ByteRange:
-        start = self._base + member[4]
-        return ByteRange(self.key, start, start + member[5])
+    def _range(self, member: Placed) -> ByteRange:
+        start = self._base + member.offset
+        return ByteRange(self.key, start, start + member.size)
 
     def tables(self, *kinds: str) -> list[Any]:
         """Staged rows of manifest tables."""
@@ -78,21 +83,25 @@ class StagedFile:
     @cached_property
     def arrays_index(self) -> ShardIndex:
         """Where the chunks of the Zarr group lie."""
-        groups: dict[str, list[Any]] = {}
-        for m in self.index["members"]:
-            if m[1] or m[0] == "zarr.json":
-                groups.setdefault(m[1], []).append(m)
-        arrays = {}
-        for name, members in groups.items():
-            members.sort(key=lambda m: m[2])
-            offset, size, crc = (np.array([m[k] for m in members], np.int64) for k in (4, 5, 6))
-            arrays[name] = ArrayChunks(max(1, members[0][3]), offset + self._base, size, crc, [m[0] for m in members])
-        return ShardIndex(self.key, True, arrays)
+        groups: dict[str, list[Placed]] = {}
+        for member in self.index.members:
+            if member.array or member.name == "zarr.json":
+                groups.setdefault(member.array, []).append(member)
+        return ShardIndex(self.key, True, {name: self._array_chunks(members) for name, members in groups.items()})
+
+    def _array_chunks(self, members: list[Placed]) -> ArrayChunks:
+        members.sort(key=lambda member: member.chunk)
+        offset = np.array([member.offset for member in members], np.int64) + self._base
+        size = np.array([member.size for member in members], np.int64)
+        crc = np.array([member.crc32c for member in members], np.int64)
+        return ArrayChunks(max(1, members[0].rows), offset, size, crc, [member.name for member in members])
 
     def rows(self, wanted: dict[str, list[tuple[int, int]]]) -> dict[str, list[Array]]:
         """Rows of arrays of the Zarr group."""
         if not wanted:
             return {}
+        if absent := [name for name in ("", *wanted) if name not in self.arrays_index.arrays]:
+            raise CorruptStateError(f"{self.where} has no array {absent[0]!r}; the state is damaged")
         runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
         reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
@@ -104,30 +113,25 @@ class StagedFile:
 
     def check(self) -> None:
         """Read every byte; CorruptStateError if one is not as it was written."""
-        names = [m[0] for m in self.index["members"] if not m[1]]
+        names = [m.name for m in self.index.members if not m.array]
         self.files([n for n in names if n.endswith((".parquet", ".json")) and not n.endswith("zarr.json")])
-        self.rows({name: [(0, self._rows_of(name))] for name in self.arrays_index.arrays if name})
-
-    def _rows_of(self, array: str) -> int:
-        """Rows of an array, by what refers to it."""
-        lengths = {p: n for state in self.index["states"].values() for p, n in state["arrays"].items()}
-        columns = {c["array"]: c["rows"] for of in self.index["columns"].values() for c in of.values()}
-        return int((lengths | columns)[array])
+        lengths = self.index.lengths
+        if unknown := [name for name in self.arrays_index.arrays if name and name not in lengths]:
+            raise CorruptStateError(f"nothing refers to the array {unknown[0]!r} in {self.where}; the state is damaged")
+        self.rows({name: [(0, lengths[name])] for name in self.arrays_index.arrays if name})
 
     def state(self, buffer: str) -> Any:
         """The state tree of one buffer; None if it has none."""
-        entry = self.index["states"].get(buffer)
+        entry = self.index.states.get(buffer)
         if entry is None:
             return None
-        lengths: dict[str, int] = entry["arrays"]
-        arrays = self.rows({path: [(0, n)] for path, n in lengths.items()})
-        prefix = entry["prefix"]
-        plain = {path.removeprefix(prefix): a[0] for path, a in arrays.items()}
-        for key in entry["scalars"]:
+        arrays = self.rows({path: [(0, n)] for path, n in entry.arrays.items()})
+        plain = {path.removeprefix(entry.prefix): a[0] for path, a in arrays.items()}
+        for key in entry.scalars:
             plain[key] = plain[key].reshape(())
-        return trees.unflatten(entry["skeleton"], plain, where=f"state of buffer {buffer!r} in {self.where}")
+        return trees.unflatten(dict(entry.skeleton), plain, where=f"state of buffer {buffer!r} in {self.where}")
 
-    def column_rows(self, entry: dict[str, Any], runs: list[tuple[int, int]]) -> list[Array]:
+    def column_rows(self, column: ColumnRef, runs: list[tuple[int, int]]) -> list[Array]:
         """Rows of one column."""
-        parts = self.rows({entry["array"]: runs})[entry["array"]] if runs else []
-        return [dtypes.from_stored(p, entry["dtype"]) for p in parts]
+        parts = self.rows({column.array: runs})[column.array] if runs else []
+        return [dtypes.from_stored(part, column.dtype) for part in parts]

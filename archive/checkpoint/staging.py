@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from archive.base import CorruptStateError, StateError, layout, plainjson
+from archive.checkpoint.stagedindex import StagedIndex
 from archive.shard import Member, checksum, packing
 
 INDEX = "index.json"
@@ -19,31 +21,18 @@ INDEX_AT = 30 + len(INDEX)  # after the ZIP's local header, which has no extra f
 HEAD_BYTES = 256 * 1024
 MAX_INDEX_BYTES = 1 << 28  # a line a member: millions of them
 
-_ENTRY = {"object": str, "digest": str, "nonce?": str}
-_INDEX = {
-    "rank": int, "world_size": int, "run": str, "session": str, "name": str, "step": int, "ordinal": int, "nonce": str,
-    "sequence?": int, "replay_saved": bool, "progress": (str, type(None)), "members": [list],
-    "buffers": {str: {"steps": int, "episodes": int, "discarded": {str: {str: int}}, "next": [[int]], "open": [list]}},
-    "columns": {str: {str: _ENTRY | {"array": str, "rows": int, "dtype": str, "shape": [int]}}},
-    "attributes": {str: {str: _ENTRY | {"member": str}}},
-    "states": {str: {"skeleton": dict, "prefix": str, "arrays": {str: int}, "scalars": [str]}},
-}  # fmt: skip
-
-_MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offset, size, crc32c
-
 
 def file_member(name: str, data: bytes) -> Member:
     """A member that is no part of the Zarr group."""
     return Member(name, data, "", 0, 0, checksum(data))
 
 
-def pack(index: Mapping[str, Any], members: Sequence[Member]) -> list[Any]:
+def pack(index: StagedIndex, members: Sequence[Member]) -> list[Any]:
     """The staged object's buffers: the index with the members' places, then the members."""
     _, placed = packing.pack([file_member(INDEX, b"{}"), *members])
     base = placed[0].offset + placed[0].size
-    places = [[p.name, p.array, p.chunk, p.rows, p.offset - base, p.size, p.crc32c] for p in placed[1:]]
-    body = {**index, "format": layout.format_block(), "members": places}
-    line = json.dumps(body, separators=(",", ":")).encode()
+    whole = replace(index, members=tuple([replace(p, offset=p.offset - base) for p in placed[1:]]))
+    line = json.dumps(whole.to_json(), separators=(",", ":")).encode()
     if len(line) > MAX_INDEX_BYTES - 100:
         raise StateError(
             f"this rank's part of the checkpoint has {len(members)} members, more than its index has room for"
@@ -66,30 +55,25 @@ def index_span(head: bytes, where: str) -> tuple[int, int]:
     return INDEX_AT, INDEX_AT + size
 
 
-def load_index(data: bytes, where: str) -> dict[str, Any]:
+def load_index(data: bytes, where: str) -> StagedIndex:
     """The index, if it matches its checksum."""
     line, _, digest = data.partition(b"\n")
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptStateError(f"the index of {where} does not match its checksum; this rank's state is damaged")
     what = f"the index of {where}"
-    body: dict[str, Any] = plainjson.parse(line, what=what, error=CorruptStateError, shape={})
+    body = plainjson.parse(line, what=what, error=CorruptStateError, shape={})
     layout.check_format(body.get("format"), where=where)
-    problem = plainjson.misshapen(body, _INDEX)
-    if not problem and any(list(map(type, member)) != _MEMBER for member in body["members"]):
-        problem = "members has one that is none"
-    if problem:
-        raise CorruptStateError(f"{what} is not what it should be ({problem}): this rank's state is damaged")
-    return body
+    return StagedIndex.from_json(body, what=what, error=CorruptStateError, remedy="resume from another checkpoint")
 
 
-def check_place(index: Mapping[str, Any], key: str, nonce: str | None, where: str) -> None:
+def check_place(index: StagedIndex, key: str, nonce: str | None, where: str) -> None:
     """Refuse an object that lies where another one should: what it says of itself must be what leads to it.
 
     nonce: as whoever refers to it says; None where nobody did yet.
     """
-    own = layout.state_key(index["session"], index["name"], index["rank"])
-    if own != key or nonce not in (None, index["nonce"]):
-        what = f"rank {index['rank']} of {index['name']!r}, session {index['session']!r}"
+    own = layout.state_key(index.session, index.name, index.rank)
+    if own != key or nonce not in (None, index.nonce):
+        what = f"rank {index.rank} of {index.name!r}, session {index.session!r}"
         raise CorruptStateError(
             f"{where} is not the object that was staged there: it says that it is {what}"
             f"{', staged another time' if own == key else ''}; put the right object back, or resume from another checkpoint"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from archive.base import UsageError
-from archive.manifest import Resume
+from archive.manifest import ForkedFrom, Resume
 
 
 def start(rank: int | None, world_size: int | None, run: str | None, resume: Any, fork_from: Any) -> Resume | None:
@@ -52,5 +52,4 @@ def _forked(found: Resume, run: str | None) -> Resume:
         raise UsageError(f"fork_from= begins a new run: name it with run=..., other than {found.run!r}")
     if run == found.run:
         raise UsageError(f"run={run!r} is that of the checkpoint: go on with it by resume=, or name another to fork")
-    origin = {"run": found.run, "name": found.name, "commit": found.checkpoint}
-    return replace(found, run=run, forked_from=origin)
+    return replace(found, run=run, forked_from=ForkedFrom(found.run, found.name, found.checkpoint))

@@ -30,7 +30,7 @@ def info(target: Target) -> None:
     arc = target.open()
     about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _episodes(arc)
     about["shards"] = len(arc.shards)
-    sessions = {name: entry.get("session") for name, entry in arc.head.runs.items()}
+    sessions = {name: entry.session for name, entry in arc.head.runs.items()}
     runs = arc.runs.about
 
     def show() -> None:
@@ -45,7 +45,7 @@ def info(target: Target) -> None:
 def _head(head: Commit) -> dict[str, Any]:
     if not head.number:
         return {"commit": 0, "committed_at": None, "format": None}
-    return {"commit": head.number, "committed_at": head.created_at, "format": head.body["format"]["write"]}
+    return {"commit": head.number, "committed_at": head.created_at, "format": head.format["write"]}
 
 
 def _episodes(arc: Archive) -> dict[str, Any]:
@@ -145,9 +145,8 @@ def _meeting(rows: Iterator[dict[str, Any]], where: str | None) -> Iterator[dict
 
 
 def _logged(commit: Commit) -> dict[str, Any]:
-    body = commit.body
     return {
         "commit": commit.number, "committed_at": commit.created_at, "kind": commit.kind, "run": commit.run,
-        "session": commit.session, "rank": body.get("rank"), "segments": body.get("added", {}).get("segments", 0),
-        "about": body.get("message") or body.get("checkpoint", {}).get("name"),
+        "session": commit.session, "rank": commit.rank, "segments": commit.added.get("segments", 0),
+        "about": commit.message or (commit.checkpoint and commit.checkpoint.name),
     }  # fmt: skip

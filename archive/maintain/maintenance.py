@@ -5,12 +5,24 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from archive.base import ArchiveError, CorruptCommitError, NotFoundError, UsageError, layout
 from archive.checkpoint import Checkpoint, StagedFile
 from archive.maintain import splices
-from archive.manifest import METADATA, Commit, ShardIndex, Snapshot, about, chunkindex, commits, sessions, tablefiles
+from archive.manifest import (
+    METADATA,
+    Commit,
+    ShardIndex,
+    Snapshot,
+    StoredFile,
+    about,
+    chunkindex,
+    commits,
+    sessions,
+    tablefiles,
+)
 from archive.read import fetching
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
@@ -75,7 +87,7 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
         tell(report)
     _check_chains(archive, resumes, report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
-        _attempt(report, key, lambda k=key: sessions.read_claim(archive.storage, k))  # type: ignore[misc]
+        _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
     for index, episodes in _shards(archive, report):
         _check_shard(_roots(archive), index, episodes, report)
         tell(report)
@@ -83,7 +95,7 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
 
 
 def _roots(archive: Opened) -> Roots:
-    return Roots(archive.storage, archive.head.body.get("bases", {}))
+    return Roots(archive.storage, archive.head.base_urls)
 
 
 def _commits(archive: Opened, report: Report) -> Iterator[Commit]:
@@ -97,7 +109,7 @@ def _commits(archive: Opened, report: Report) -> Iterator[Commit]:
             report.findings.append(Finding(key, str(e)))
             before = None
             continue
-        if before is not None and commit.body.get("parent") != before.digest:
+        if before is not None and commit.parent != before.digest:
             report.findings.append(Finding(key, f"its parent's checksum is not that of commit {before.number}"))
         report.commits += 1
         before = commit
@@ -115,13 +127,11 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
 
 def _check_files(archive: Opened, commit: Commit, seen: set[str], report: Report) -> None:
     """The manifest files that a commit names, each once."""
-    lists = [ref for kind in ("segments", "checkpoints", "branches") for ref in commit.files(kind)]
-    refs = [*lists, commit.body.get("chunks"), commit.body.get("live")]
-    for ref in refs:
-        if ref is not None and ref["path"] not in seen:
-            seen.add(ref["path"])
+    for ref in commit.all_files:
+        if ref.path not in seen:
+            seen.add(ref.path)
             report.manifests += 1
-            _attempt(report, ref["path"], lambda r=ref: tablefiles.fetch(_roots(archive), [r]))  # type: ignore[misc]
+            _attempt(report, ref.path, partial(tablefiles.fetch, _roots(archive), [ref]))
 
 
 def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> None:
@@ -132,14 +142,15 @@ def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> 
 
 
 def _check_staged(archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report) -> None:
-    for rank in commit.body.get("checkpoint", {}).get("ranks", []):
-        file = StagedFile(archive.storage, rank["key"], rank["nonce"])
+    """What the ranks staged for the checkpoint of a commit."""
+    for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
+        file = StagedFile(archive.storage, staged.key, staged.nonce)
         report.states += 1
-        index = _attempt(report, rank["key"], lambda f=file: f.index)  # type: ignore[misc]
+        index = _attempt(report, staged.key, partial(getattr, file, "index"))
         if index is not None:
             resumes.add(Checkpoint(archive.storage, commit), index)
             if report.deep:
-                _attempt(report, rank["key"], lambda f=file: f.check())  # type: ignore[misc]
+                _attempt(report, staged.key, file.check)
 
 
 def _shards(archive: Opened, report: Report) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
@@ -149,11 +160,10 @@ def _shards(archive: Opened, report: Report) -> Iterator[tuple[ShardIndex, tuple
     if table is None:
         return
     episodes: dict[str, list[str]] = {}
-    files: dict[str, dict[str, Any]] = {}
-    for row in table.to_pylist():
-        if row["shard"] is not None:
-            episodes.setdefault(row["shard"], []).append(row["episode_id"])
-            files[row["chunks"]] = {"path": row["chunks"], "bytes": row["chunks_bytes"], "crc32c": row["chunks_crc32c"]}
+    for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
+        if shard is not None:
+            episodes.setdefault(shard, []).append(name)
+    files = tablefiles.chunk_files(table)
     roots = _roots(archive)
     for shard in list(episodes):
         base = split_key(shard)[0]
@@ -164,13 +174,13 @@ def _shards(archive: Opened, report: Report) -> Iterator[tuple[ShardIndex, tuple
     for path, ref in files.items():
         if not roots.allows(split_key(path)[0]):
             continue
-        for index in _attempt(report, path, lambda r=ref: _indexes(roots, r)) or ():  # type: ignore[misc]
+        for index in _attempt(report, path, partial(_indexes, roots, ref)) or ():
             if index.shard in episodes:
                 yield index, tuple(dict.fromkeys(episodes.pop(index.shard)))[:3]
     report.findings += [Finding(s, "no chunk table has it", tuple(ids[:3])) for s, ids in episodes.items()]
 
 
-def _indexes(roots: Roots, ref: dict[str, Any]) -> list[ShardIndex]:
+def _indexes(roots: Roots, ref: StoredFile) -> list[ShardIndex]:
     return [index for _, found in fetching.indexes(roots, [ref]) for index in found.values()]
 
 
@@ -235,9 +245,6 @@ def repair(storage: Storage) -> Repaired:
             f"it the archive opens as of commit {number - 1}"
         )
     storage.create(kept_as, data)
-    body = commits.completed(
-        {**commits.carried(parent), "kind": "repair", "run": "", "session": "", "damaged": kept_as},
-        *(parent, found[0]["id"], f"repair/{kept_as}"),
-    )
-    storage.put(key, commits.dumps(body))
+    made = commits.completed(parent.after("repair", damaged=kept_as), parent, found[0].id, f"repair/{kept_as}")
+    storage.put(key, commits.dumps(made))
     return Repaired(number, kept_as)

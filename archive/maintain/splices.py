@@ -7,11 +7,11 @@ say it: each staged object names the commit that its writer resumed from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from archive.checkpoint import Checkpoint
+from archive.checkpoint import Checkpoint, StagedIndex
 from archive.manifest import Branches, Origin, Rows, Snapshot, chains
 
 
@@ -38,11 +38,11 @@ class Resumes:
         self._checkpoints: dict[int, Origin] = {}
         self._said: dict[str, tuple[str, Origin]] = {}  # session -> its run, and what its checkpoints say
 
-    def add(self, checkpoint: Checkpoint, index: dict[str, Any]) -> None:
+    def add(self, checkpoint: Checkpoint, index: StagedIndex) -> None:
         """A checkpoint, and the index of an object that was staged for it."""
         if checkpoint.origin is not None:
             self._checkpoints[checkpoint.number] = checkpoint.origin
-        found = self._checkpoints.get(index.get("resumed_from") or 0)
+        found = self._checkpoints.get(index.resumed_from or 0)
         if found is not None and found.run == checkpoint.run and found.session != checkpoint.session:
             self._said.setdefault(checkpoint.session, (checkpoint.run, found))
 

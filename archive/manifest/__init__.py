@@ -12,15 +12,35 @@ from archive.manifest import (
     expressions,
     liveview,
     sessions,
+    smallfiles,
     tablefiles,
     tables,
 )
 from archive.manifest.branches import Branches, Origin, Rows, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
-from archive.manifest.commits import Body, Commit, CommitLog, Commits, read_of
+from archive.manifest.commit import Commit
+from archive.manifest.commits import CommitLog, Commits, read_of
 from archive.manifest.index import COLUMNS, EpisodeIndex, matching
 from archive.manifest.live import OWN, LiveSet, Runs
 from archive.manifest.liveview import Located
+from archive.manifest.records import (
+    About,
+    Base,
+    BufferTotals,
+    CheckpointRecord,
+    Claim,
+    Discarded,
+    FileRef,
+    ForkedFrom,
+    KeepRule,
+    Lineage,
+    Mark,
+    MissingRank,
+    Pin,
+    RunEntry,
+    StagedObject,
+    StoredFile,
+)
 from archive.manifest.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
 from archive.manifest.sessionruns import run_of_session
 from archive.manifest.sessions import DEFAULT_RUN, Place, check_exclusive, new_session, open_session, place
@@ -33,26 +53,41 @@ __all__ = [
     "METADATA",
     "NO_ENV",
     "OWN",
+    "About",
     "ArrayChunks",
-    "Body",
+    "Base",
     "Branches",
     "BufferResume",
+    "BufferTotals",
+    "CheckpointRecord",
+    "Claim",
     "Commit",
     "CommitLog",
     "Commits",
+    "Discarded",
     "EpisodeIndex",
+    "FileRef",
+    "ForkedFrom",
+    "KeepRule",
     "KnownEpisode",
+    "Lineage",
     "LiveSet",
     "Located",
+    "Mark",
+    "MissingRank",
     "Origin",
+    "Pin",
     "Place",
     "Resume",
     "Rows",
+    "RunEntry",
     "Runs",
     "Sequences",
     "ShardIndex",
     "ShardReads",
     "Snapshot",
+    "StagedObject",
+    "StoredFile",
     "Stream",
     "Unfinished",
     "about",
@@ -70,6 +105,7 @@ __all__ = [
     "read_of",
     "run_of_session",
     "sessions",
+    "smallfiles",
     "tablefiles",
     "tables",
 ]

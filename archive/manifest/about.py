@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from datetime import UTC, datetime
-from typing import Any
 
 from archive.base import (
     AlreadyExistsError,
@@ -15,37 +14,36 @@ from archive.base import (
     NothingThereError,
     UsageError,
     layout,
-    plainjson,
 )
+from archive.manifest import smallfiles
+from archive.manifest.records import About
 from archive.store import Storage
 
 
-def find(storage: Storage) -> tuple[dict[str, Any], bytes] | None:
-    """What archive.json says of the archive, and its bytes; None if there is none."""
-    most = plainjson.MAX_SMALL_BYTES
+def find(storage: Storage) -> tuple[About, bytes] | None:
+    """What archive.json says of the archive, and its bytes; None if there is none.
+
+    NothingThereError if it is another program's, UpgradeError if a later version made it.
+    """
+    where = storage.full_url(layout.ARCHIVE_KEY)
     try:
-        raw = storage.get_head(layout.ARCHIVE_KEY, most + 1)
+        raw = smallfiles.read_bytes(storage, layout.ARCHIVE_KEY, CorruptCommitError)
     except MissingObjectError:
         return None
-    where = storage.full_url(layout.ARCHIVE_KEY)
-    plainjson.check_size(raw, most, what=where, error=CorruptCommitError)
-    about = plainjson.parse(raw, what=where, error=CorruptCommitError, max_depth=plainjson.MAX_DEPTH)
-    if not isinstance(about, dict) or about.get("magic") != layout.MAGIC:
+    value = smallfiles.parse(raw, where, CorruptCommitError)
+    if not isinstance(value, dict) or value.get("magic") != layout.MAGIC:
         raise NothingThereError(f"{where} does not belong to a trajectory archive; check the URL")
-    layout.check_format(about.get("format"), where=where)
-    if about.get("layout") not in layout.LAYOUTS or not isinstance(about.get("id"), str):
-        raise CorruptCommitError(f"{where} is damaged: its layout or id is no archive's; put it back from a copy")
-    return about, raw
+    layout.check_format(value.get("format"), where=where)
+    return About.from_json(value, what=where, error=CorruptCommitError, remedy="put it back from a copy"), raw
 
 
-def new(archive_layout: str) -> tuple[dict[str, Any], bytes]:
+def new(archive_layout: str) -> tuple[About, bytes]:
+    """A new archive's archive.json, and its bytes."""
     if archive_layout not in layout.LAYOUTS:
         raise UsageError(f"layout={archive_layout!r}: give one of {', '.join(layout.LAYOUTS)}")
-    about = {
-        "magic": layout.MAGIC, "id": uuid.uuid4().hex, "format": layout.format_block(), "layout": archive_layout,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
-    return about, json.dumps(about, indent=1).encode() + b"\n"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    about = About(layout.MAGIC, uuid.uuid4().hex, layout.format_block(), archive_layout, now)  # type: ignore[arg-type]
+    return about, json.dumps(about.to_json(), indent=1).encode() + b"\n"
 
 
 def is_there(storage: Storage) -> bool:

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from archive.base import DuplicateEpisodeError
-from archive.manifest import tablefiles, tables
-from archive.manifest.commits import Commit
+from archive.manifest import tablefiles
+from archive.manifest.commit import Commit
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -41,8 +41,5 @@ def _given(fresh: pa.Table, session: str) -> list[str]:
 
 
 def _taken(storage: Storage, parent: Commit, known_at: int) -> set[str]:
-    files = [f for f in parent.files("segments") if "commit" not in f or f["commit"][1] > known_at]
-    out: set[str] = set()
-    for data, ref in zip(tablefiles.fetch(storage, files), files, strict=True):
-        out.update(tables.loads(data, "segments", where=ref["path"], columns=["episode_id"])["episode_id"].to_pylist())
-    return out
+    files = [f for f in parent.files("segments") if f.commit is None or f.commit[1] > known_at]
+    return set(tablefiles.load(storage, "segments", files, ["episode_id"])["episode_id"].to_pylist())

@@ -8,6 +8,7 @@ from typing import Any
 
 from archive.manifest.branches import Origin
 from archive.manifest.live import Runs
+from archive.manifest.records import ForkedFrom
 
 Stream = tuple[str, int, int]  # session, rank, env id
 
@@ -60,4 +61,4 @@ class Resume:
     checkpoint: int | None = None  # the commit that it was read from
     origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
     name: str | None = None  # of that checkpoint
-    forked_from: Mapping[str, Any] | None = None  # run, name and commit of it, where a new run begins there
+    forked_from: ForkedFrom | None = None  # where a new run begins there

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from archive.base import MissingObjectError, layout
-from archive.manifest.commits import Commit
+from archive.manifest.commit import Commit
 from archive.manifest.sessions import read_claim
 from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage
@@ -38,7 +38,7 @@ def _named(commit: Commit) -> dict[str, str]:
     """What the commit itself says."""
     out: dict[str, str] = {}
     for run, entry in commit.runs.items():
-        out |= dict.fromkeys((*entry.get("superseded", ()), entry.get("session")), run)
+        out |= dict.fromkeys(entry.sessions, run)
     return out
 
 
@@ -56,7 +56,6 @@ def _a_rank(table: pa.Table, session: str) -> int:
 def _claimed(storage: Storage, session: str, rank: int) -> str | None:
     """What a rank of the session said when it began; None if that is gone, or says nothing of a run."""
     try:
-        run = read_claim(storage, layout.rank_key(session, rank)).get("run")
+        return read_claim(storage, layout.rank_key(session, rank)).run or None
     except MissingObjectError:
         return None
-    return run if isinstance(run, str) and run else None

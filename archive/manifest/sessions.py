@@ -7,11 +7,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from archive.base import (
     AlreadyExistsError,
@@ -23,18 +21,19 @@ from archive.base import (
     check_text,
     escape,
     layout,
-    plainjson,
 )
 from archive.manifest import commits, tablefiles, tables
 from archive.manifest.branches import Branches, Origin
-from archive.manifest.commits import Body, Commit, CommitLog
+from archive.manifest.commit import Commit
+from archive.manifest.commits import CommitLog
+from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.resumed import Resume
+from archive.manifest.smallfiles import read_small
 from archive.store import Storage
 
 _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
+REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
-
-
 DEFAULT_RUN = "main"
 
 
@@ -108,7 +107,7 @@ def _session(world_size: int, run: str) -> str:
     return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 
-def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None, resume: Resume | None = None) -> None:
+def open_session(log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None) -> None:
     """Take the place: one writer per session and rank, and the newest session of its run.
 
     keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
@@ -116,60 +115,70 @@ def open_session(log: CommitLog, who: Place, keep: dict[str, Any] | None = None,
     """
     _check_run(log.catch_up(), who, None if resume is None else resume.forked_from)
     _claim_rank(log.storage, who)
-    if log.catch_up().runs.get(who.run, {}).get("session") != who.session:
+    present = log.catch_up().runs.get(who.run)
+    if present is None or present.session != who.session:
         log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume))
         commits.fence(log.head, who.run, who.session)
     origin = None if resume is None else resume.origin
-    if origin is not None and "resumed_from" not in log.head.runs[who.run]:
+    if origin is not None and log.head.runs[who.run].resumed_from is None:
         log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
 
 
 def _opened(
-    storage: Storage, who: Place, keep: Body | None, resume: Resume | None, parent: Commit, attempt: int
-) -> Body:
+    storage: Storage, who: Place, keep: KeepRule | None, resume: Resume | None, parent: Commit, attempt: int
+) -> Commit:
+    """The commit that opens a session."""
     forked_from = None if resume is None else resume.forked_from
     _check_run(parent, who, forked_from)
-    body = commits.opened(parent, who.run, who.session, keep, forked_from)
+    before = parent.runs.get(who.run)
+    if before is None:
+        entry = RunEntry(who.session)
+    elif who.session in before.superseded:
+        raise commits.superseded(parent, who.run, who.session)
+    else:
+        known = before.sessions[-REMEMBERED_SESSIONS:]
+        entry = replace(before, session=who.session, superseded=known, sequences={}, resumed_from=None)
+    entry = replace(entry, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from)
+    made = parent.after("session", run=who.run, session=who.session, runs={**parent.runs, who.run: entry})
     origin = None if resume is None else resume.origin
-    return body if origin is None else _branching(storage, who, origin, parent, body)
+    return made if origin is None else _branching(storage, who, origin, parent, made)
 
 
-def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Body:
+def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Commit:
     """For a session that a rank opened which goes on from nothing."""
     commits.fence(parent, who.run, who.session)
-    about = {"kind": "session", "run": who.run, "session": who.session}
-    return _branching(storage, who, origin, parent, {**commits.carried(parent), **about})
+    return _branching(storage, who, origin, parent, parent.after("session", run=who.run, session=who.session))
 
 
-def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, body: Body) -> Body:
-    """The body of a commit of a session, with what the session goes on from."""
+def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, made: Commit) -> Commit:
+    """The commit of a session, with what the session goes on from."""
     rows = Branches({who.session: origin}, {who.session: who.run}).columns()
     table = tables.from_columns("branches", rows)
-    files, _ = tablefiles.add_rows(storage, who.session, "branches", parent, table, fold=True)
-    entry = {**body["runs"][who.run], "resumed_from": {"session": origin.session, "commit": origin.commit}}
-    return {**body, **files, "runs": {**body["runs"], who.run: entry}}
+    files = tablefiles.add_rows(storage, who.session, "branches", parent, table, fold=True)
+    entry = replace(made.runs[who.run], resumed_from=ResumedFrom(origin.session, origin.commit))
+    return replace(made, branches=files, runs={**made.runs, who.run: entry})
 
 
-def _check_run(head: Commit, who: Place, forked_from: Mapping[str, Any] | None) -> None:
+def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
     """A session is of one run; and a run begins once, but for a fork without a whole checkpoint, which loses nothing."""
     for run, entry in head.runs.items():
-        if run != who.run and who.session in (entry.get("session"), *entry.get("superseded", ())):
+        if run != who.run and who.session in entry.sessions:
             raise SessionInUseError(
                 f"session {who.session!r} is one of run {run!r}, not of {who.run!r}; give a session name of its own"
             )
     present = head.runs.get(who.run)
-    if forked_from is None or present is None or present.get("session") == who.session:
+    if forked_from is None or present is None or present.session == who.session:
         return
-    if present.get("forked_from") != forked_from or "latest" in present:
+    if present.forked_from != forked_from or present.latest is not None:
         raise UsageError(
-            f"run {who.run!r} is there already, so it cannot begin at checkpoint {forked_from['name']!r} of run "
-            f"{forked_from['run']!r}: go on with it by resume=arc.checkpoints.of({who.run!r}).latest, or give another run="
+            f"run {who.run!r} is there already, so it cannot begin at checkpoint {forked_from.name!r} of run "
+            f"{forked_from.run!r}: go on with it by resume=arc.checkpoints.of({who.run!r}).latest, or give another run="
         )
 
 
 def _claim_rank(storage: Storage, who: Place) -> None:
-    claim = {"run": who.run, "session": who.session, "rank": who.rank, "nonce": secrets.token_hex(8)}
-    data = json.dumps(claim).encode()
+    claim = Claim(who.session, who.rank, who.run, secrets.token_hex(8))
+    data = json.dumps(claim.to_json()).encode()
     key = layout.rank_key(who.session, who.rank)
     try:
         storage.create(key, data)
@@ -186,17 +195,15 @@ def _claim_rank(storage: Storage, who: Place) -> None:
         ) from e
 
 
-def read_claim(storage: Storage, key: str) -> dict[str, Any]:
-    """The claim of a writer; refused if it does not say of itself what its name says."""
-    what, most = storage.full_url(key), plainjson.MAX_SMALL_BYTES
-    data = plainjson.check_size(storage.get_head(key, most + 1), most, what=what, error=CorruptStateError)
-    claim = plainjson.parse(data, what=what, error=CorruptStateError, shape={"session": str, "rank": int})
-    if layout.rank_key(claim["session"], claim["rank"]) != key:
+def read_claim(storage: Storage, key: str) -> Claim:
+    """The claim of a writer; CorruptStateError if it does not say of itself what its name says."""
+    claim = read_small(storage, key, Claim, CorruptStateError)
+    if layout.rank_key(claim.session, claim.rank) != key:
         raise CorruptStateError(
-            f"{what} is the claim of rank {claim['rank']} of session {claim['session']!r}: it does not belong there; put the "
-            "right one back from a copy"
+            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not belong "
+            "there; put the right one back from a copy"
         )
-    return dict(claim)
+    return claim
 
 
 def claim_keys(storage: Storage) -> list[str]:

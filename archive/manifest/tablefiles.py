@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
 from archive.manifest import tables
 from archive.manifest.branches import Branches
-from archive.manifest.commits import Body, Commit
+from archive.manifest.commit import Commit
 from archive.manifest.folding import files_to_keep
+from archive.manifest.records import FileRef, StoredFile
 from archive.shard import checksum
 from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FileRef = dict[str, Any]
-
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
-    """Write a table as a new file; what a commit says of it."""
+    """Write a table as a new file, and say how a commit names it."""
     data = tables.dumps(table)
     key = layout.manifest_key(uuid.uuid4().hex[:8], session, kind)
     storage.put(key, data)
-    ref: FileRef = {"path": key, "rows": table.num_rows, "bytes": len(data), "crc32c": checksum(data)}
-    return ref | _bounds(table)
+    least, most = _bounds(table, "commit")
+    return FileRef(
+        key, len(data), checksum(data), table.num_rows, None if least is None or most is None else (least, most),
+        _bounds(table, "update_count_min")[0], _bounds(table, "update_count_max")[1],
+    )  # fmt: skip
 
 
-def _bounds(table: pa.Table) -> FileRef:
+def _bounds(table: pa.Table, column: str) -> tuple[int | None, int | None]:
+    """Least and greatest value of a column; None where there is none."""
     import pyarrow.compute as pc
 
-    out: FileRef = {}
-    for name, column in (
-        ("commit", "commit"),
-        ("update_count_min", "update_count_min"),
-        ("update_count_max", "update_count_max"),
-    ):
-        if column in table.column_names and table.num_rows:
-            bounds = pc.min_max(table[column]).as_py()
-            if bounds["min"] is not None:
-                out[name] = [bounds["min"], bounds["max"]] if name == "commit" else bounds[name.rsplit("_", 1)[1]]
-    return out
+    if column not in table.column_names:
+        return None, None
+    bounds = pc.min_max(table[column]).as_py()
+    return bounds["min"], bounds["max"]
 
 
 class Reads(Protocol):
@@ -54,49 +50,67 @@ class Reads(Protocol):
     def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]: ...
 
 
-def checked(storage: Reads, ref: Mapping[str, Any], data: bytes) -> bytes:
+def checked(storage: Reads, ref: StoredFile, data: bytes) -> bytes:
     """The bytes of a manifest file, if they are those that the commit names."""
-    if len(data) != ref["bytes"] or checksum(data) != ref["crc32c"]:
+    if len(data) != ref.bytes or checksum(data) != ref.crc32c:
         raise CorruptManifestError(
-            f"{storage.full_url(ref['path'])} does not match the checksum in its commit: {len(data)} bytes, "
-            f"{ref['bytes']} expected; run `archive verify`"
+            f"{storage.full_url(ref.path)} does not match the checksum in its commit: {len(data)} bytes, "
+            f"{ref.bytes} expected; run `archive verify`"
         )
     return data
 
 
-def fetch(storage: Reads, refs: Sequence[FileRef]) -> list[bytes]:
+def fetch(storage: Reads, refs: Sequence[StoredFile]) -> list[bytes]:
     """The checked bytes of manifest files, fetched together."""
     try:
-        parts = storage.get_ranges([ByteRange(ref["path"], 0, ref["bytes"]) for ref in refs])
+        parts = storage.get_ranges([ByteRange(ref.path, 0, ref.bytes) for ref in refs])
     except MissingObjectError as e:
         raise MissingObjectError(f"a manifest file that a commit names is gone: {e}; run `archive verify`") from e
     return [checked(storage, ref, data) for ref, data in zip(refs, parts, strict=True)]
 
 
-def load(storage: Storage, kind: str, ref: FileRef) -> pa.Table:
-    (data,) = fetch(storage, [ref])
-    return tables.loads(data, kind, where=storage.full_url(ref["path"]))
+def load(storage: Reads, kind: str, refs: Sequence[StoredFile], columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of several files of one kind (or some columns of them), in their order."""
+    parts = zip(fetch(storage, refs), refs, strict=True) if refs else ()
+    found = [tables.loads(data, kind, where=storage.full_url(ref.path), columns=columns) for data, ref in parts]
+    return tables.concat(kind, found)
 
 
 def add_rows(
-    storage: Storage, session: str, kind: str, parent: Commit, new: pa.Table | None, *, fold: bool
-) -> tuple[Body, list[FileRef]]:
-    """Write new rows of a folded table (segments, checkpoints, branches): the commit's list of files, with the new one.
+    storage: Storage, session: str, kind: str, parent: Commit, new: pa.Table, *, fold: bool
+) -> tuple[FileRef, ...]:
+    """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
 
     The commit number is filled in here. The newest files are folded into the new one as `folding` says, unless the
     commit has lost a race: then speed matters more.
     """
     present = parent.files(kind)
-    if new is None or new.num_rows == 0:
-        return {kind: present}, present
+    if new.num_rows == 0:
+        return present
     new = tables.set_column(new, "commit", parent.number + 1)
     keep = len(present)
     if fold:
-        keep = files_to_keep([f["rows"] for f in present], [f["bytes"] for f in present], new.num_rows)
-    older = fetch(storage, present[keep:])
-    parts = [tables.loads(d, kind, where=f["path"]) for d, f in zip(older, present[keep:], strict=True)]
-    files = [*present[:keep], write(storage, session, kind, tables.concat(kind, [*parts, new]))]
-    return {kind: files}, files
+        keep = files_to_keep([f.rows for f in present], [f.bytes for f in present], new.num_rows)
+    older = load(storage, kind, present[keep:])
+    return (*present[:keep], write(storage, session, kind, tables.concat(kind, [older, new])))
+
+
+def with_chunks(segments: pa.Table, chunks: StoredFile | None) -> pa.Table:
+    """Rows of the segments table with the file that has their chunks; null where there is none."""
+    named = (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c"))
+    for column, name in named:
+        segments = tables.set_column(segments, column, chunks and getattr(chunks, name))
+    return segments
+
+
+def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
+    """Path -> file, of the files that rows of the segments table name for their chunks."""
+    columns = (rows[name].to_pylist() for name in ("chunks", "chunks_bytes", "chunks_crc32c"))
+    return {
+        path: StoredFile(path, size or 0, crc or 0)
+        for path, size, crc in zip(*columns, strict=True)
+        if path is not None
+    }
 
 
 class Snapshot:
@@ -110,7 +124,7 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        return sum(f["rows"] for f in self.commit.files("segments"))
+        return sum(f.rows for f in self.commit.files("segments"))
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """These columns of the segments table, in the order of the files."""
@@ -122,7 +136,7 @@ class Snapshot:
             if self._bytes is None:
                 self._bytes = fetch(self.storage, files)
             parts = [
-                tables.loads(data, "segments", where=self.storage.full_url(ref["path"]), columns=missing)
+                tables.loads(data, "segments", where=self.storage.full_url(ref.path), columns=missing)
                 for data, ref in zip(self._bytes, files, strict=True)
             ]
             table = pa.concat_tables(parts).unify_dictionaries() if parts else tables.schema("segments").empty_table()
@@ -133,10 +147,7 @@ class Snapshot:
     def branches(self) -> Branches:
         """Which sessions went on from which: nothing is fetched where none did."""
         if self._branches is None:
-            files = self.commit.files("branches")
-            parts = zip(fetch(self.storage, files), files, strict=True) if files else ()
-            found = [tables.loads(d, "branches", where=self.storage.full_url(f["path"])) for d, f in parts]
-            self._branches = Branches.of(tables.concat("branches", found))
+            self._branches = Branches.of(load(self.storage, "branches", self.commit.files("branches")))
         return self._branches
 
     def take(self, rows: Any, names: Sequence[str]) -> pa.Table:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from archive.base import CorruptChunkError
-from archive.manifest import METADATA, ShardIndex, ShardReads, chunkindex, tablefiles, tables
+from archive.manifest import METADATA, ShardIndex, ShardReads, StoredFile, chunkindex, tablefiles, tables
 from archive.shard import inflate
 from archive.store import Buffer, Roots, join_key, split_key
 
@@ -27,13 +26,13 @@ def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: str)
     return out
 
 
-def indexes(roots: Roots, refs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:
+def indexes(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:
     """Each chunk table's path, and the shards in it, named as the archive's own tables name them."""
-    for data, ref in zip(tablefiles.fetch(roots, [dict(ref) for ref in refs]), refs, strict=True):
-        table = tables.loads(data, "chunks", where=roots.full_url(ref["path"]))
-        base = split_key(ref["path"])[0]
+    for data, ref in zip(tablefiles.fetch(roots, refs), refs, strict=True):
+        table = tables.loads(data, "chunks", where=roots.full_url(ref.path))
+        base = split_key(ref.path)[0]
         named = {join_key(base, shard): index for shard, index in chunkindex.from_table(table).items()}
-        yield ref["path"], {shard: replace(index, shard=shard) for shard, index in named.items()}
+        yield ref.path, {shard: replace(index, shard=shard) for shard, index in named.items()}
 
 
 def _plain(data: memoryview) -> bytes:

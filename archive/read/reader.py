@@ -11,7 +11,7 @@ import numpy as np
 from archive.arrays import Ints, merge_runs
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, IntegrityError, StorageError
 from archive.fields import Array, Ragged, ShardSchema, schema
-from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
+from archive.manifest import ShardIndex, ShardReads, Snapshot, StoredFile, chunkindex
 from archive.read import fetching, fieldparts
 from archive.read.segments import Part, Segment, Slice
 from archive.shard import ShardView
@@ -59,7 +59,7 @@ class Reader:
         self._schemas: dict[str, ShardSchema] = {}
         self._indexes: dict[str, ShardIndex] = {}
         self._files: set[str] = set()
-        self._roots = Roots(snapshot.storage, snapshot.commit.body.get("bases", {}))
+        self._roots = Roots(snapshot.storage, snapshot.commit.base_urls)
         self._views: dict[str, ShardView] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Reader:
         if text not in self._schemas:
             self._schemas[text] = schema.loads(text)
         places = {e["field"]: (e["start"], e["rows"]) for e in extents or ()}
-        chunks = {"path": path, "bytes": size, "crc32c": crc}
+        chunks = StoredFile(path or "", size or 0, crc or 0)
         return Segment(episode, shard, start or 0, length, places, self._schemas[text], chunks)
 
     def read(
@@ -142,7 +142,7 @@ class Reader:
 
     def load_indexes(self, segments: Sequence[Segment]) -> None:
         """Fetch the chunk tables of the commits that wrote these segments, once each."""
-        refs = {s.chunks["path"]: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
+        refs = {s.chunks.path: s.chunks for s in segments if s.shard is not None and s.shard not in self._indexes}
         refs = {path: ref for path, ref in refs.items() if path not in self._files}
         for path, found in fetching.indexes(self._roots, list(refs.values())):
             self._indexes.update(found)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from archive.fields import ShardSchema
+from archive.manifest import StoredFile
 
 
 class Part(NamedTuple):
@@ -28,7 +29,7 @@ class Segment:
     length: int
     extents: Mapping[str, tuple[int, int]]
     schema: ShardSchema
-    chunks: Mapping[str, Any]  # the chunk table's file: path, bytes, crc32c
+    chunks: StoredFile  # the chunk table's file
 
 
 class Slice(NamedTuple):

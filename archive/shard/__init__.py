@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from archive.shard import groups, packing, rawchunks
 from archive.shard.groups import ShardView
-from archive.shard.packing import Buffer, Member, checksum, inflate
+from archive.shard.packing import Buffer, Member, Placed, checksum, inflate
 
 __all__ = [
     "Buffer",
     "Member",
+    "Placed",
     "ShardView",
     "checksum",
     "groups",

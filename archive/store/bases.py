@@ -35,8 +35,10 @@ def join_key(archive_id: str | None, key: str) -> str:
 class Roots:
     """Reads from an archive's own root and from its bases."""
 
-    def __init__(self, own: Storage, bases: Mapping[str, Any]) -> None:
-        self._own, self._bases = own, dict(bases)
+    def __init__(self, own: Storage, bases: Mapping[str, str]) -> None:
+        """bases: archive id -> URL of the archives whose shards are referred to."""
+        self._own = own
+        self._bases = dict(bases)
         self._opened: dict[str, Storage] = {}
         self.url = own.url
 
@@ -45,7 +47,7 @@ class Roots:
 
     def full_url(self, key: str) -> str:
         base, rest = split_key(key)
-        return self._own.full_url(key) if base is None else f"{self._bases.get(base, {}).get('url', '?')}/{rest}"
+        return self._own.full_url(key) if base is None else f"{self._bases.get(base, '?')}/{rest}"
 
     def get(self, key: str) -> bytes:
         """A whole object."""
@@ -71,7 +73,7 @@ class Roots:
 
     def url_of(self, base: str) -> str:
         """Where a base lies, as the commit says; empty if it doesn't."""
-        return str(self._bases.get(base, {}).get("url", ""))
+        return self._bases.get(base, "")
 
     def allows(self, base: str | None) -> bool:
         """Whether a base (None: the archive itself) may be read."""

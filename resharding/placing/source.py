@@ -74,8 +74,8 @@ class Source:
         """(rank, env) -> id of the episode that is open there."""
         out: dict[tuple[int, int], str] = {}
         for rank in self.checkpoint.ranks:
-            entry = self.checkpoint.staged(rank).index["buffers"].get(name, {"open": []})
-            out |= {(rank, int(env)): str(episode) for env, episode in entry["open"]}
+            buffer = self.checkpoint.staged(rank).index.buffers.get(name)
+            out |= {(rank, env): episode for env, episode in (buffer.open_episodes if buffer else {}).items()}
         return out
 
     def gapless(self, buffer: SourceBuffer) -> bool:
@@ -89,7 +89,8 @@ class Source:
         following = {
             (rank, env): at
             for rank in self.checkpoint.ranks
-            for env, at in self.checkpoint.staged(rank).index["buffers"].get(buffer.name, {"next": []})["next"]
+            if (staged := self.checkpoint.staged(rank).index.buffers.get(buffer.name))
+            for env, at in staged.next_positions.items()
         }
         rows = zip(rank[newest].tolist(), env[newest].tolist(), after[newest].tolist(), strict=True)
         return all(following.get((r, e)) == at for r, e, at in rows)

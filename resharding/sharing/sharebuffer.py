@@ -11,7 +11,7 @@ import numpy as np
 
 from archive.arrays import Ints, sums
 from archive.base import cached_property
-from archive.checkpoint import resuming
+from archive.checkpoint import ColumnRef, resuming
 from archive.fields import dtypes
 from archive.manifest import BufferResume, Located, Runs
 from archive.read import Episode, Episodes, LiveParts
@@ -134,8 +134,8 @@ class ShareBuffer:
     def next_positions(self) -> dict[int, int]:
         """Env row -> where the next step goes."""
         if self._plan.is_identity:
-            entry = self._plan.checkpoint.staged(self._share.rank).index["buffers"].get(self.name, {"next": []})
-            return {int(env): int(position) for env, position in entry["next"]}
+            staged = self._plan.checkpoint.staged(self._share.rank).index.buffers.get(self.name)
+            return dict(staged.next_positions) if staged else {}
         taken = np.maximum(self._parts.steps, 1)
         out: dict[int, int] = {}
         for env, end in zip(self._parts.env.tolist(), (self._parts.position + taken).tolist(), strict=True):
@@ -245,9 +245,9 @@ class ShareBuffer:
         parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []
         for source_rank in np.unique(rank[steps > 0]).tolist():
             mine = np.flatnonzero((rank == source_rank) & (steps > 0))
-            entry = self._plan.checkpoint.column_entry(name, source_rank, self.name)
+            column = self._plan.checkpoint.column_ref(name, source_rank, self.name)
             runs = joined(at[mine], steps[mine])
-            rows = np.concatenate(self._plan.checkpoint.file(entry).column_rows(entry, runs))
+            rows = np.concatenate(self._plan.checkpoint.file(column).column_rows(column, runs))
             parts.append((mine, gather(at[mine], steps[mine], runs, rows)))
         if not parts:
             return self._no_rows(name)
@@ -261,9 +261,9 @@ class ShareBuffer:
     def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
         """No values, of the column's dtype and shape as any rank has it."""
         ck = self._plan.checkpoint
-        entries = (ck.staged(rank).index["columns"].get(self.name, {}).get(name) for rank in ck.ranks)
-        entry = next(e for e in entries if e is not None)
-        return np.zeros((0, *_logical_shape(entry)), dtypes.to_numpy(entry["dtype"]))
+        columns = (ck.staged(rank).index.columns.get(self.name, {}).get(name) for rank in ck.ranks)
+        column = next(one for one in columns if one is not None)
+        return np.zeros((0, *_logical_shape(column)), dtypes.to_numpy(column.dtype))
 
     @cached_property
     def attributes(self) -> dict[str, dict[str, Any]]:
@@ -324,8 +324,8 @@ class ShareBuffer:
         return opened, to_close
 
 
-def _logical_shape(entry: Mapping[str, Any]) -> tuple[int, ...]:
+def _logical_shape(column: ColumnRef) -> tuple[int, ...]:
     """Shape of one row as the user gave it, from that of a stored one."""
-    shape = tuple(entry["shape"])
-    trailing = len(dtypes.stored_trailing(entry["dtype"], ()))
-    return shape[: len(shape) - trailing] if trailing else shape
+    trailing = len(dtypes.stored_trailing(column.dtype, ()))
+    shape: tuple[int, ...] = column.shape
+    return shape[: len(shape) - trailing]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ from archive.arrays import Ints, merge_runs
 from archive.base import ConflictError, UsageError
 from archive.fields import NODES, loads
 from archive.manifest import (
-    Body,
     Commit,
     CommitLog,
+    FileRef,
     Snapshot,
     chains,
     commits,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 ADDRESS = ("session", "rank", "sequence")
 WHERE = ("position", "start", "length", "shard")
-MARKS = ("latest_replay", "latest")  # of a run's entry in a commit
 
 Address = tuple[str, int, int]
 
@@ -77,8 +76,8 @@ def compact(
     planned = _planned(archive, pieces)
     log = CommitLog(archive.storage, archive.id, archive.head)
 
-    def build(parent: Commit, attempt: int) -> Body:
-        return _body(archive, parent, replacement, planned, session, chunk_file)
+    def build(parent: Commit, attempt: int) -> Commit:
+        return _draft(archive, parent, replacement, planned, session, chunk_file)
 
     made = log.append(f"compact/{session}", build)
     ours = [made.number]
@@ -170,7 +169,7 @@ def _cut(row: int, length: int, runs: Iterable[tuple[int, int]]) -> list[Piece]:
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunk_file: tablefiles.FileRef
+    archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunk_file: FileRef
 ) -> dict[Address, list[dict[str, Any]]]:
     """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
     rows = archive.snapshot.take(
@@ -184,9 +183,9 @@ def _replacement_rows(
         if piece.live:
             row |= places[live]
             row |= {
-                "chunks": chunk_file["path"],
-                "chunks_bytes": chunk_file["bytes"],
-                "chunks_crc32c": chunk_file["crc32c"],
+                "chunks": chunk_file.path,
+                "chunks_bytes": chunk_file.bytes,
+                "chunks_crc32c": chunk_file.crc32c,
             }
             live += 1
         before.append(row)
@@ -222,10 +221,10 @@ def _check_unmoved(
         )
 
 
-def _body(
+def _draft(
     archive: Archive, parent: Commit, replacement: dict[Address, list[dict[str, Any]]],
-    planned: dict[Address, dict[str, Any]], session: str, chunk_file: tablefiles.FileRef,
-) -> Body:  # fmt: skip
+    planned: dict[Address, dict[str, Any]], session: str, chunk_file: FileRef,
+) -> Commit:  # fmt: skip
     """All rows of the parent in one file, the affected ones replaced in place."""
     names = tables.schema("segments").names
     table = Snapshot(archive.storage, parent).columns(names)
@@ -239,11 +238,9 @@ def _body(
         at = i + 1
     parts.append(table.slice(at))
     file = tablefiles.write(archive.storage, session, "segments", tables.concat("segments", parts))
+    made = parent.after("compact", session=session, segments=(file,), chunks=chunk_file, added={"segments": 0})
     marked = _marked(parent)
-    return {
-        **commits.carried(parent), "kind": "compact", "run": "", "session": session, "segments": [file], "chunks": chunk_file,
-        "added": {"segments": 0}, **(_republished(archive, parent, marked[0]) if marked else {}),
-    }  # fmt: skip
+    return _republishing(archive, parent, made, marked[0]) if marked else made
 
 
 def _marked(commit: Commit) -> list[tuple[str, int]]:
@@ -252,30 +249,35 @@ def _marked(commit: Commit) -> list[tuple[str, int]]:
     Those with replay data, to be read from the new shards; where there are several runs, the newest without it, too, or
     they would seem to be older than what is published again.
     """
-    entries = {run: entry for run, entry in commit.runs.items() if "latest" in entry or "latest_replay" in entry}
-    names = MARKS if len(entries) > 1 else MARKS[:1]
-    marks = {(run, entry[name]["commit"]) for run, entry in entries.items() for name in names if name in entry}
-    return sorted(marks, key=lambda mark: mark[1]) if any("latest_replay" in e for e in entries.values()) else []
+    marked = {run: entry.marks for run, entry in commit.runs.items() if entry.marks}
+    if not any("latest_replay" in marks for marks in marked.values()):
+        return []
+    wanted = ("latest_replay", "latest") if len(marked) > 1 else ("latest_replay",)
+    found = {(run, marks[name].commit) for run, marks in marked.items() for name in wanted if name in marks}
+    return sorted(found, key=lambda mark: mark[1])
 
 
 def _again(
     archive: Archive, mark: tuple[str, int], session: str, ours: Sequence[int], parent: Commit, attempt: int
-) -> Body:
+) -> Commit:
     """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays so."""
     marks = _marked(parent)
     newer = [number for _, number in marks if number > ours[0] and number not in ours]
-    about = {"kind": "compact", "run": "", "session": session, "added": {"segments": 0}}
-    again = {} if newer or mark not in marks else _republished(archive, parent, mark)
-    return {**commits.carried(parent), **about, **again}
+    made = parent.after("compact", session=session, added={"segments": 0})
+    return made if newer or mark not in marks else _republishing(archive, parent, made, mark)
 
 
-def _republished(archive: Archive, parent: Commit, mark: tuple[str, int]) -> Body:
-    """A run's newest checkpoint again, so that resuming from it finds the compacted steps."""
+def _republishing(archive: Archive, parent: Commit, made: Commit, mark: tuple[str, int]) -> Commit:
+    """The commit with a run's newest checkpoint again, so that resuming from it finds the compacted steps."""
     run, number = mark
-    entry = {
-        name: {**value, "commit": parent.number + 1} if name in MARKS and value["commit"] == number else value
-        for name, value in parent.runs[run].items()
+    moved = {
+        name: replace(known, commit=parent.number + 1)
+        for name, known in parent.runs[run].marks.items()
+        if known.commit == number
     }
+    entry = replace(parent.runs[run], **moved)  # type: ignore[arg-type]
     newest = commits.read(archive.storage, number)
-    kept = {key: newest.body[key] for key in ("run", "session", "live", "checkpoint")}
-    return {**kept, "runs": {**parent.runs, run: entry}}
+    return replace(
+        made, run=newest.run, session=newest.session, live=newest.live, checkpoint=newest.checkpoint,
+        runs={**parent.runs, run: entry},
+    )  # fmt: skip

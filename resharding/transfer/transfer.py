@@ -21,13 +21,14 @@ from archive import Archive
 from archive.arrays import Ints
 from archive.base import AlreadyExistsError, AmbiguousWriteError, UsageError, cached_property, layout
 from archive.manifest import (
-    Body,
+    Base,
     Branches,
+    Claim,
     Commit,
     CommitLog,
     Origin,
+    Pin,
     Snapshot,
-    commits,
     new_session,
     run_of_session,
     tablefiles,
@@ -61,7 +62,7 @@ class Chosen:
 
     @cached_property
     def roots(self) -> Roots:
-        return Roots(self.archive.storage, self.archive.head.body.get("bases", {}))
+        return Roots(self.archive.storage, self.archive.head.base_urls)
 
     def segments(self) -> pa.Table:
         taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
@@ -138,7 +139,7 @@ def _commit(
     every, fresh = selections
     bases = {} if copy else _bases(fresh)
 
-    def build(parent: Commit, attempt: int) -> Body:
+    def build(parent: Commit, attempt: int) -> Commit:
         new, fold = rows, attempt == 0
         snapshot = Snapshot(archive.storage, parent)
         if parent.number != seen:  # others committed meanwhile: perhaps some of the same
@@ -146,12 +147,14 @@ def _commit(
             wanted = {row.address for s in kept for row in s.names}
             new = rows.filter([row.address in wanted for row in rows_of(rows)])
         branches = tables.from_columns("branches", _branches(every, snapshot).columns())
-        body, _ = tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold)
-        more, _ = tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold)
-        known = {**parent.body.get("bases", {}), **bases}
-        about = {"kind": "merge", "run": "", "session": session, "added": {"segments": new.num_rows}, "bases": known}
-        found = more if more["branches"] else {}
-        return {**commits.carried(parent), **body, **found, **about, "runs": parent.runs}
+        return parent.after(
+            "merge",
+            session=session,
+            segments=tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold),
+            branches=tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold) or None,
+            bases={**parent.bases, **bases},
+            added={"segments": new.num_rows},
+        )
 
     log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
 
@@ -169,11 +172,10 @@ def _claim_sessions(archive: Archive, selections: Sequence[Chosen]) -> None:
     runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
 
     def claim(place: tuple[str, int]) -> None:
-        body = json.dumps(
-            {"run": runs.get(place[0]) or "", "session": place[0], "rank": place[1], "nonce": "merge"}
-        ).encode()
+        session, rank = place
+        made = Claim(session, rank, runs.get(session) or "", "merge")
         with suppress(AlreadyExistsError, AmbiguousWriteError):
-            archive.storage.create(layout.rank_key(*place), body)
+            archive.storage.create(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
 
     places = dict.fromkeys((row.session, row.rank) for s in selections for row in s.names)
     with ThreadPoolExecutor(16) as pool:
@@ -213,19 +215,19 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), field, column)
 
 
-def _bases(selections: Sequence[Chosen]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _bases(selections: Sequence[Chosen]) -> dict[str, Base]:
+    out: dict[str, Base] = {}
     for selection in selections:
-        out |= selection.archive.head.body.get("bases", {})
-        out[selection.archive.id] = {"url": selection.archive.url}
+        out |= selection.archive.head.bases
+        out[selection.archive.id] = Base(selection.archive.url)
     return out
 
 
 def _pin(source: Any, target: Archive, keys: list[str]) -> None:
     """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
-    body = {"archive": target.id, "url": target.url, "objects": keys}
+    pin = Pin(target.id, target.url, tuple(keys))
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
-    source.put(f"pins/{target.id}-{digest}.json", json.dumps(body).encode())
+    source.put(f"pins/{target.id}-{digest}.json", json.dumps(pin.to_json()).encode())
 
 
 def _copied(selection: Chosen, archive: Archive, target: Destination, session: str) -> pa.Table:
@@ -237,12 +239,11 @@ def _copied(selection: Chosen, archive: Archive, target: Destination, session: s
     chunks = _chunk_tables(selection.roots, rows, shards)
     held = archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist()
     copy_shards(selection.roots, archive.storage, chunks, set(held), target)
-    ref: dict[str, Any] = {"path": None, "bytes": None, "crc32c": None}
+    file = None
     if chunks.num_rows:
         plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
-        ref = tablefiles.write(archive.storage, session, "chunks", plain)
-    for name, key in (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c")):
-        rows = tables.set_column(rows, name, ref[key])
+        file = tablefiles.write(archive.storage, session, "chunks", plain)
+    rows = tablefiles.with_chunks(rows, file)
     return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])
 
 
@@ -251,10 +252,7 @@ def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    columns = (rows[n].to_pylist() for n in ("chunks", "chunks_bytes", "chunks_crc32c"))
-    refs = {
-        p: {"path": p, "bytes": size, "crc32c": crc} for p, size, crc in zip(*columns, strict=True) if p is not None
-    }
+    refs = tablefiles.chunk_files(rows)
     left = {split_key(shard)[1] for shard in wanted}
     parts = []
     for data, path in zip(tablefiles.fetch(roots, list(refs.values())), refs, strict=True):

@@ -67,5 +67,5 @@ def _committed(arc: Archive, run: str, buffer: str) -> Episodes:
     return every
 
 
-def _sessions(entries: Iterable[dict[str, Any]]) -> set[str]:
-    return {name for entry in entries for name in (entry.get("session"), *entry.get("superseded", ())) if name}
+def _sessions(entries: Iterable[RunEntry]) -> set[str]:
+    return {name for entry in entries for name in entry.sessions}

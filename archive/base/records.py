@@ -1,0 +1,291 @@
+"""Pure, no I/O: records of JSON documents: frozen dataclasses that say by their fields what a document must hold.
+
+One class is all that says how an object of the bucket is checked, read and written:
+
+    @dataclass(frozen=True, slots=True)
+    class Mark(Record):
+        name: str                                     # must be there
+        commit: Count | None                          # must be there: null, or at least 0
+        note: str | None = None                       # may be absent (never null): left out where it is the default
+        last: int | None = stored(None, always=True)  # may be absent or null, and is always written
+        made_by: str = stored("", required=True)      # must be there; the default is for those that are being made
+
+`Mark.from_json(value, what=..., error=...)` gives a Mark or raises `error`, which names the object and the place in it;
+`mark.to_json()` gives what `json.dumps` takes. Keys that no field has (a later version wrote them) are kept in `more`,
+and written again.
+
+A field is a str, bool, int (of 64 bits), Count, Positive, float, datetime, Literal, Record, Any (not looked into);
+`X | None`; tuple[X, ...] and tuple[X, Y]; Mapping[str, X] and Mapping[int, X] (keys as decimal text); or Annotated with
+a Form of its own, such as `pairs(...)`, a mapping as a list of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from datetime import datetime
+from functools import cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from archive.base.errors import IntegrityError
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+_QUOTED = 80
+
+X = TypeVar("X")
+R = TypeVar("R", bound="Record")
+
+
+class MisshapenError(Exception):
+    """A value is not what a field must be; says where, in words."""
+
+
+class Form(NamedTuple):
+    """How a field's value is read from JSON, and written. `read(value, at)` raises MisshapenError, by `refuse`."""
+
+    read: Callable[[Any, str], Any]
+    write: Callable[[Any], Any]
+
+
+def refuse(value: Any, at: str, wanted: str) -> NoReturn:
+    raise MisshapenError(f"{at or 'it'} is {_quoted(value)}, {wanted}")
+
+
+def stored(
+    default: Any = MISSING, *, key: str | None = None, always: bool = False, required: bool = False, null: bool = False
+) -> Any:
+    """A field of which the document says more or less than its default does.
+
+    key: its name there.  always: written even where it is the default.  required: also an error where it is absent.
+    null: may be null there, though it is left out where it is None.
+    """
+    about = {"key": key, "always": always or required, "required": required, "null": null}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def unstored(default: Any) -> Any:
+    """A field that the document does not have."""
+    return field(default=default, metadata={"unstored": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A JSON object of known keys. `more`: those that no field has."""
+
+    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
+
+    @classmethod
+    def from_json(cls, value: Any, *, what: str, error: type[IntegrityError], remedy: str = "") -> Self:
+        """The record that a JSON value is; `error` names `what` and the place where it is none."""
+        try:
+            return _read(cls, value, "")
+        except MisshapenError as e:
+            raise error(f"{what} is not what it should be ({e}): it is damaged{remedy and '; '}{remedy}") from e
+
+    def to_json(self) -> dict[str, Any]:
+        """The document, in the order of the fields."""
+        out = {
+            one.key: one.form.write(value)
+            for one in _stored_fields(type(self))  # type: ignore[arg-type]
+            if (value := getattr(self, one.name)) != one.default or one.always
+        }
+        return out | dict(self.more)
+
+
+class _Stored(NamedTuple):
+    """One field of a record, as the document has it."""
+
+    name: str
+    key: str
+    form: Form
+    default: Any
+    required: bool
+    always: bool
+
+
+@cache
+def _stored_fields(cls: type[Record]) -> tuple[_Stored, ...]:
+    hints = get_type_hints(cls, include_extras=True)
+    return tuple(
+        _stored_field(one, hints[one.name])
+        for one in fields(cls)
+        if one.name != "more" and "unstored" not in one.metadata
+    )
+
+
+def _stored_field(one: Field[Any], hint: Any) -> _Stored:
+    about = one.metadata
+    default = one.default if one.default_factory is MISSING else one.default_factory()
+    required, always = default is MISSING or about.get("required", False), about.get("always", False)
+    if default is None and not (always or about.get("null")):
+        hint = next(each for each in get_args(hint) if each is not type(None))  # absent is not null
+    return _Stored(one.name, about.get("key") or one.name, _form(hint), default, required, always)
+
+
+def _read(cls: type[R], value: Any, at: str) -> R:
+    if type(value) is not dict:
+        refuse(value, at, "no object")
+    known = _stored_fields(cls)  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for one in known:
+        if one.key in value:
+            given[one.name] = one.form.read(value[one.key], _below(at, one.key))
+        elif one.required:
+            raise MisshapenError(f"{_below(at, one.key)} is not there")
+    keys = {one.key for one in known}
+    return cls(**given, more={key: rest for key, rest in value.items() if key not in keys})
+
+
+def _below(at: str, key: str) -> str:
+    return f"{at}.{key:.{_QUOTED}}" if at else f"{key:.{_QUOTED}}"
+
+
+def _quoted(value: Any) -> str:
+    """The beginning of a value, however large it is."""
+    if isinstance(value, int) and abs(value) > MOST:
+        return "a number of too many digits"
+    return f"{value!r:.{_QUOTED}}" if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+
+
+# -- forms of the types ------------------------------------------------------------------------------------------------
+
+
+def _form(hint: Any) -> Form:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return next(one for one in args[1:] if isinstance(one, Form))
+    if hint is Any:
+        return Form(lambda value, at: value, lambda value: value)
+    if origin in (Union, UnionType):
+        return _or_null(_form(next(one for one in args if one is not type(None))))
+    if origin is Literal:
+        return Form(lambda value, at: _one_of(value, at, args), lambda value: value)
+    if origin is tuple:
+        return _items(_form(args[0])) if args[-1] is Ellipsis else _fixed([_form(one) for one in args])
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(int if args[0] is int else str, _form(args[1]))
+    if issubclass(hint, Record):
+        return Form(lambda value, at: _read(hint, value, at), lambda record: record.to_json())
+    return _PLAIN[hint]
+
+
+def _or_null(form: Form) -> Form:
+    return Form(
+        lambda value, at: None if value is None else form.read(value, at),
+        lambda value: None if value is None else form.write(value),
+    )
+
+
+def _one_of(value: Any, at: str, choices: tuple[Any, ...]) -> Any:
+    if not any(type(value) is type(one) and value == one for one in choices):
+        refuse(value, at, f"none of {', '.join(map(str, choices))}")
+    return value
+
+
+def _items(form: Form) -> Form:
+    def read(value: Any, at: str) -> tuple[Any, ...]:
+        if type(value) is not list:
+            refuse(value, at, "no list")
+        return tuple([form.read(one, f"{at}[{i}]") for i, one in enumerate(value)])
+
+    return Form(read, lambda value: [form.write(one) for one in value])
+
+
+def _fixed(forms: list[Form]) -> Form:
+    def read(value: Any, at: str) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(forms):
+            refuse(value, at, f"no list of {len(forms)}")
+        return tuple([form.read(one, f"{at}[{i}]") for i, (form, one) in enumerate(zip(forms, value, strict=True))])
+
+    return Form(read, lambda value: [form.write(one) for form, one in zip(forms, value, strict=True)])
+
+
+def _mapping(key: type, form: Form) -> Form:
+    def read(value: Any, at: str) -> dict[Any, Any]:
+        if type(value) is not dict:
+            refuse(value, at, "no object")
+        return {_key(key, k, at): form.read(one, _below(at, k)) for k, one in value.items()}
+
+    return Form(read, lambda value: {str(k): form.write(one) for k, one in value.items()})
+
+
+def _key(key: type, text: str, at: str) -> str | int:
+    if key is str:
+        return text
+    if not (text.isascii() and text.isdigit() and len(text) < 19) or str(int(text)) != text:
+        raise MisshapenError(f"{at} has the key {text!r:.{_QUOTED}}, no number from 0")
+    return int(text)
+
+
+def pairs(first: Form, second: Form) -> Form:
+    """A mapping that is written as a list of pairs, as its keys are no text."""
+    inner = _items(_fixed([first, second]))
+    return Form(lambda value, at: dict(inner.read(value, at)), lambda value: inner.write(value.items()))
+
+
+def _text(value: Any, at: str) -> str:
+    return value if type(value) is str else refuse(value, at, "no text")
+
+
+def _truth(value: Any, at: str) -> bool:
+    return value if type(value) is bool else refuse(value, at, "neither true nor false")
+
+
+def _whole(value: Any, at: str) -> int:
+    if type(value) is not int or not LEAST <= value <= MOST:
+        refuse(value, at, "no whole number of 64 bits")
+    return value
+
+
+def _count(value: Any, at: str) -> int:
+    if type(value) is not int or not 0 <= value <= MOST:
+        refuse(value, at, "no whole number from 0")
+    return value
+
+
+def _positive(value: Any, at: str) -> int:
+    return _count(value, at) or refuse(value, at, "not above 0")
+
+
+def _number(value: Any, at: str) -> float:
+    if type(value) is not float and (type(value) is not int or not LEAST <= value <= MOST):
+        refuse(value, at, "no number")
+    return value
+
+
+def _time(value: Any, at: str) -> datetime:
+    try:
+        return datetime.fromisoformat(_text(value, at))
+    except ValueError:
+        refuse(value, at, "no time")
+
+
+def _same(value: X) -> X:
+    return value
+
+
+COUNT, TEXT, WHOLE = Form(_count, _same), Form(_text, _same), Form(_whole, _same)
+Count = Annotated[int, COUNT]
+Positive = Annotated[int, Form(_positive, _same)]
+_PLAIN = {
+    str: TEXT,
+    int: WHOLE,
+    bool: Form(_truth, _same),
+    float: Form(_number, _same),
+    datetime: Form(_time, lambda value: value.isoformat(timespec="microseconds")),
+}

@@ -1,0 +1,143 @@
+"""Pure, no I/O: the index of the object that a rank stages, as a record. archive/FORMAT.md says what each field means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from archive.base import (
+    COUNT,
+    TEXT,
+    WHOLE,
+    Count,
+    Form,
+    MisshapenError,
+    Positive,
+    Record,
+    layout,
+    pairs,
+    refuse,
+    stored,
+)
+from archive.manifest import Discarded, Lineage
+from archive.shard import Placed
+
+UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
+MAX_PLACE = (1 << 63) - 1
+_MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offset, size, crc32c
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRef(Record):
+    """A column of one rank: an array of this staged object or, if it is unchanged, of an earlier one."""
+
+    array: str
+    rows: Count
+    dtype: str
+    shape: tuple[Count, ...]
+    digest: str
+    object: str
+    nonce: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeRef(Record):
+    """An attribute of one rank: a member of this staged object or, if it is unchanged, of an earlier one."""
+
+    member: str
+    digest: str
+    object: str
+    nonce: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef(Record):
+    """A tree of state: its skeleton, and its arrays with their numbers of rows; those in `scalars` have no axis."""
+
+    skeleton: Mapping[str, Any]
+    prefix: str
+    arrays: Mapping[str, Count]
+    scalars: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for key in self.scalars:
+            if self.arrays.get(self.prefix + key) != 1:
+                raise MisshapenError(f"its scalar {key!r:.80} is no array of one row")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBuffer(Record):
+    """A buffer of one rank. Env row -> where its next step goes, and the id of the episode that is open there."""
+
+    steps: Count
+    episodes: Count
+    discarded: Mapping[str, Discarded]  # by reason
+    next_positions: Annotated[Mapping[int, int], pairs(WHOLE, COUNT)] = stored(key="next")
+    open_episodes: Annotated[Mapping[int, str], pairs(WHOLE, TEXT)] = stored(key="open")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows(Record):
+    """How many rows of the tables were staged."""
+
+    segments: Count
+    chunks: Count
+
+
+def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
+    """There may be millions, so these are not read field by field."""
+    if type(value) is not list:
+        refuse(value, at, "no list")
+    for one in value:
+        if type(one) is not list or list(map(type, one)) != _MEMBER or not (
+            one[2] >= -1 and min(one[3:]) >= 0 and max(one[2:]) <= MAX_PLACE and one[4] + one[5] <= MAX_PLACE
+        ):  # fmt: skip
+            refuse(one, at, "no member")
+    return tuple([Placed(*one) for one in value])
+
+
+def _write_members(members: Sequence[Placed]) -> list[list[Any]]:
+    return [[m.name, m.array, m.chunk, m.rows, m.offset, m.size, m.crc32c] for m in members]
+
+
+Members = Annotated[tuple[Placed, ...], Form(_read_members, _write_members)]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedIndex(Record):
+    """What a rank says of its part of a checkpoint, and where in the object the rest lies.
+
+    Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
+    below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint; None in early archives.
+    """
+
+    rank: Count
+    world_size: Positive
+    run: str
+    session: str
+    name: str
+    step: int
+    ordinal: int
+    nonce: str
+    replay_saved: bool
+    partial: bool = stored(False, always=True)
+    known_at: int = stored(-1, always=True)
+    resumed_from: Count | None = stored(None, always=True)
+    sequence: Count | None = None
+    metrics: Mapping[str, float] = stored({}, always=True)
+    lineage: Lineage = stored(Lineage(), always=True)
+    progress: str | None = stored(None, required=True)
+    columns: Mapping[str, Mapping[str, ColumnRef]] = stored({}, required=True)
+    attributes: Mapping[str, Mapping[str, AttributeRef]] = stored({}, required=True)
+    states: Mapping[str, StateRef] = stored({}, required=True)
+    rows: StagedRows | None = None
+    buffers: Mapping[str, StagedBuffer] = stored({}, required=True)
+    format: Any = field(default_factory=layout.format_block)  # checked before anything else is looked at
+    members: Members = stored((), required=True)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Array -> its number of rows, of the arrays that columns and states name."""
+        columns = {one.array: one.rows for of in self.columns.values() for one in of.values()}
+        return {path: rows for state in self.states.values() for path, rows in state.arrays.items()} | columns

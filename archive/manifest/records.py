@@ -1,0 +1,213 @@
+"""Pure, no I/O: what commits and other small objects hold, as records. archive/FORMAT.md says what each field means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from archive.base import Count, MisshapenError, Positive, Record, stored
+
+TABLES = ("segments", "checkpoints", "branches")  # those whose list of files every commit repeats of its parent
+MARKS = ("latest_replay", "latest")  # of a run
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile(Record):
+    """An object that is read whole, and what its bytes must be."""
+
+    path: str
+    bytes: Count
+    crc32c: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef(StoredFile):
+    """A manifest file, as a commit names it. Least and greatest of columns, where the table has them."""
+
+    rows: Count
+    commit: tuple[Count, Count] | None = None
+    update_count_min: int | None = None
+    update_count_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Base(Record):
+    """Another archive, whose shards are referred to."""
+
+    url: str
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Record):
+    """The newest whole checkpoint of a run."""
+
+    name: str
+    step: int
+    ordinal: int
+    session: str
+    commit: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedFrom(Record):
+    """The checkpoint that a session went on from: who made it, and its commit."""
+
+    session: str
+    commit: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedFrom(Record):
+    """The checkpoint of another run at which a run began."""
+
+    run: str
+    name: str | None
+    commit: Count | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule(Record):
+    """Which checkpoints of a run are to be retained; see `archive.Keep`."""
+
+    last: Positive | None = stored(None, always=True)
+    every: Positive | None = stored(None, always=True)
+    best: tuple[str, Literal["max", "min"]] | None = stored(None, always=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry(Record):
+    """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
+    number are committed."""
+
+    session: str
+    superseded: tuple[str, ...] = stored((), always=True)
+    sequences: Mapping[int, Count] = stored({}, always=True)
+    latest: Mark | None = None
+    latest_replay: Mark | None = None
+    resumed_from: ResumedFrom | None = None
+    forked_from: ForkedFrom | None = None
+    keep: KeepRule | None = None
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Those that are known by name, the newest last."""
+        return (*self.superseded, self.session)
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        """Those of MARKS that it has."""
+        return {name: mark for name in MARKS if (mark := getattr(self, name)) is not None}
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRank(Record):
+    """A rank that is not in a partial checkpoint, and the commit of the last whole one."""
+
+    rank: Count
+    last_whole: Count | None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedObject(Record):
+    """What one rank staged: where it lies, and the nonce that it must have."""
+
+    rank: Count
+    key: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class BufferTotals(Record):
+    """A buffer, over all ranks."""
+
+    steps: Count
+    episodes: Count
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Record):
+    """What is not in a checkpoint, for one reason."""
+
+    episodes: Count
+    steps: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage(Record):
+    """Where a checkpoint comes from: the git revision; the user's configuration, as the text of a JSON value."""
+
+    git: str | None = stored(None, always=True)
+    config: str | None = stored(None, always=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord(Record):
+    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; None in early
+    archives."""
+
+    name: str
+    step: int
+    ordinal: int
+    world_size: Positive
+    whole: bool
+    missing: tuple[MissingRank, ...]
+    ranks: tuple[StagedObject, ...]
+    buffers: Mapping[str, BufferTotals]
+    discarded: Mapping[str, Discarded]
+    metrics: Mapping[str, float]
+    lineage: Lineage
+    replay_saved: bool = stored(True, always=True)
+    sequences: Mapping[int, Count] | None = None
+
+    def __post_init__(self) -> None:
+        there = {one.rank for one in self.ranks} | {one.rank for one in self.missing}
+        if len(there) != self.world_size or max(there) >= self.world_size:
+            raise MisshapenError(f"ranks and missing are not those of a world of {self.world_size}")
+
+    def mark(self, session: str, commit: int) -> Mark:
+        """How a run's entry names it."""
+        return Mark(self.name, self.step, self.ordinal, session, commit)
+
+
+# -- objects beside the commits ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Record):
+    """That a rank of a session has, or had, a writer."""
+
+    session: str
+    rank: Count
+    run: str = stored("", always=True)  # empty: of none
+    nonce: str = stored("", always=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin(Record):
+    """Objects of this archive that another one refers to."""
+
+    archive: str
+    url: str
+    objects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class About(Record):
+    """What an archive says of itself in archive.json."""
+
+    magic: str
+    id: str
+    format: Any  # checked by `layout.check_format`
+    layout: Literal["packed", "directory"]
+    created_at: str = ""

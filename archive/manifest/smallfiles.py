@@ -1,0 +1,27 @@
+"""Small JSON objects of the bucket (archive.json, claims, answers to requests), read within a bound as records."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from archive.base import IntegrityError, Record, plainjson
+from archive.store import Storage
+
+R = TypeVar("R", bound=Record)
+
+
+def read_bytes(storage: Storage, key: str, error: type[IntegrityError]) -> bytes:
+    """The bytes of a small object; MissingObjectError if it is not there, `error` if it is not small."""
+    most = plainjson.MAX_SMALL_BYTES
+    return plainjson.check_size(storage.get_head(key, most + 1), most, what=storage.full_url(key), error=error)
+
+
+def parse(data: bytes, what: str, error: type[IntegrityError]) -> Any:
+    """The JSON value of a small object; `error` names `what` if it is none."""
+    return plainjson.parse(data, what=what, error=error, max_depth=plainjson.MAX_DEPTH)
+
+
+def read_small(storage: Storage, key: str, kind: type[R], error: type[IntegrityError]) -> R:
+    """A small object as a record; MissingObjectError if it is not there, `error` if it is something else."""
+    what = storage.full_url(key)
+    return kind.from_json(parse(read_bytes(storage, key, error), what, error), what=what, error=error)
