@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -241,7 +241,7 @@ def _agreed(seen: _Watch, asked: bool) -> bool:
             return False
         seen.ready = seen.calls + LEAD_STEPS
         place = seen.place
-        answer = Answer(seen.ready, place.session, seen.round, place.rank, secrets.token_hex(8))
+        answer = Answer(seen.ready, place.session, seen.round, place.rank)
         _put_once(seen.storage, agreement_key(place.session, seen.round, place.rank), answer)
     if seen.calls < seen.ready or seen.calls < max([seen.ready, *_all_ready(seen)]):
         return False
@@ -261,7 +261,7 @@ class Answer(Record):
 
 
 def _put_once(storage: Storage, key: str, answer: Answer) -> None:
-    data = json.dumps(answer.to_json()).encode()
+    data = json.dumps(replace(answer, nonce=secrets.token_hex(8)).to_json()).encode()
     try:
         storage.create(key, data)
     except (AlreadyExistsError, AmbiguousWriteError) as e:

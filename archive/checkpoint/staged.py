@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,7 @@ class StagedFile:
         """Rows of arrays of the Zarr group."""
         if not wanted:
             return {}
-        if absent := [name for name in ("", *wanted) if name not in self.arrays_index.arrays]:
-            raise CorruptStateError(f"{self.where} has no array {absent[0]!r}; the state is damaged")
+        self._check_there(wanted)
         runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
         reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
@@ -110,6 +109,12 @@ class StagedFile:
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except IntegrityError as e:
             raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
+
+    def _check_there(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Arrays of which rows are wanted must have chunks; those of no rows have none."""
+        needed = ["", *(name for name, runs in wanted.items() if any(start < stop for start, stop in runs))]
+        if absent := [name for name in needed if name not in self.arrays_index.arrays]:
+            raise CorruptStateError(f"{self.where} has no array {absent[0]!r}; the state is damaged")
 
     def check(self) -> None:
         """Read every byte; CorruptStateError if one is not as it was written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from archive.base import (
@@ -133,7 +133,7 @@ class StagedIndex(Record):
     states: Mapping[str, StateRef] = stored({}, required=True)
     rows: StagedRows | None = None
     buffers: Mapping[str, StagedBuffer] = stored({}, required=True)
-    format: Any = field(default_factory=layout.format_block)  # checked before anything else is looked at
+    format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
     members: Members = stored((), required=True)
 
     @property

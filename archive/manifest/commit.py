@@ -34,7 +34,7 @@ class Commit(Record):
     nonce: str = stored("", required=True)
     created_at: datetime = stored(datetime.fromtimestamp(0, UTC), required=True)
     library: str = stored(__version__, required=True)
-    format: Any = field(default_factory=layout.format_block)  # checked before anything else is looked at
+    format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
     runs: Mapping[str, RunEntry] = field(default_factory=dict)
     segments: tuple[FileRef, ...] | None = None
     checkpoints: tuple[FileRef, ...] | None = None

@@ -63,7 +63,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
     from archive.manifest import tablefiles
-    from archive.manifest.commits import CommitLog, carried, newest
+    from archive.manifest.commits import CommitLog, newest
 
     arc = archive.create(url)
     storage, log = arc.storage, CommitLog(arc.storage, arc.id, newest(arc.storage))
@@ -71,9 +71,9 @@ def fill(url: str, episodes: int, commits: int) -> None:
     for i in range(commits):
         rows = segment_rows(i * per, per, episodes)
 
-        def build(parent: Any, attempt: int, rows: Any = rows) -> dict[str, Any]:
-            files, _ = tablefiles.add_rows(storage, SESSION, "segments", parent, rows, fold=attempt == 0)
-            return carried(parent) | {"kind": "write", "run": "main", "session": SESSION} | files
+        def build(parent: Any, attempt: int, rows: Any = rows) -> Any:
+            files = tablefiles.add_rows(storage, SESSION, "segments", parent, rows, fold=attempt == 0)
+            return parent.after("write", run="main", session=SESSION, segments=files)
 
         log.append(f"{SESSION}/{i}", build)
 

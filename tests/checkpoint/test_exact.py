@@ -67,10 +67,10 @@ def test_unchanged_columns_and_attributes_refer_to_the_earlier_object() -> None:
         first = w.checkpoint(1, columns={"same": same, "other": same}, attributes=tags).result()
         second = w.checkpoint(2, columns={"same": same.copy(), "other": same + 1}, attributes=tags).result()
         third = w.checkpoint(3, columns={"same": same, "other": same + 1}, attributes={"tag": {one: ["a", 2]}}).result()
-    entries = [ck.staged(0).index["columns"]["replay"] for ck in (first, second, third)]
+    entries = [ck.staged(0).index.columns["replay"] for ck in (first, second, third)]
     assert entries[0]["same"] == entries[1]["same"] == entries[2]["same"]
-    assert entries[0]["other"]["object"] != entries[1]["other"]["object"] == entries[2]["other"]["object"]
-    texts = [ck.staged(0).index["attributes"]["replay"]["tag"]["object"] for ck in (first, second, third)]
+    assert entries[0]["other"].object != entries[1]["other"].object == entries[2]["other"].object
+    texts = [ck.staged(0).index.attributes["replay"]["tag"].object for ck in (first, second, third)]
     assert texts[0] == texts[1] != texts[2]
     for ck, other, tag in ((first, 0, 1), (second, 1, 1), (third, 1, 2)):
         again = reopened(arc).checkpoints[ck.name]

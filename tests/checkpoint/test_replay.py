@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from archive.adapters.xtuner import rollback
+from archive.base.errors import CorruptCommitError
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.manifest.resumed import Resume
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
@@ -108,10 +109,10 @@ def test_a_checkpoint_that_does_not_say_counts_as_saved() -> None:
     with arc.writer() as w:
         w.append(steps([0, 1]), env_ids=0)
         ck = w.checkpoint(1).result()
-    about = {k: v for k, v in ck.commit.body["checkpoint"].items() if k != "replay_saved"}
-    older = Checkpoint(
-        ck.snapshot.storage, type(ck.commit)(ck.number, ck.commit.body | {"checkpoint": about}, ck.commit.digest)
-    )
+    body = ck.commit.to_json()
+    del body["checkpoint"]["replay_saved"]
+    commit = type(ck.commit).from_json(body, what="an older commit", error=CorruptCommitError)
+    older = Checkpoint(ck.snapshot.storage, commit)
     assert older.replay_saved is True
     assert serials(older) == [0, 1]
     assert older.to_resume().buffers["replay"].runs.steps == 2

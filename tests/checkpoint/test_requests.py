@@ -158,9 +158,9 @@ def test_an_http_endpoint_takes_requests() -> None:
 def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = fresh()._storage
     key = agreement_key("s", 0, 1)
-    requests._put_once(storage, key, {"ready": 3})
+    requests._put_once(storage, key, requests.Answer(3))
     with pytest.raises(UsageError, match="two processes have this rank of the session"):
-        requests._put_once(storage, key, {"ready": 3})
+        requests._put_once(storage, key, requests.Answer(3))
     real = Storage.create
 
     def unclear(self: Storage, name: str, data: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypa
         raise archive.AmbiguousWriteError("no answer")
 
     monkeypatch.setattr(Storage, "create", unclear)
-    requests._put_once(storage, agreement_key("s", 0, 2), {"ready": 5})
+    requests._put_once(storage, agreement_key("s", 0, 2), requests.Answer(5))
     assert json.loads(storage.get(agreement_key("s", 0, 2)))["ready"] == 5
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from archive.base.errors import UsageError
+from archive.base.errors import CorruptCommitError, UsageError
 from archive.checkpoint.retention import Candidate, Keep
+from archive.manifest.records import KeepRule
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 
 NAN = float("nan")
@@ -34,12 +35,12 @@ def _kept(keep: Keep, metrics: list[dict[str, float]]) -> list[int]:
 def test_a_checkpoint_is_kept_if_one_rule_wants_it(keep: Keep, expected: list[int]) -> None:
     metrics: list[dict[str, float]] = [{"return": v} for v in (2.0, -1.0, 9.0, 9.0, NAN)]
     assert _kept(keep, [*metrics, {}]) == [100 + i for i in expected]
-    assert Keep.from_json(keep.to_json()) == keep
+    assert Keep.of(KeepRule.from_json(keep.rule.to_json(), what="a rule", error=CorruptCommitError)) == keep
 
 
 def test_no_checkpoints_no_problem() -> None:
     assert _kept(Keep(last=1, best=("x", "max")), []) == []
-    assert Keep.from_json(None) == Keep()
+    assert Keep.of(None) == Keep()
 
 
 @pytest.mark.parametrize(

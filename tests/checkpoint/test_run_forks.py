@@ -83,10 +83,10 @@ def test_a_fork_begins_a_new_run_where_the_other_was() -> None:
     assert serials(now.checkpoints.of("job2").latest) == [0, 1, 2, 3, 50]
     assert serials(now.checkpoints.of("job1").latest) == [0, 1, 2, 3, 9]
     from_where = {"run": "job1", "name": "step-1", "commit": ck.number}
-    assert now.head.runs["job2"]["forked_from"] == from_where
-    assert "forked_from" not in now.head.runs["job1"]
+    assert now.head.runs["job2"].to_json()["forked_from"] == from_where
+    assert now.head.runs["job1"].forked_from is None
     opened = next(c for c in now.commits if c.kind == "session" and c.run == "job2")
-    assert opened.runs["job2"]["forked_from"] == from_where
+    assert opened.runs["job2"].to_json()["forked_from"] == from_where
 
 
 def test_a_fork_to_another_number_of_ranks() -> None:

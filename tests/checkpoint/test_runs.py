@@ -16,7 +16,7 @@ import archive
 import resharding
 from archive.base.errors import CorruptStateError, NotFoundError
 from archive.maintain.maintenance import verify
-from archive.manifest import commits
+from archive.manifest import sessions
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.commands import call, document
 
@@ -80,7 +80,7 @@ def test_episodes_by_run() -> None:
 
 def test_sessions_that_no_commit_names_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run that was started more often than its entry remembers, claims tell the rest."""
-    monkeypatch.setattr(commits, "REMEMBERED_SESSIONS", 1)
+    monkeypatch.setattr(sessions, "REMEMBERED_SESSIONS", 1)
     arc = fresh()
     for name in "abcd":
         written(arc, "often", name, session=f"s-{name}")

@@ -200,9 +200,9 @@ def test_words(text: str, command: str, said: str) -> None:
 
 def test_a_base_is_read_with_the_leave_of_the_caller_alone(referring: Path, source: Path) -> None:
     arc: Any = archive.open(str(referring))
-    roots = Roots(arc.storage, arc.head.body["bases"])
-    (base,) = arc.head.body["bases"]
+    roots = Roots(arc.storage, arc.head.base_urls)
+    (base,) = arc.head.base_urls
     assert roots.allows(None)
     assert not roots.allows(base)
     arc = archive.open(str(referring), allow_bases=[str(source)])
-    assert Roots(arc.storage, arc.head.body["bases"]).allows(base)
+    assert Roots(arc.storage, arc.head.base_urls).allows(base)

@@ -23,7 +23,8 @@ from archive.base.errors import (
     UsageError,
 )
 from archive.manifest import commits
-from archive.manifest.commits import Commit, CommitLog
+from archive.manifest.commit import Commit
+from archive.manifest.commits import CommitLog
 from archive.write import bufferwriter
 from tests.support.backends import Proxied
 from tests.support.tampering import body, commit_files, same, seal, steps, write_some
@@ -60,7 +61,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(proxied: Proxied) -> None:
     arc = direct(proxied)
     assert kinds(arc) == ["session", "commit", "commit", "commit"]
     assert arc.episodes.table["episode_id"].to_pylist() == ["e0", "e1", "e2"]
-    assert len({commit.body["transaction"] for commit in arc.commits}) == 4
+    assert len({commit.transaction for commit in arc.commits}) == 4
 
 
 @clients
@@ -105,7 +106,7 @@ def test_no_answer_until_the_deadline(proxied: Proxied, happened: bool) -> None:
     arc = direct(proxied)
     assert kinds(arc) == ["session", "commit", *(["commit"] if happened else [])]
     assert arc.episodes.table["episode_id"].to_pylist() == ["e", "f"]
-    assert sum(commit.body.get("added", {}).get("segments", 0) for commit in arc.commits) == 2
+    assert sum(commit.added.get("segments", 0) for commit in arc.commits) == 2
     assert same(arc.episodes["e"].read(), steps(3))
 
 
@@ -238,7 +239,7 @@ def test_what_is_not_committed_is_not_seen(tmp_path: Path) -> None:
     w.flush()
     assert len(archive.open(root).episodes) == 0
     w.commit("with a message")
-    assert archive.open(root).head.body["message"] == "with a message"
+    assert archive.open(root).head.message == "with a message"
     head = w.commit()
     assert head.number == 2  # nothing new, no commit
     w.close()
@@ -278,7 +279,7 @@ def test_a_log_of_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> None:
     storage = archive.create(str(tmp_path / "root"))._storage
     logs = [CommitLog(storage, "id", commits.EMPTY) for _ in range(3)]
-    made = [log.append("the same", lambda parent, attempt: {"kind": "x"}) for log in logs]
+    made = [log.append("the same", lambda parent, attempt: parent.after("x")) for log in logs]
     assert [commit.digest for commit in made] == [made[0].digest] * 3
     assert len(commit_files(tmp_path / "root")) == 1
 
@@ -286,13 +287,13 @@ def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> 
 def test_what_the_builder_raises_commits_nothing(tmp_path: Path) -> None:
     log = CommitLog(archive.create(str(tmp_path / "root"))._storage, "id", commits.EMPTY)
 
-    def refuse(parent: Commit, attempt: int) -> dict[str, Any]:
+    def refuse(parent: Commit, attempt: int) -> Commit:
         raise StorageError(f"not on top of {parent.number}")
 
     with pytest.raises(StorageError, match="not on top of 0"):
         log.append("a", refuse)
     with pytest.raises(CorruptCommitError, match="over 1000000"):
-        log.append("b", lambda parent, attempt: {"kind": "x" * 2_000_000})
+        log.append("b", lambda parent, attempt: parent.after("x" * 2_000_000))
     assert commit_files(tmp_path / "root") == []
 
 

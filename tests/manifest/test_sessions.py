@@ -97,7 +97,7 @@ def test_a_late_rank_of_a_superseded_session_is_refused(store: Backend) -> None:
         first.commit()
     abandon(first)
     assert ids(store) == []
-    assert opened(store).head.runs["main"]["session"] == "two"
+    assert opened(store).head.runs["main"].session == "two"
 
 
 def test_a_superseded_session_stays_so_after_many_others(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_ranks_of_a_session_and_two_runs_do_not_disturb_each_other(store: Backen
     arc = opened(store)
     assert ids(store) == sorted(f"{j}-{i}" for j in range(3) for i in range(3))
     assert same(arc.episodes["1-2"].read(), steps(3, 21))
-    assert {run: entry["session"] for run, entry in arc.head.runs.items()} == {"main": "s", "eval": other.session}
+    assert {run: entry.session for run, entry in arc.head.runs.items()} == {"main": "s", "eval": other.session}
     assert len(arc.episodes.filter(session="s", rank=1)) == 3
 
 

@@ -134,7 +134,7 @@ def test_time_travel() -> None:
     for n, number in enumerate(numbers):
         then = reopened(arc, commit=number)
         assert [e.id for e in then.episodes] == [str(i) for i in range(n + 1)]
-        assert then.commits[-1].body["message"] == f"number {n}"
+        assert then.commits[-1].message == f"number {n}"
         with pytest.raises(UsageError, match=r"read only"):
             then.writer()
         with pytest.raises(UsageError, match=r"without commit="):

@@ -60,7 +60,7 @@ def everything(root: Path) -> Iterator[tuple[str, Any]]:
         return archive.open(str(root))
 
     yield "episodes", lambda: [data["x"].tolist() for data in arc().episodes.read()]
-    yield "commits", lambda: [commit.body for commit in arc().commits]
+    yield "commits", lambda: [commit.to_json() for commit in arc().commits]
     yield "table", lambda: arc().checkpoints.table.to_pylist()
     for name in ("step-1", "step-2"):
 

@@ -281,7 +281,7 @@ def test_a_resumed_job_uploads_only_what_is_new() -> None:
 
 
 def ck_open(ck: Checkpoint) -> list[str]:
-    return [episode for r in ck.ranks for _, episode in ck.staged(r).index["buffers"]["replay"]["open"]]
+    return [episode for r in ck.ranks for episode in ck.staged(r).index.buffers["replay"].open_episodes.values()]
 
 
 def check_open(url: str, plan: Any, opened: set[str]) -> None:

@@ -25,7 +25,7 @@ OTHER = "f" * 32
 def roots(tmp_path: Path, url: Any, allowed: Any) -> Roots:
     own = Storage.connect(tmp_path / "own")
     own.allowed_bases = as_allowed(allowed)
-    return Roots(own, {ID: {"url": str(url)}})
+    return Roots(own, {ID: str(url)})
 
 
 def refused(tmp_path: Path, url: str, allowed: Any) -> bool:
@@ -139,7 +139,7 @@ def test_ranges_of_several_roots_come_in_order(tmp_path: Path) -> None:
 def test_credentials_are_for_the_same_kind_of_store_only() -> None:
     own = Storage.connect("s3://bucket/x", {"key": "testkey", "secret": "testsecret"})
     own.allowed_bases = True
-    several = Roots(own, {ID: {"url": "memory://y"}, OTHER: {"url": "s3://bucket/y"}})
+    several = Roots(own, {ID: "memory://y", OTHER: "s3://bucket/y"})
     assert several.storage(ID).spec()[1] == {}
     assert several.storage(OTHER).spec()[1]["secret"] == "testsecret"
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from archive.base.cached import cached_property
+from archive.checkpoint import StagedBuffer
 from archive.checkpoint.checkpoints import Checkpoint
 
 
@@ -87,8 +88,8 @@ class RankShare:
         return np.flatnonzero((ranks == self.rank) & (names == self.buffer))
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
-        return dict(self.ck.staged(self.rank).index["buffers"][self.buffer])
+    def _about(self) -> StagedBuffer:
+        return self.ck.staged(self.rank).index.buffers[self.buffer]
 
     @cached_property
     def layout(self) -> Any:
@@ -98,7 +99,7 @@ class RankShare:
         row = located.row[heads[mine]]
         segments = self.ck.snapshot.columns(["first", "episode_start"])
         began = segments["first"].to_numpy(zero_copy_only=False)[row] & (located.lo[heads[mine]] == 0)
-        opened = {name for _, name in self._about["open"]}
+        opened = set(self._about.open_episodes.values())
         return SimpleNamespace(
             env_id=self.ck.live["env_id"].to_numpy()[located.run[heads[mine]]],
             position=located.position[heads[mine]],
@@ -112,9 +113,9 @@ class RankShare:
 
     @property
     def columns(self) -> dict[str, Any]:
-        names = self.ck.staged(self.rank).index["columns"].get(self.buffer, {})
+        names = self.ck.staged(self.rank).index.columns.get(self.buffer, {})
         return {name: self.ck.column(name, self.rank, self.buffer) for name in names}
 
     @property
     def next_positions(self) -> dict[int, int]:
-        return {int(env): int(position) for env, position in self._about["next"]}
+        return dict(self._about.next_positions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -217,4 +216,4 @@ def next_session(backend: Backend, names: tuple[str, ...]) -> None:
     after = archive.open(backend.url, storage_options=backend.storage_options)
     assert after.episodes.table["episode_id"].to_pylist() == [*names, "z0"]
     assert same(after.episodes["z0"].read(), expected("z0"))
-    assert json.loads(json.dumps(after.head.runs["main"]["session"])) == "next"
+    assert after.head.runs["main"].session == "next"

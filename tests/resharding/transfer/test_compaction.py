@@ -114,7 +114,7 @@ def test_resume_after_compaction(packed: Job) -> None:
     with arc.writer(resume=latest) as w:
         assert [e["episode_id"] for e in w.live.to_pylist()]
         same = w.checkpoint(3, columns={"priority": np.concatenate(wanted["columns"])}).result()
-        assert same.commit.body["added"] == {"segments": 0}
+        assert same.commit.added == {"segments": 0}
         assert equal(same.episodes.read(), wanted["steps"])
         w.append(plain(2000, 10), env_ids=0)
         assert len(w.checkpoint(4, columns={"priority": priorities(w)}).result().episodes.read()) >= len(

@@ -43,7 +43,7 @@ def test_merge_by_reference(place: Place) -> None:
     assert holds(merged, range(9))
     assert merged.head.kind == "merge"
     assert "shards/" not in merged.storage.list("")
-    assert {b["url"] for b in merged.head.body["bases"].values()} == {place.open(n).url for n in "ab"}
+    assert {b.url for b in merged.head.bases.values()} == {place.open(n).url for n in "ab"}
     again = place.open("to", allow_bases=[*urls])
     assert holds(again, range(9))
     chosen = again.episodes.filter(model_weights_uuid="w1", update_count=(2, 8), where="terminated")
@@ -58,7 +58,7 @@ def test_reference_pins_the_objects_in_the_source(place: Place) -> None:
     pin = json.loads(source.storage.get(f"pins/{name}"))
     assert (pin["archive"], pin["url"]) == (target.id, target.url)
     assert set(source.shards) <= set(pin["objects"])
-    assert {f["path"] for c in source.commits if (f := c.body.get("chunks"))} <= set(pin["objects"])
+    assert {c.chunks.path for c in source.commits if c.chunks} <= set(pin["objects"])
 
 
 def test_a_second_merge_adds_a_pin_and_keeps_the_first(local: Place) -> None:
@@ -90,13 +90,13 @@ def test_references_of_references(place: Place) -> None:
         )
     merged = resharding.merge([urls[1]], to=place.url("c"), allow_bases=urls, **place.options)
     assert holds(merged, range(4))
-    assert len(merged.head.body["bases"]) == 2
+    assert len(merged.head.bases) == 2
     assert len(bottom.storage.list("pins")) == 2  # b's and c's
     with pytest.raises(UnsafePathError):
         place.open("c", allow_bases=urls[1]).episodes["e0"].read()
     assert same(place.open("c", allow_bases=urls[1]).episodes["e3"].read(), steps(7, 3))
     copied = resharding.merge([place.open("c", allow_bases=urls)], to=place.url("d"), copy=True, **place.options)
-    assert "bases" not in copied.head.body or not copied.head.body["bases"]
+    assert not copied.head.bases
     assert holds(place.open("d"), range(4))
 
 
@@ -117,7 +117,7 @@ def test_merge_with_copy(place: Place, layout: str) -> None:
     place.source("b", 5, 4, layout)
     merged = resharding.merge([place.url("a"), place.url("b")], to=place.url("to"), copy=True, **place.options)
     assert holds(merged, range(9))
-    assert "bases" not in merged.head.body or not merged.head.body["bases"]
+    assert not merged.head.bases
     assert place.open("a").storage.list("pins") == []
     for name in "ab":  # on its own feet
         storage = place.open(name).storage
@@ -152,7 +152,7 @@ def test_merging_again_adds_what_is_new_only(place: Place, monkeypatch: pytest.M
     with failing_put(monkeypatch, -1) as put:
         again = resharding.merge([place.url("a")], to=place.url("to"), copy=True, **place.options)
     assert (again.head.number, len(put) + again.storage.stats.copy) == (number + 1, 1)
-    assert again.head.body["added"] == {"segments": 1}
+    assert again.head.added == {"segments": 1}
     assert holds(place.open("to"), range(5))
 
 
@@ -415,7 +415,7 @@ def test_a_merged_archive_is_written_to_like_any_other(local: Place) -> None:
         ck = w.checkpoint(1, columns={"p": np.arange(5.0)}).result()
     assert [e.id for e in ck.episodes] == ["mine"]
     assert len(archive.open(local.url("to"), allow_bases=local.url("a")).episodes.read()) == 4
-    assert archive.open(local.url("to")).head.body["bases"]
+    assert archive.open(local.url("to")).head.bases
 
 
 def test_what_came_by_reference_is_checked_when_read(tmp_path: Path) -> None:

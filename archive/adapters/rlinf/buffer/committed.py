@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from archive.adapters.rlinf.buffer.ranks import Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
 from archive.base import NothingThereError
 from archive.checkpoint import Holding
+from archive.manifest import RunEntry
 from archive.read import Episodes
 
 _log = logging.getLogger("archive")
