@@ -56,4 +56,4 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]
     direct = make_backend(request, request.param, tmp_path)
     with FaultProxy(direct.endpoint) as proxy:
         options = servers.obstore_options if request.param == "obstore" else servers.s3fs_options
-        yield Proxied(direct.name, direct.url, options(proxy.endpoint), direct.endpoint, proxy)
+        yield Proxied(direct.url, options(proxy.endpoint), direct.name, direct.endpoint, proxy)

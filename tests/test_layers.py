@@ -58,6 +58,7 @@ ROOMS = (
     "archive.adapters.exchange",
     "archive.buffers",
     "archive.cli",
+    "archive.testing",
 )
 LAZY_DOORS = ("archive", "resharding")  # so that importing them is quick
 PUBLIC_NAMES = {  # modules that are no more than another name
@@ -99,6 +100,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "transformers": ("archive.views.tokenizing",),
     "av": ("archive.adapters.lerobot",),
     "ray": (*FRAMEWORKS, "resharding"),
+    "pytest": ("archive.testing",),
     "polars": ("archive.read",),
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli"),
     "matplotlib": ("archive.views.plots",),
@@ -110,6 +112,7 @@ EAGER: dict[str, tuple[str, ...]] = {
     "numcodecs": ("archive.shard.rawchunks",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
+    "pytest": ("archive.testing",),
     "torch": FRAMEWORKS,
     "click": ("archive.cli",),
     "rich": ("archive.cli",),

@@ -101,7 +101,7 @@ def test_a_late_rank_of_a_superseded_session_is_refused(store: Backend) -> None:
 
 
 def test_a_superseded_session_stays_so_after_many_others(tmp_path: Path) -> None:
-    backend = Backend("local", str(tmp_path / "root"))
+    backend = Backend(str(tmp_path / "root"), name="local")
     zombie = opened(backend).writer(session="zombie")
     for i in range(5):
         opened(backend).writer(session=f"s{i}").close()
@@ -140,7 +140,7 @@ def test_ranks_of_a_session_and_two_runs_do_not_disturb_each_other(store: Backen
 
 
 def test_a_takeover_of_one_run_leaves_the_other(tmp_path: Path) -> None:
-    backend = Backend("local", str(tmp_path / "root"))
+    backend = Backend(str(tmp_path / "root"), name="local")
     other = opened(backend).writer(run="eval")
     opened(backend).writer().close()
     opened(backend).writer().close()
@@ -150,7 +150,7 @@ def test_a_takeover_of_one_run_leaves_the_other(tmp_path: Path) -> None:
 
 
 def test_a_session_is_opened_by_a_commit_of_its_own(tmp_path: Path) -> None:
-    backend = Backend("local", str(tmp_path / "root"))
+    backend = Backend(str(tmp_path / "root"), name="local")
     opened(backend).writer(session="a").close()
     opened(backend).writer(session="b").close()
     bodies = [body(path) for path in commit_files(tmp_path / "root")]

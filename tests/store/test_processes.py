@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import pickle
@@ -10,38 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from archive.base.byterange import ByteRange
-from archive.base.errors import AlreadyExistsError, ArchiveError, StorageError
+from archive.base.errors import ArchiveError, StorageError
 from archive.store.storage import Storage
 from tests.support.backends import Backend, register_obstore
 from tests.support.places import ROOT
-
-
-@pytest.mark.parametrize("backend", ["memory", "local", "seaweedfs"], indirect=True)
-def test_one_of_many_creators_wins(backend: Backend) -> None:
-    count = 3 if backend.is_s3 else 8  # SeaweedFS polls its lock once a second
-    storages = [backend.connect() for _ in range(count)]
-    gate = threading.Barrier(count)
-
-    def attempt(number: int) -> bool:
-        gate.wait()
-        try:
-            storages[number].create("commit", f"writer {number}".encode() * 1000)
-        except AlreadyExistsError:
-            return False
-        return True
-
-    for _ in range(2 if backend.is_s3 else 10):
-        with ThreadPoolExecutor(count) as pool:
-            won = list(pool.map(attempt, range(count)))
-        assert sum(won) == 1
-        assert storages[0].get("commit") == f"writer {won.index(True)}".encode() * 1000
-        storages[0].delete(["commit"])
 
 
 def test_pickle(backend: Backend) -> None:
@@ -52,29 +28,6 @@ def test_pickle(backend: Backend) -> None:
     assert copy.stats.requests == 0
     assert copy.get("x") == b"1"
     assert copy.stats.get == 1
-
-
-def test_threads(backend: Backend) -> None:
-    storage = backend.connect(concurrency=4)
-
-    def work(number: int) -> list[bytes]:
-        storage.put(f"t/{number}", bytes([number]) * 10)
-        return storage.get_ranges([ByteRange(f"t/{number}", i, i + 1) for i in range(5)])
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(24))) == [[bytes([number])] * 5 for number in range(24)]
-    assert storage.stats.get == 24 * 5
-
-
-def test_inside_a_running_event_loop(backend: Backend) -> None:
-    storage = backend.connect()
-
-    async def use() -> bytes:
-        storage.put("x", b"1")
-        return storage.get("x") + b"".join(storage.get_all(["x", "x"]))
-
-    with asyncio.Runner() as runner:
-        assert runner.run(use()) == b"111"
 
 
 def _read_in_child(storage: Storage, answers: multiprocessing.Queue[object], register: bool) -> None:

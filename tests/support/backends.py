@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from archive.store.storage import Storage
+from archive.testing import EmptyRoot
 from tests.support import servers
 from tests.support.fault_proxy import FaultProxy
 
@@ -18,20 +17,15 @@ BACKENDS = ("memory", "local", "moto", "seaweedfs", "obstore")
 
 
 @dataclass
-class Backend:
+class Backend(EmptyRoot):
     """A fresh, empty root somewhere. `endpoint` is that of its S3 server, or empty."""
 
-    name: str
-    url: str
-    storage_options: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
     endpoint: str = ""
 
     @property
     def is_s3(self) -> bool:
         return bool(self.endpoint)
-
-    def connect(self, **settings: Any) -> Storage:
-        return Storage.connect(self.url, self.storage_options, **settings)
 
     def plant(self, key: str, data: bytes) -> None:
         """Makes an object without the code under test."""
@@ -60,14 +54,14 @@ def make_backend(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> B
     """A fresh root on the store called `name`."""
     root = uuid.uuid4().hex[:12]
     if name == "memory":
-        return Backend(name, f"memory://{root}")
+        return Backend(f"memory://{root}", name=name)
     if name == "local":
-        return Backend(name, str(tmp_path / "root"))
+        return Backend(str(tmp_path / "root"), name=name)
     endpoint = request.getfixturevalue("seaweedfs_endpoint" if name == "seaweedfs" else "moto_endpoint")
     if name == "obstore":
         register_obstore()
-        return Backend(name, f"s3a://{BUCKET}/{root}", servers.obstore_options(endpoint), endpoint)
-    return Backend(name, f"s3://{BUCKET}/{root}", servers.s3fs_options(endpoint), endpoint)
+        return Backend(f"s3a://{BUCKET}/{root}", servers.obstore_options(endpoint), name, endpoint)
+    return Backend(f"s3://{BUCKET}/{root}", servers.s3fs_options(endpoint), name, endpoint)
 
 
 def register_obstore() -> None:

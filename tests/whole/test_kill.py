@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def _child(backend: Backend, fatal: Fatal, log: Path) -> None:
 @pytest.fixture
 def numbered(request: pytest.FixtureRequest, tmp_path: Path) -> dict[int, Backend]:
     first = make_backend(request, request.param, tmp_path)
-    return {k: Backend(first.name, f"{first.url}-{k}", first.storage_options, first.endpoint) for k in range(1, 1000)}
+    return {k: replace(first, url=f"{first.url}-{k}") for k in range(1, 1000)}
 
 
 def killed(numbered: dict[int, Backend], after: bool, logs: Path) -> Iterator[tuple[Backend, list[str]]]:
