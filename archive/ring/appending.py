@@ -1,21 +1,17 @@
-"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: into a writer, and back from a share."""
+"""What a writer has not seen of a ring, into the writer: slabs of time, oldest first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from archive.arrays import Ints
-from archive.base import FieldError, UsageError, cached_property, show
+from archive.base import UsageError
 from archive.fields import Array, Path, dtypes, is_tensor, nesting
-from archive.ring.refilling import Filled, Leaves, Share, fill, rebuild
+from archive.ring.rings import Ring, RingSteps, ring_of, row_values
 from archive.write import SHARD_BYTES, Buffer, BufferWriter, slab_bytes
-
-__all__ = ["Filled", "Leaves", "Share", "append", "fill", "rebuild"]
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
 _BOOKKEEPING_BYTES = 24  # a step, beside its fields
@@ -54,7 +50,7 @@ def append(
     if unknown:
         raise UsageError(f"ring.append() has no option {min(unknown)!r}; beside its own it takes {', '.join(_OPTIONS)}")
     leaves = nesting.leaves(buffers)
-    ring = _ring(leaves, pos, size, env_ids)
+    ring = ring_of(leaves, pos, size, env_ids)
     how = dict.fromkeys(_OPTIONS) | options | {"first": first, "last": last}
     for name, value in {**how, **(columns or {})}.items():
         if name in (columns or {}) or (name in _PER_STEP and getattr(value, "ndim", 0) > 1):
@@ -63,7 +59,7 @@ def append(
         seen = ring.seen(inner)
         start: Ints = np.maximum(seen, ring.pos - ring.size)
         lost = np.where(
-            seen >= 0, start - np.maximum(seen, 0 if begin is None else _row_values(begin, "begin", len(seen))), 0
+            seen >= 0, start - np.maximum(seen, 0 if begin is None else row_values(begin, "begin", len(seen))), 0
         )
         if (lost > 0).any():
             inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
@@ -75,7 +71,9 @@ def append(
     return {name: _as_numpy(ring.live.take(value), name) for name, value in (columns or {}).items()}
 
 
-def _append_slab(inner: BufferWriter, ring: Ring, slab: Slab, leaves: dict[Path, Any], how: dict[str, Any]) -> None:
+def _append_slab(
+    inner: BufferWriter, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]
+) -> None:
     steps = nesting.unflatten({path: slab.take(leaf) for path, leaf in leaves.items()})
     given = {
         name: slab.take(value) if name in _PER_STEP and getattr(value, "ndim", 0) > 1 else value
@@ -85,144 +83,7 @@ def _append_slab(inner: BufferWriter, ring: Ring, slab: Slab, leaves: dict[Path,
     inner.append(steps, env_ids=env_ids, positions=slab.positions, owned=True, **given)
 
 
-@dataclass(frozen=True)
-class Ring:
-    """Which positions each env row holds."""
-
-    pos: Ints
-    size: Ints
-    env_ids: Ints
-    max_length: int
-
-    @cached_property
-    def rows(self) -> Ints:
-        """Ring rows in order of their env ids, the order of live steps."""
-        return np.argsort(self.env_ids, kind="stable")
-
-    @cached_property
-    def live(self) -> Slab:
-        """All steps of the ring, in live order."""
-        stop = self.pos[self.rows]
-        return Slab(self.rows, stop - self.size[self.rows], stop, self.max_length)
-
-    def check(self, name: str, value: Any) -> None:
-        """Refuse what is not one entry a slot."""
-        expected = (len(self.pos), self.max_length)
-        if not (is_tensor(value) or isinstance(value, np.ndarray)):
-            raise FieldError(f"{name!r} is a {type(value).__name__}; a ring has tensors or arrays {list(expected)}")
-        if tuple(value.shape[:2]) != expected:
-            raise FieldError(
-                f"{name!r} has shape {list(value.shape)}; this ring has {expected[0]} env rows of {expected[1]} slots, "
-                f"so it must be [{expected[0]}, {expected[1]}, ...]"
-            )
-
-    def seen(self, inner: BufferWriter) -> Ints:
-        """Position up to which the writer has each row; -1 of one that it does not know."""
-        seen = np.array([inner.next_position(e) if inner.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
-        behind = np.flatnonzero(self.pos < seen)
-        if len(behind):
-            e = int(behind[0])
-            raise UsageError(
-                f"env {self.env_ids[e]} of the ring is at position {self.pos[e]}, but the writer has its steps up to "
-                f"{seen[e]} ({len(behind)} env rows in all): positions only grow. Fill the ring from what the writer "
-                "resumed from, or open a writer without resume="
-            )
-        return seen
-
-
-def _ring(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ring:
-    if not leaves:
-        raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
-    end = _row_values(pos, "pos", None)
-    count = _row_values(size, "size", len(end))
-    ids = np.arange(len(end)) if env_ids is None else _row_values(env_ids, "env_ids", len(end))
-    path, leaf = next(iter(leaves.items()))
-    ring = Ring(end, count, ids, int(leaf.shape[1]) if getattr(leaf, "ndim", 0) > 1 else 0)
-    for path, leaf in leaves.items():
-        ring.check(show(path), leaf)
-    bad = np.flatnonzero((count < 0) | (count > np.minimum(end, ring.max_length)))
-    if len(bad):
-        e = int(bad[0])
-        raise UsageError(
-            f"row {e} of the ring: size {count[e]} with pos {end[e]} and {ring.max_length} slots; size is at most either"
-        )
-    if len(np.unique(ids)) < len(ids) or int(ids.min(initial=0)) < 0:
-        raise UsageError("env_ids of a ring are distinct and not negative, one a row")
-    return ring
-
-
-def _row_values(value: Any, name: str, rows: int | None) -> Ints:
-    array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), name))
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (rows is not None and len(array) != rows):
-        wanted = "one integer a row" if rows is None else f"{rows} integers, one a row"
-        raise UsageError(f"{name} of a ring is {array.dtype} {list(array.shape)}; give {wanted}")
-    return array.astype(np.int64)
-
-
-class Slab:
-    """Steps [start, stop) of some rows of a ring, row by row."""
-
-    def __init__(self, rows: Ints, start: Ints, stop: Ints, max_length: int) -> None:
-        self.rows, self.start, self.counts, self.max_length = rows, start, stop - start, max_length
-
-    @cached_property
-    def positions(self) -> Ints:
-        ends = np.cumsum(self.counts)
-        steps: Ints = np.arange(int(self.counts.sum())) + np.repeat(self.start - (ends - self.counts), self.counts)
-        return steps
-
-    @cached_property
-    def places(self) -> Ints:
-        """Row and slot of each step as one number."""
-        places: Ints = np.repeat(self.rows * self.max_length, self.counts) + self.positions % self.max_length
-        return places
-
-    @cached_property
-    def block(self) -> tuple[slice, int, int] | None:
-        """(rows, first slot, count) if neighbouring rows have the same slots, as those of a vector env do."""
-        slots = self.start % self.max_length if self.max_length else self.start
-        if not len(self.rows) or (np.diff(self.rows) != 1).any() or np.ptp(slots) or np.ptp(self.counts):
-            return None
-        return slice(int(self.rows[0]), int(self.rows[-1]) + 1), int(slots[0]), int(self.counts[0])
-
-    def take(self, leaf: Any) -> Any:
-        """This slab's part of `[num_envs, max_length, ...]`, one row a step: a copy, made once."""
-        if is_tensor(leaf):
-            plain = _bits(leaf.detach())
-            taken = _block(plain, *self.block) if self.block else self._chosen(plain)
-            return taken.view(leaf.dtype)
-        return _block(leaf, *self.block) if self.block else self._chosen_rows(leaf)
-
-    def _chosen(self, leaf: torch.Tensor) -> torch.Tensor:
-        places = torch.from_numpy(self.places).to(leaf.device)
-        if leaf.stride(0) == self.max_length * leaf.stride(1):
-            return leaf.flatten(0, 1).index_select(0, places)
-        return leaf[places // self.max_length, places % self.max_length]
-
-    def _chosen_rows(self, leaf: Array) -> Array:
-        if leaf.strides[0] == self.max_length * leaf.strides[1]:
-            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]).take(self.places, axis=0)
-        return np.asarray(leaf[self.places // self.max_length, self.places % self.max_length])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Small floats as integers of their width: not every torch can gather them."""
-    if tensor.dtype.is_floating_point and tensor.element_size() < 4:
-        return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
-    return tensor
-
-
-def _block(leaf: Any, rows: slice, slot: int, count: int) -> Any:
-    shape = (rows.stop - rows.start, count, *leaf.shape[2:])
-    out = leaf.new_empty(shape) if is_tensor(leaf) else np.empty(shape, leaf.dtype)
-    head = min(count, leaf.shape[1] - slot)
-    out[:, :head] = leaf[rows, slot : slot + head]
-    if count > head:
-        out[:, head:] = leaf[rows, : count - head]
-    return out.reshape(shape[0] * count, *shape[2:])
-
-
-def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[Slab]:
+def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[RingSteps]:
     """The unseen steps as slabs of time, oldest first: rows at the same distance from their newest step are together,
     because a full ring overwrites them together."""
     rows = ring.rows[start[ring.rows] < ring.pos[ring.rows]]
@@ -240,7 +101,7 @@ def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[Slab]:
         at_once = max(1, most // depth)
         for i in range(0, len(present), at_once):
             chosen = present[i : i + at_once]
-            yield Slab(rows[chosen], lo[chosen], hi[chosen], ring.max_length)
+            yield RingSteps(rows[chosen], lo[chosen], hi[chosen], ring.max_length)
 
 
 def _even(depth: int) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, Mask, offsets_of, run_starts, spans
 from archive.base import UsageError
 from archive.read import Episodes
-from archive.sampling.units import Mask
 
 METADATA, ATTRIBUTES = "metadata.", "attributes."
 
@@ -26,14 +26,17 @@ class Groups:
 
     def __init__(self, lengths: Ints, codes: Ints, kept: Mask, size: int = 1) -> None:
         order = np.argsort(codes, kind="stable")
-        edges = np.flatnonzero(np.diff(codes[order], prepend=-1))
-        counts = np.diff(np.append(edges, len(order)))
+        edges = run_starts(codes[order])
+        counts = np.diff(edges, append=len(order))
         whole = np.logical_and.reduceat(kept[order], edges) if len(edges) else np.zeros(0, np.bool_)
         drawn = np.flatnonzero(whole & (counts >= size))
-        self._order, self._starts, self._counts = order, edges[drawn], counts[drawn]
+        self._order = order
+        self._starts = edges[drawn]
+        self._counts = counts[drawn]
         self._codes = codes[order][self._starts]
         self._of_code = {int(code): place for place, code in enumerate(self._codes)}
-        self._first, self._lengths = np.cumsum(lengths) - lengths, lengths
+        self._first = offsets_of(lengths)[:-1]
+        self._lengths = lengths
         self.count = len(drawn)
 
     @property
@@ -85,14 +88,14 @@ def grouped(episodes: Episodes, by: Any) -> tuple[list[Any], Ints]:
     one key an episode.
     """
     keys = _keys(episodes, by)
-    told = by if isinstance(by, str) else "group"
+    what = by if isinstance(by, str) else "group"
     known: dict[str, int] = {}
     codes = np.zeros(len(keys), np.int64)
     first: list[Any] = []
     for number, key in enumerate(keys):
         if key is None:
             raise UsageError(
-                f"episode {episodes[number].id!r} has no {told}, so that it is in no group; leave such episodes out "
+                f"episode {episodes[number].id!r} has no {what}, so that it is in no group; leave such episodes out "
                 f"(filter(where=...)), or give a function of an episode as group="
             )
         text = json.dumps(key, sort_keys=True, default=repr)
@@ -115,12 +118,9 @@ def _keys(episodes: Episodes, by: Any) -> Sequence[Any]:
 
 
 def _named(episodes: Episodes, name: str) -> list[Any]:
-    if name.startswith(METADATA):
-        key = name.removeprefix(METADATA)
-        return [episode.metadata.get(key) for episode in episodes]
-    if name.startswith(ATTRIBUTES):
-        key = name.removeprefix(ATTRIBUTES)
-        return [episode.attributes.get(key) for episode in episodes]
+    for prefix, of in ((METADATA, attrgetter("metadata")), (ATTRIBUTES, attrgetter("attributes"))):
+        if name.startswith(prefix):
+            return [of(episode).get(name.removeprefix(prefix)) for episode in episodes]
     table = episodes.table
     if name not in table.column_names:
         raise UsageError(

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Mask
 from archive.base import ClosedError, UsageError, forking
-from archive.datasets import Padded, as_kind, feed_of, tensors
-from archive.fields import Ragged
+from archive.datasets import as_kind, feed_of, tensors
+from archive.fields import Ragged, mapped
 from archive.read import Episodes, Gather, IOStats
-from archive.sampling import groups, units
+from archive.sampling import groups, options, units
 from archive.sampling.filling import Filling
-from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement
+from archive.sampling.strategies import Draw, Prioritized, Strategy, as_numpy
 
 FORMAT = 1
-COLLATE = ("dict", "tensordict", "padded")
 WHOLE = ("episode", "group")  # units of which all steps come
 
 
@@ -61,12 +60,14 @@ class Sampler:
         max_ahead_bytes: int = 2**26, missing: Any = "error", device: Any = None, collate: Any = "dict",
         index: bool | None = None, buffer: str | None = None, group: Any = None, group_size: int | None = None,
     ) -> None:  # fmt: skip
-        _check_options(unit, length, collate, prefetch, batch_size)
-        _check_group(unit, group, group_size)
-        self.batch_size, self.unit, self.length = batch_size, unit, length or 1
-        self._source = feed_of(source, buffer)
-        self.episodes: Episodes = self._source.episodes
-        self.generator = generator if generator is not None else _generator(self._source.seed)
+        options.check(unit, length, collate, prefetch, batch_size)
+        options.check_group(unit, group, group_size)
+        self.batch_size = batch_size
+        self.unit = unit
+        self.length = length or 1
+        self._feed = feed_of(source, buffer)
+        self.episodes: Episodes = self._feed.episodes
+        self.generator = generator if generator is not None else options.generator_of(self._feed.seed)
         self._gather = Gather(
             self.episodes, fields, missing=missing, cache_bytes=cache_bytes, disk_cache=disk_cache,
             max_ahead_bytes=max_ahead_bytes,
@@ -79,18 +80,25 @@ class Sampler:
         if unit == "group":
             self.group_keys, codes = groups.grouped(self.episodes, group)
         self._units = self._made_units(kept, recency, codes, group_size or 1)
-        self.strategy = self._made_strategy(strategy, replace, priorities, alpha, beta)
+        options.check_priorities(strategy, priorities)
+        if strategy == "prioritized":
+            self.strategy: Strategy = Prioritized(self._priorities(priorities), alpha=alpha, beta=beta)
+        else:
+            self.strategy = options.strategy_of(strategy, self._units.count, replace)
         prioritized = isinstance(self.strategy, Prioritized)
-        self._told = prioritized or unit == "group" if index is None else index
-        self._device, self._collate, self._prefetch = device, collate, prefetch
+        self._indexed = prioritized or unit == "group" if index is None else index
+        self._device = device
+        self._collate = collate
+        self._prefetch = prefetch
         self._drawn: deque[Draw] = deque()
-        self._closed, self._turn = False, forking.lock(self, "_turn")
+        self._closed = False
+        self._turn = forking.lock(self, "_turn")
         self._filling = Filling(self._gather, self._units.episodes)
-        if self._source.is_share if fill is None else fill:
+        if self._feed.is_share if fill is None else fill:
             self._filling.start()
 
     def _made_units(
-        self, kept: units.Mask, recency: int | None, codes: Ints | None, group_size: int
+        self, kept: Mask, recency: int | None, codes: Ints | None, group_size: int
     ) -> units.Units | groups.Groups:
         lengths = self._gather.lengths
         if codes is not None:
@@ -102,28 +110,9 @@ class Sampler:
             kept, begin = units.recent(self.episodes, lengths, kept, recency, self.unit)
         return units.Units(lengths, self.unit, self.length, kept, begin)
 
-    def _made_strategy(self, given: Any, replace: bool, priorities: Any, alpha: float, beta: float) -> Strategy:
-        if priorities is not None and given != "prioritized":
-            raise UsageError("priorities are for strategy='prioritized'; pass that too, or leave them out")
-        count = self._units.count
-        if given == "uniform":
-            return Uniform(count, replace=replace)
-        if given == "without_replacement":
-            return WithoutReplacement(count)
-        if given == "prioritized":
-            return Prioritized(self._priorities(priorities), alpha=alpha, beta=beta)
-        if isinstance(given, str) or not callable(given):
-            raise UsageError(
-                f"strategy={given!r}: give 'uniform', 'without_replacement', 'prioritized', or a function of a count"
-            )
-        made: Strategy = given(count)
-        return made
-
     def _priorities(self, given: Any) -> Any:
         """One a unit, from a column, an array of one a step, or one of one a unit."""
-        if given is None:
-            raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
-        values = self._source.column(given) if isinstance(given, str) else _array(given)
+        values = self._feed.column(given) if isinstance(given, str) else as_numpy(given)
         if len(values) == self._gather.steps:
             return self._units.of_steps(values)
         if len(values) != self._units.count:
@@ -187,8 +176,8 @@ class Sampler:
             batch = self._gather.windows(numbers, steps, self.length)
         else:
             batch = self._gather.rows(numbers, steps)
-        out: dict[str, Any] = tensors(self._source.renumbered(batch, numbers))
-        if self._told:
+        out: dict[str, Any] = tensors(self._feed.renumbered(batch, numbers))
+        if self._indexed:
             out |= self._names(draw, numbers, steps)
         return self._finished(out, len(numbers))
 
@@ -205,7 +194,7 @@ class Sampler:
         return found if weights is None else {**found, "_weight": weights}
 
     def _finished(self, batch: dict[str, Any], count: int) -> Any:
-        moved = batch if self._device is None else _mapped(batch, lambda t: t.to(self._device, non_blocking=True))
+        moved = batch if self._device is None else mapped(batch, lambda leaf: _on_device(leaf, self._device))
         return as_kind(moved, count, self._collate)
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
@@ -213,10 +202,10 @@ class Sampler:
         the greatest of a group's episodes counts."""
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
-        places = self._units.places(_array(index).astype(np.int64).reshape(-1))
+        places = self._units.places(as_numpy(index).astype(np.int64).reshape(-1))
         if self.unit == "group" and len(places):
-            order = np.argsort(_array(priorities), kind="stable")  # of a place named twice the last counts
-            places, priorities = places[order], _array(priorities)[order]
+            order = np.argsort(as_numpy(priorities), kind="stable")  # of a place named twice the last counts
+            places, priorities = places[order], as_numpy(priorities)[order]
         with self._turn:
             self.strategy.update(places, priorities)
 
@@ -288,47 +277,10 @@ class Sampler:
         return f"<Sampler of {len(self)} {self.unit}s of {len(self.episodes)} episodes, {self.ready:.0%} local>"
 
 
-def _check_options(unit: str, length: int | None, collate: Any, prefetch: int, batch_size: int) -> None:
-    if unit not in units.KINDS:
-        raise UsageError(f"unit={unit!r}: give one of {', '.join(units.KINDS)}")
-    if (unit == "window") != (length is not None) or (length is not None and length < 1):
-        raise UsageError(
-            f"length={length} with unit={unit!r}: windows need a length of at least 1, and nothing else has one"
-        )
-    if not isinstance(collate, Padded) and collate not in COLLATE:
-        raise UsageError(f"collate={collate!r}: give one of {', '.join(COLLATE)}, or a Padded")
-    if prefetch < 0 or batch_size < 1:
-        raise UsageError(f"prefetch={prefetch} must be 0 or more, and batch_size={batch_size} at least 1")
-
-
-def _check_group(unit: str, group: Any, group_size: int | None) -> None:
-    if (unit == "group") != (group is not None):
-        raise UsageError(f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'")
-    if group_size is not None and (unit != "group" or group_size < 1):
-        raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
-
-
-def _generator(seed: int | None) -> torch.Generator:
-    """One of the seed that a plan gave, or of the system's."""
-    made = torch.Generator()
-    if seed is None:
-        made.seed()
-    else:
-        made.manual_seed(seed)
-    return made
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, dict):
-        return {k: _mapped(v, change) for k, v in value.items()}
-    if isinstance(value, Ragged):
-        return Ragged(*(_mapped(v, change) for v in value))
-    return change(value) if isinstance(value, torch.Tensor) else value
-
-
-def _array(value: Any) -> Any:
-    """An array, of a tensor on any device too."""
-    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+def _on_device(leaf: Any, device: Any) -> Any:
+    if isinstance(leaf, Ragged):
+        return Ragged(*(_on_device(part, device) for part in leaf))
+    return leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _tensor(value: Any) -> Any:

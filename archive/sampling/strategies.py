@@ -204,9 +204,13 @@ def distinct(size: int, count: int, generator: torch.Generator) -> torch.Tensor:
         drawn = torch.cat([kept, torch.randint(count, (size - len(kept),), generator=generator)])
 
 
+def as_numpy(value: Any) -> Any:
+    """An array, of a tensor on any device too."""
+    return np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+
+
 def _checked(priorities: Any) -> Any:
-    values = np.asarray(priorities.detach().cpu() if isinstance(priorities, torch.Tensor) else priorities)
-    values = values.astype(np.float64)
+    values = as_numpy(priorities).astype(np.float64)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any():
         raise UsageError("priorities must be one number each, finite and not below 0")

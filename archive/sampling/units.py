@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Mask, offsets_of
 from archive.base import UsageError
 from archive.read import Episodes
 
 KINDS = ("step", "window", "episode", "group")
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Units:
@@ -22,14 +21,16 @@ class Units:
     """
 
     def __init__(self, lengths: Ints, kind: str, length: int, kept: Mask, begin: Ints) -> None:
-        self.kind, self.length = kind, length
-        self._first = np.cumsum(lengths) - lengths
-        self._begin, self._lengths = begin, lengths
+        self.kind = kind
+        self.length = length
+        self._first = offsets_of(lengths)[:-1]
+        self._begin = begin
+        self._lengths = lengths
         usable = np.maximum(lengths - begin - (length - 1 if kind == "window" else 0), 0)
         counts = np.where(kept, np.minimum(usable, 1) if kind == "episode" else usable, 0)
         self._ends = np.cumsum(counts)
         self._counts = counts
-        self.count = int(self._ends[-1]) if len(counts) else 0
+        self.count = int(counts.sum())
 
     @property
     def episodes(self) -> Ints:

@@ -18,7 +18,7 @@ import archive
 from archive.base.errors import FieldError, UsageError
 from archive.fields.nesting import flatten
 from archive.ring import appending
-from archive.ring.appending import Slab
+from archive.ring.rings import RingSteps
 from archive.torch import ring
 from archive.write import bufferwriter, pipeline
 from tests.support.places import DATA
@@ -345,15 +345,15 @@ def test_appended_arrays_are_copied_once() -> None:
     """What a slab gathers is what the pipeline gets: neither is it the caller's, nor copied again."""
     source, taken = Ring(2, 8).run(8), []
     w = new_archive().writer()
-    original = Slab.take
+    original = RingSteps.take
 
-    def watching(self: Slab, leaf: Any) -> Any:
+    def watching(self: RingSteps, leaf: Any) -> Any:
         out = original(self, leaf)
         taken.append(out)
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slab, "take", watching)
+        patch.setattr(RingSteps, "take", watching)
         ring.append(w, source.buffers, **source.how())
     (block,) = next(iter(w._inner._collected._pending.values()))
     addresses = {t.data_ptr() for t in taken if isinstance(t, torch.Tensor)}

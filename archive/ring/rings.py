@@ -1,0 +1,155 @@
+"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: which steps they hold, taken out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from archive.arrays import Ints, spans
+from archive.base import FieldError, UsageError, cached_property, show
+from archive.fields import Array, Path, is_tensor, nesting
+from archive.write import BufferWriter
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Which positions each env row holds."""
+
+    pos: Ints
+    size: Ints
+    env_ids: Ints
+    max_length: int
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Ring rows in order of their env ids, the order of live steps."""
+        return np.argsort(self.env_ids, kind="stable")
+
+    @cached_property
+    def live(self) -> RingSteps:
+        """All steps of the ring, in live order."""
+        stop = self.pos[self.rows]
+        return RingSteps(self.rows, stop - self.size[self.rows], stop, self.max_length)
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse what is not one entry a slot."""
+        expected = (len(self.pos), self.max_length)
+        if not (is_tensor(value) or isinstance(value, np.ndarray)):
+            raise FieldError(f"{name!r} is a {type(value).__name__}; a ring has tensors or arrays {list(expected)}")
+        if tuple(value.shape[:2]) != expected:
+            raise FieldError(
+                f"{name!r} has shape {list(value.shape)}; this ring has {expected[0]} env rows of {expected[1]} slots, "
+                f"so it must be [{expected[0]}, {expected[1]}, ...]"
+            )
+
+    def seen(self, inner: BufferWriter) -> Ints:
+        """Position up to which the writer has each row; -1 of one that it does not know."""
+        seen = np.array([inner.next_position(e) if inner.knows(e) else -1 for e in self.env_ids.tolist()], np.int64)
+        behind = np.flatnonzero(self.pos < seen)
+        if len(behind):
+            e = int(behind[0])
+            raise UsageError(
+                f"env {self.env_ids[e]} of the ring is at position {self.pos[e]}, but the writer has its steps up to "
+                f"{seen[e]} ({len(behind)} env rows in all): positions only grow. Fill the ring from what the writer "
+                "resumed from, or open a writer without resume="
+            )
+        return seen
+
+
+def ring_of(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ring:
+    """The ring that pos, size and env_ids say; UsageError or FieldError for what makes none."""
+    if not leaves:
+        raise FieldError("the ring has no fields; give a nest of tensors [num_envs, max_length, ...]")
+    end = row_values(pos, "pos", None)
+    count = row_values(size, "size", len(end))
+    ids = np.arange(len(end)) if env_ids is None else row_values(env_ids, "env_ids", len(end))
+    path, leaf = next(iter(leaves.items()))
+    ring = Ring(end, count, ids, int(leaf.shape[1]) if getattr(leaf, "ndim", 0) > 1 else 0)
+    for path, leaf in leaves.items():
+        ring.check(show(path), leaf)
+    bad = np.flatnonzero((count < 0) | (count > np.minimum(end, ring.max_length)))
+    if len(bad):
+        e = int(bad[0])
+        raise UsageError(
+            f"row {e} of the ring: size {count[e]} with pos {end[e]} and {ring.max_length} slots; size is at most either"
+        )
+    if len(np.unique(ids)) < len(ids) or int(ids.min(initial=0)) < 0:
+        raise UsageError("env_ids of a ring are distinct and not negative, one a row")
+    return ring
+
+
+def row_values(value: Any, name: str, rows: int | None) -> Ints:
+    """One integer a row; UsageError for anything else."""
+    array = np.asarray(nesting.as_array(value if not isinstance(value, tuple) else list(value), name))
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (rows is not None and len(array) != rows):
+        wanted = "one integer a row" if rows is None else f"{rows} integers, one a row"
+        raise UsageError(f"{name} of a ring is {array.dtype} {list(array.shape)}; give {wanted}")
+    return array.astype(np.int64)
+
+
+class RingSteps:
+    """Steps [start, stop) of some rows of a ring, row by row."""
+
+    def __init__(self, rows: Ints, start: Ints, stop: Ints, max_length: int) -> None:
+        self.rows = rows
+        self.start = start
+        self.counts = stop - start
+        self.max_length = max_length
+
+    @cached_property
+    def positions(self) -> Ints:
+        return spans(self.start, self.counts)
+
+    @cached_property
+    def places(self) -> Ints:
+        """Row and slot of each step as one number."""
+        places: Ints = np.repeat(self.rows * self.max_length, self.counts) + self.positions % self.max_length
+        return places
+
+    @cached_property
+    def block(self) -> tuple[slice, int, int] | None:
+        """(rows, first slot, count) if neighbouring rows have the same slots, as those of a vector env do."""
+        slots = self.start % self.max_length if self.max_length else self.start
+        if not len(self.rows) or (np.diff(self.rows) != 1).any() or np.ptp(slots) or np.ptp(self.counts):
+            return None
+        return slice(int(self.rows[0]), int(self.rows[-1]) + 1), int(slots[0]), int(self.counts[0])
+
+    def take(self, leaf: Any) -> Any:
+        """This slab's part of `[num_envs, max_length, ...]`, one row a step: a copy, made once."""
+        if is_tensor(leaf):
+            plain = _bits(leaf.detach())
+            taken = _block(plain, *self.block) if self.block else self._chosen(plain)
+            return taken.view(leaf.dtype)
+        return _block(leaf, *self.block) if self.block else self._chosen_rows(leaf)
+
+    def _chosen(self, leaf: torch.Tensor) -> torch.Tensor:
+        places = torch.from_numpy(self.places).to(leaf.device)
+        if leaf.stride(0) == self.max_length * leaf.stride(1):
+            return leaf.flatten(0, 1).index_select(0, places)
+        return leaf[places // self.max_length, places % self.max_length]
+
+    def _chosen_rows(self, leaf: Array) -> Array:
+        if leaf.strides[0] == self.max_length * leaf.strides[1]:
+            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]).take(self.places, axis=0)
+        return np.asarray(leaf[self.places // self.max_length, self.places % self.max_length])
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Small floats as integers of their width: not every torch can gather them."""
+    if tensor.dtype.is_floating_point and tensor.element_size() < 4:
+        return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
+    return tensor
+
+
+def _block(leaf: Any, rows: slice, slot: int, count: int) -> Any:
+    shape = (rows.stop - rows.start, count, *leaf.shape[2:])
+    out = leaf.new_empty(shape) if is_tensor(leaf) else np.empty(shape, leaf.dtype)
+    head = min(count, leaf.shape[1] - slot)
+    out[:, :head] = leaf[rows, slot : slot + head]
+    if count > head:
+        out[:, head:] = leaf[rows, : count - head]
+    return out.reshape(shape[0] * count, *shape[2:])
