@@ -10,7 +10,7 @@ import click
 from archive.base import UsageError
 from archive.cli.exchange import ADAPTERS, adapter, adapter_option, stores_of
 from archive.cli.options import Target, on_archive, option_values, weights, where
-from archive.cli.pages import PageFile, page_of
+from archive.cli.pages import page_of, page_writer
 from archive.cli.progress import bar
 from archive.cli.selecting import named_checkpoint
 
@@ -75,9 +75,9 @@ def _page(
         raise UsageError("--html wants a file to write: add --output FILE")
     choice = {name: how[name] for name in ("run", "where", "weights", "world_size", "allow_missing")}
     of_episode = {"fields": list(how["fields"]), "max_bytes": how["max_bytes"], "tokenizer": how["tokenizer"]}
-    arc, place = target.open(), PageFile(file, target.storage_options, replace=replace)
+    arc, write = target.open(), page_writer(file, target.storage_options, replace=replace)
     title, text = page_of(arc, what, **choice, **{name: value for name, value in of_episode.items() if value})
-    place.write(text)
+    write(text.encode())
     target.answer({"to": file, "format": "html", "source": title}, f"{title} is in {file}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, UsageError
@@ -82,35 +82,15 @@ def _checkpoint(arc: Archive, name: str, run: str | None, kind: str) -> Checkpoi
         ) from None
 
 
-class PageFile:
-    """Where a page goes: a path or a URL, which the storage options open.
+def page_writer(file: str, storage_options: Mapping[str, Any], *, replace: bool) -> Callable[[bytes], None]:
+    """What writes a page to a path, or a URL that the storage options open: whole or not at all.
 
-    UsageError if it can't be written there, or something is there that is not to be replaced.
+    UsageError if that is no place for a page, or something is there that is not to be replaced.
     """
-
-    def __init__(self, file: str, storage_options: Mapping[str, Any], *, replace: bool) -> None:
-        self.file = file
-        self.options = storage_options
-        self.path = None if "://" in file else local_path(file, "--output")
-        if self.path is not None and (not self.path.parent.is_dir() or self.path.is_dir()):
-            raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
-        there = file_exists(file, self.options) if self.path is None else self.path.exists()
-        if there and not replace:
-            raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
-
-    def write(self, text: str) -> None:
-        """The whole page or nothing."""
-        if self.path is None:
-            write_file(self.file, text.encode(), self.options)
-        else:
-            _write(self.path, text)
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(path)
-    except OSError as e:
-        part.unlink(missing_ok=True)
-        raise UsageError(f"no page can be written to {path} ({e.strerror}): give another --output") from e
+    path = None if "://" in file else local_path(file, "--output")
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise UsageError(f"--output {file} is no file in a folder that is there: make the folder, or give another")
+    place, options = (file, storage_options) if path is None else (str(path), {})
+    if file_exists(place, options) and not replace:
+        raise UsageError(f"{file} is there; nothing was done: give another --output, or add --yes to replace it")
+    return partial(write_file, place, storage_options=options)

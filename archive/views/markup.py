@@ -53,8 +53,12 @@ def shown(value: Any, limit: int = MAX_TEXT) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}" + (" UTC" if value.utcoffset() == timedelta() else "")
     if isinstance(value, (list, tuple)):
         value = ", ".join(shown(v, limit) for v in value) or "-"
-    text = str(value)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return cut(str(value), limit)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its first characters and what says that there were more."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, more: int = 0) -> Markup:

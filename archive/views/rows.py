@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from archive.views.markup import Markup, section, tag
+from archive.views.markup import Markup, cut, section, tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +68,7 @@ def _column(found: pa.Table, name: str, kind: str) -> dict[str, Any]:
         return _coded(values)
     if kind == "text":
         most = MAX_METADATA if name == "metadata" else MAX_TEXT
-        return {"values": [None if v is None else _cut(str(v), most) for v in values]}
+        return {"values": [None if v is None else cut(str(v), most) for v in values]}
     if kind == "flag":
         return {"values": [None if v is None else int(v) for v in values]}
     return {"values": [_number(v) for v in values]}
@@ -85,8 +85,4 @@ def _coded(values: Sequence[str | None]) -> dict[str, Any]:
     """Names as numbers into a list of them."""
     places: dict[str, int] = {}
     codes = [None if v is None else places.setdefault(v, len(places)) for v in values]
-    return {"values": codes, "names": [_cut(name, MAX_TEXT) for name in places]}
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return {"values": codes, "names": [cut(name, MAX_TEXT) for name in places]}
