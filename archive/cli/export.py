@@ -36,7 +36,10 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @click.option("--run", metavar="NAME", help="Of this run: the checkpoint; of all episodes, its own.")
 @where()
 @weights
-@click.option("--field", "fields", multiple=True, metavar="NAME", help="Of episodes only these. May be repeated.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="NAME",
+    help="npz, parquet, an episode's page: only these. May be repeated.",
+)  # fmt: skip
 @click.option(
     "--max-bytes", type=click.IntRange(1), metavar="N", help="Of an episode's page; it names what is left out."
 )
