@@ -89,13 +89,3 @@ def anchors(text: str) -> set[str]:
 def test_tests_are_named_by_where_they_are(path: Path) -> None:
     for name in re.findall(r"`(tests/[\w./]+)`", path.read_text("utf-8")):
         assert (ROOT / name).exists(), name
-
-
-def test_the_architecture_names_what_exists() -> None:
-    text = (ROOT / "archive" / "ARCHITECTURE.md").read_text("utf-8")
-    for name in re.findall(r"`(?:tests/)?((?:\w+/)*(?:test_|format_)\w+\.py)`", text):
-        assert (ROOT / "tests" / name).exists(), name
-
-
-def test_the_architecture_fits_on_two_pages() -> None:
-    assert len((ROOT / "archive" / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 150
