@@ -8,17 +8,15 @@ the old shards too; each run's newest checkpoint is published again, to be read 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import Archive
-from archive.arrays import Ints, merge_runs
-from archive.base import ConflictError, UsageError
-from archive.fields import NODES, loads
+from archive.base import ConflictError
 from archive.manifest import (
     Commit,
     CommitLog,
@@ -26,13 +24,13 @@ from archive.manifest import (
     Snapshot,
     chains,
     commits,
-    liveview,
     new_session,
     tablefiles,
     tables,
 )
 from resharding.transfer.engines import check_engine
 from resharding.transfer.rewriting import Piece, rewrite
+from resharding.transfer.thinning import thin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,116 +58,27 @@ def compact(
     engine: "local", or "ray" to read and write on a Ray cluster.
     """
     check_engine(engine, archive.url)
-    if not 0 < min_alive <= 1:
-        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
-    archive.refresh()
-    live = _live_intervals(archive)
-    thin = _thin_shards(archive, live, min_alive)
-    pieces = _pieces(archive, live, thin)
-    moved = [p for p in pieces if p.live]
-    if not moved:
+    found = thin(archive, min_alive)
+    if not found.live:
         return Compacted(0, 0, None)
     session = new_session()
-    places, chunks = rewrite(archive, moved, session, compression, engine)
-    chunk_file = tablefiles.write(archive.storage, session, "chunks", chunks)
-    replacement = _replacement_rows(archive, pieces, places, chunk_file)
-    planned = _planned(archive, pieces)
-    log = CommitLog(archive.storage, archive.id, archive.head)
-
-    def build(parent: Commit, attempt: int) -> Commit:
-        return _draft(archive, parent, replacement, planned, session, chunk_file)
-
-    made = log.append(f"compact/{session}", build)
-    ours = [made.number]
-    for mark in [m for m in _marked(made) if m[1] < made.number]:
-        made = log.append(f"compact/{session}/{mark[1]}", partial(_again, archive, mark, session, tuple(ours)))
-        ours.append(made.number)
+    places, table = rewrite(archive, found.live, session, compression, engine)
+    chunks = tablefiles.write(archive.storage, session, "chunks", table)
+    rows = _replacement_rows(archive, found.pieces, places, chunks)
+    moved = _Moved(archive, session, chunks, rows, _planned(archive, found.pieces))
+    made = moved.commit()
     archive.refresh()
-    return Compacted(len(thin), sum(p.hi - p.lo for p in moved), made.number)
+    return Compacted(found.shards, found.steps, made.number)
 
 
 def compactable(archive: Archive, *, min_alive: float = 0.5) -> Compacted:
     """What `compact` would do now: how many shards are thin, and their live steps. Writes nothing."""
-    if not 0 < min_alive <= 1:
-        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
-    archive.refresh()
-    live = _live_intervals(archive)
-    thin = _thin_shards(archive, live, min_alive)
-    steps = sum(p.hi - p.lo for p in _pieces(archive, live, thin) if p.live)
-    return Compacted(len(thin) if steps else 0, steps, None)
-
-
-def _live_intervals(archive: Archive) -> dict[int, tuple[Ints, Ints]]:
-    """Row of the segments table -> live steps of it, over the newest whole checkpoints of all runs."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for run in archive.head.runs:
-        checkpoint = archive.checkpoints.newest(run=run, replay=True)
-        if checkpoint is None:
-            continue
-        now = _rows_now(archive, checkpoint)
-        for row, lo, hi in zip(now.row.tolist(), now.lo.tolist(), now.hi.tolist(), strict=True):
-            found.setdefault(row, []).append((lo, hi))
-    return {row: merge_runs(*np.array(pairs, np.int64).T) for row, pairs in found.items()}
-
-
-def _rows_now(archive: Archive, checkpoint: Any) -> Any:
-    """The checkpoint's live steps in the rows of the newest segments table."""
-    return liveview.locate(checkpoint.live, archive.snapshot.columns(liveview.SEGMENT_COLUMNS))
-
-
-def _thin_shards(archive: Archive, live: dict[int, tuple[Ints, Ints]], min_alive: float) -> set[str]:
-    """Shards with live steps, of which less than `min_alive` of the steps are live (or go along with live ones)."""
-    table = archive.snapshot.columns(["shard", "length", "schema"])
-    shards = table["shard"].cast("string").to_pylist()
-    lengths = table["length"].to_pylist()
-    total: dict[str, int] = {}
-    alive: dict[str, int] = {}
-    for shard, length in zip(shards, lengths, strict=True):
-        if shard is not None:
-            total[shard] = total.get(shard, 0) + length
-    for row, (starts, stops) in live.items():
-        steps = int((stops - starts).sum())
-        if steps and not divisible(table["schema"][row].as_py()):
-            steps = lengths[row]
-        alive[shards[row]] = alive.get(shards[row], 0) + steps
-    return {shard for shard, steps in alive.items() if 0 < steps < min_alive * total[shard]}
-
-
-@cache
-def divisible(schema: str) -> bool:
-    """Whether segments of this schema can be cut anywhere: no field has other rows than one a step."""
-    return all(f.per_step or f.axis in NODES for f in loads(schema).fields)
-
-
-def _pieces(archive: Archive, live: dict[int, tuple[Ints, Ints]], thin: set[str]) -> list[Piece]:
-    """The affected rows cut into live and other pieces; rows with fields that are not one row a step stay whole."""
-    rows = sorted(row for row, (starts, _) in live.items() if len(starts))
-    table = archive.snapshot.take(np.array(rows, np.int64), ["shard", "length", "schema"])
-    columns = (
-        table["shard"].cast("string").to_pylist(),
-        table["length"].to_pylist(),
-        table["schema"].cast("string").to_pylist(),
-    )
-    out: list[Piece] = []
-    for row, shard, length, text in zip(rows, *columns, strict=True):
-        if shard in thin:
-            edges = (edge.tolist() for edge in live[row])
-            out += _cut(row, length, zip(*edges, strict=True) if divisible(text) else [(0, length)])
-    return out
-
-
-def _cut(row: int, length: int, runs: Iterable[tuple[int, int]]) -> list[Piece]:
-    out, at = [], 0
-    for lo, hi in runs:
-        if lo > at:
-            out.append(Piece(row, at, lo, False))
-        out.append(Piece(row, lo, hi, True))
-        at = hi
-    return [*out, Piece(row, at, length, False)] if at < length else out
+    found = thin(archive, min_alive)
+    return Compacted(found.shards if found.steps else 0, found.steps, None)
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunk_file: FileRef
+    archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunks: FileRef
 ) -> dict[Address, list[dict[str, Any]]]:
     """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
     rows = archive.snapshot.take(
@@ -182,11 +91,7 @@ def _replacement_rows(
         _narrow(row, piece, before[-1] if before else None)
         if piece.live:
             row |= places[live]
-            row |= {
-                "chunks": chunk_file.path,
-                "chunks_bytes": chunk_file.bytes,
-                "chunks_crc32c": chunk_file.crc32c,
-            }
+            row |= {"chunks": chunks.path, "chunks_bytes": chunks.bytes, "chunks_crc32c": chunks.crc32c}
             live += 1
         before.append(row)
     return out
@@ -211,36 +116,66 @@ def _planned(archive: Archive, pieces: Sequence[Piece]) -> dict[Address, dict[st
     return {(r["session"], r["rank"], r["sequence"]): {n: r[n] for n in WHERE} for r in rows}
 
 
-def _check_unmoved(
-    table: pa.Table, places: dict[int, Address], planned: dict[Address, dict[str, Any]], url: str
-) -> None:
-    now = table.select(list(WHERE)).take(np.array(list(places), np.int64)).to_pylist()
-    if len(places) != len(planned) or any(row != planned[a] for row, a in zip(now, places.values(), strict=True)):
-        raise ConflictError(
-            f"steps at {url} were moved by another compaction while this one ran; nothing was committed, run it again"
+@dataclass(frozen=True)
+class _Moved:
+    """Steps that were written anew, ready to be committed.
+
+    rows: address of an affected row -> its pieces as rows.  planned: where its steps lay when they were read.
+    """
+
+    archive: Archive
+    session: str
+    chunks: FileRef
+    rows: dict[Address, list[dict[str, Any]]]
+    planned: dict[Address, dict[str, Any]]
+
+    def commit(self) -> Commit:
+        """The last of the commits: one with the new rows, and one for each checkpoint that is published again."""
+        log = CommitLog(self.archive.storage, self.archive.id, self.archive.head)
+        made = log.append(f"compact/{self.session}", self._replaced)
+        ours = [made.number]
+        for mark in [m for m in _marked(made) if m[1] < made.number]:
+            again = partial(self._again, mark, tuple(ours))
+            made = log.append(f"compact/{self.session}/{mark[1]}", again)
+            ours.append(made.number)
+        return made
+
+    def _replaced(self, parent: Commit, attempt: int) -> Commit:
+        """All rows of the parent in one file, the affected ones replaced in place."""
+        names = tables.schema("segments").names
+        table = Snapshot(self.archive.storage, parent).columns(names)
+        addresses = zip(*(table[n].to_pylist() for n in ADDRESS), strict=True)
+        places = {i: address for i, address in enumerate(addresses) if address in self.rows}
+        self._check_unmoved(table, places)
+        parts, at = [], 0
+        for i, address in places.items():
+            new = {name: [row[name] for row in self.rows[address]] for name in names}
+            parts += [table.slice(at, i - at), tables.from_columns("segments", new)]
+            at = i + 1
+        every = tables.concat("segments", [*parts, table.slice(at)])
+        file = tablefiles.write(self.archive.storage, self.session, "segments", every)
+        made = parent.after(
+            "compact", session=self.session, segments=(file,), chunks=self.chunks, added={"segments": 0}
         )
+        marked = _marked(parent)
+        return _republishing(self.archive, parent, made, marked[0]) if marked else made
 
+    def _check_unmoved(self, table: pa.Table, places: dict[int, Address]) -> None:
+        """ConflictError if the rows are not all there, or their steps no longer lie where they were read."""
+        now = table.select(list(WHERE)).take(np.array(list(places), np.int64)).to_pylist()
+        before = [self.planned[address] for address in places.values()]
+        if len(places) != len(self.planned) or now != before:
+            raise ConflictError(
+                f"steps at {self.archive.url} were moved by another compaction while this one ran; nothing was committed, "
+                "run it again"
+            )
 
-def _draft(
-    archive: Archive, parent: Commit, replacement: dict[Address, list[dict[str, Any]]],
-    planned: dict[Address, dict[str, Any]], session: str, chunk_file: FileRef,
-) -> Commit:  # fmt: skip
-    """All rows of the parent in one file, the affected ones replaced in place."""
-    names = tables.schema("segments").names
-    table = Snapshot(archive.storage, parent).columns(names)
-    addresses = zip(*(table[n].to_pylist() for n in ADDRESS), strict=True)
-    places = {i: a for i, a in enumerate(addresses) if a in replacement}
-    _check_unmoved(table, places, planned, archive.url)
-    parts, at = [], 0
-    for i, address in places.items():
-        rows = replacement[address]
-        parts += [table.slice(at, i - at), tables.from_columns("segments", {n: [r[n] for r in rows] for n in names})]
-        at = i + 1
-    parts.append(table.slice(at))
-    file = tablefiles.write(archive.storage, session, "segments", tables.concat("segments", parts))
-    made = parent.after("compact", session=session, segments=(file,), chunks=chunk_file, added={"segments": 0})
-    marked = _marked(parent)
-    return _republishing(archive, parent, made, marked[0]) if marked else made
+    def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: int) -> Commit:
+        """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays so."""
+        marks = _marked(parent)
+        newer = [number for _, number in marks if number > ours[0] and number not in ours]
+        made = parent.after("compact", session=self.session, added={"segments": 0})
+        return made if newer or mark not in marks else _republishing(self.archive, parent, made, mark)
 
 
 def _marked(commit: Commit) -> list[tuple[str, int]]:
@@ -255,16 +190,6 @@ def _marked(commit: Commit) -> list[tuple[str, int]]:
     wanted = ("latest_replay", "latest") if len(marked) > 1 else ("latest_replay",)
     found = {(run, marks[name].commit) for run, marks in marked.items() for name in wanted if name in marks}
     return sorted(found, key=lambda mark: mark[1])
-
-
-def _again(
-    archive: Archive, mark: tuple[str, int], session: str, ours: Sequence[int], parent: Commit, attempt: int
-) -> Commit:
-    """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays so."""
-    marks = _marked(parent)
-    newer = [number for _, number in marks if number > ours[0] and number not in ours]
-    made = parent.after("compact", session=session, added={"segments": 0})
-    return made if newer or mark not in marks else _republishing(archive, parent, made, mark)
 
 
 def _republishing(archive: Archive, parent: Commit, made: Commit, mark: tuple[str, int]) -> Commit:
