@@ -3,7 +3,7 @@ archived; a share comes in and is put into one."""
 
 from __future__ import annotations
 
-from archive.adapters import common
+from archive.adapters import common, digests
 from archive.adapters.common import (
     EXISTING,
     UNFINISHED,
@@ -15,6 +15,7 @@ from archive.adapters.common import (
     checkpoint,
     declare,
     part_of,
+    saved_by,
     several,
     share_buffer,
     share_of,
@@ -32,12 +33,14 @@ from archive.adapters.datasets import (
     role_of,
     row,
 )
+from archive.adapters.digests import Digests
 
 __all__ = [
     "EXISTING",
     "LEAVE_OUT",
     "UNFINISHED",
     "Array",
+    "Digests",
     "Imported",
     "Report",
     "Saved",
@@ -49,12 +52,14 @@ __all__ = [
     "checkpoint",
     "common",
     "declare",
+    "digests",
     "episodes_of",
     "lookup",
     "part_of",
     "path_of_role",
     "role_of",
     "row",
+    "saved_by",
     "several",
     "share_buffer",
     "share_of",

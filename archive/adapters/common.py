@@ -138,6 +138,11 @@ def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options:
     return writer.checkpoint(step, **main, buffers=given, **options)
 
 
+def saved_by(system: str, states: Mapping[int, Any]) -> dict[int, Any]:
+    """Of states by source rank, those that the adapter of this system saved."""
+    return {rank: s for rank, s in states.items() if isinstance(s, Mapping) and s.get("system") == system}
+
+
 def check_option(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a choice that there is not."""
     if value not in allowed:

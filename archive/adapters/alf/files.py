@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from archive import Archive
-from archive.adapters import checkpoint, part_of, share_buffer, share_of
+from archive.adapters import checkpoint, part_of, saved_by, share_buffer, share_of
 from archive.adapters.alf import saving
 from archive.adapters.alf.restoring import rebuild
-from archive.adapters.alf.target import saved_states, target_saved
+from archive.adapters.alf.target import SYSTEM, target_saved
 from archive.adapters.alf.tensors import Tensors
 from archive.base import IntegrityError, NotFoundError, StorageError, UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
@@ -83,7 +83,8 @@ def export_checkpoint(
     module: the name by which the Checkpointer knows the algorithm.
     """
     part = share_buffer(share_of(source, rank), buffer)
-    target = target_saved(saved_states(part), num_envs or part.rules.num_envs, max_length or part.rules.max_length)
+    states = list(saved_by(SYSTEM, part.source_states).values())
+    target = target_saved(states, num_envs or part.rules.num_envs, max_length or part.rules.max_length)
     made = rebuild(part, target, unfinished)
     if not int(made.named["_current_size"].sum()):
         raise NotFoundError("this share has no steps, so there are no fields to write; plan for fewer ranks")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.adapters import UNFINISHED, Report, check_option
+from archive.adapters import UNFINISHED, Report, check_option, saved_by
 from archive.adapters.alf.saving import MARKED, PRIORITY, RETURN, Table, Track, marks, no_rewrites
-from archive.adapters.alf.target import Target, check_kinds, saved_states
+from archive.adapters.alf.target import SYSTEM, Target, check_kinds
 from archive.adapters.alf.tensors import (
     DISC_0,
     FIRST,
@@ -74,7 +74,7 @@ class _Restoring:
         self.notes: list[str] = []
         self.counts: dict[str, int] = {}
         state = part.state
-        same = state is not None and state.get("system") == "alf"
+        same = state is not None and state.get("system") == SYSTEM
         size = (target.num_envs, target.max_length)
         self.exact: Any = state if same and (state["num_envs"], state["max_length"]) == size else None
 
@@ -87,7 +87,8 @@ class _Restoring:
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
-        return [self.exact] if self.exact else saved_states(self.part)
+        """The states that ALF's adapter saved: the one to go on from, else those of all source ranks."""
+        return [self.exact] if self.exact else list(saved_by(SYSTEM, self.part.source_states).values())
 
     def kept(self, name: str, made: torch.Tensor) -> torch.Tensor:
         """A tensor as the state has it, where nothing has moved; else the one that was made."""
@@ -95,6 +96,7 @@ class _Restoring:
         return made if saved is None else torch.from_numpy(saved.copy()).to(made.device)
 
     def rebuilt(self) -> Rebuilt:
+        """All that the buffer takes."""
         filled, target = self.filled, self.target
         steps = int(filled.size.sum())
         if steps:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from archive.adapters import Saved, declare
+from archive.adapters import Saved, declare, digests
 from archive.adapters.alf.tensors import DISC_0, FIRST, HEADLESS, INDEX, LAST, RETURNS, SUMS, Tensors, path_by_key
 from archive.arrays import Ints
 from archive.fields import unflatten
@@ -116,17 +115,13 @@ def _checksums(tensors: Tensors, position: torch.Tensor, there: np.ndarray[Any, 
     rows, which = np.nonzero(there)
     slots = position[rows, which] % max(1, tensors.max_length)
     at = torch.from_numpy(rows)
-    sums = np.zeros(len(rows), np.int64)
-    for path, leaf in sorted(tensors.fields.items()):
-        if path[-1] == "step_type":  # ALF's own loading rewrites it
-            continue
-        steps = leaf[at.to(leaf.device), slots.to(leaf.device)].cpu().contiguous()
-        if not steps.numel():
-            continue
-        raw = steps.reshape(len(rows), -1).view(torch.uint8).numpy()
-        sums = np.array([zlib.crc32(step, s) for step, s in zip(raw, sums.tolist(), strict=True)], np.int64)
+    sums = np.zeros(len(rows), np.uint64)
+    for number, (path, leaf) in enumerate(sorted(tensors.fields.items())):
+        if path[-1] != "step_type":  # ALF's own loading rewrites it
+            steps = leaf[at.to(leaf.device), slots.to(leaf.device)]
+            sums += digests.of_tensor(steps, None) * digests.salt(number, path)
     out = np.full(there.shape, -1, np.int64)
-    out[rows, which] = sums
+    out[rows, which] = sums >> np.uint64(1)
     return out
 
 

@@ -12,6 +12,7 @@ from archive.adapters.alf.tensors import INDEX, RETURNS, SUMS, Tensors
 from archive.base import FieldError, UsageError
 from archive.fields import Path
 
+SYSTEM = "alf"
 DEFAULT_RETURN = -1000.0  # ALF's own default of what steps have whose episode has not ended
 
 
@@ -55,11 +56,6 @@ def target_of(rb: Any) -> Target:
         device=tensors.pos.device,
         kinds={path: (leaf.dtype, tuple(leaf.shape[2:])) for path, leaf in tensors.fields.items()},
     )
-
-
-def saved_states(part: Any) -> list[dict[str, Any]]:
-    """The states that ALF's adapter saved, of all source ranks."""
-    return [s for s in part.source_states.values() if isinstance(s, dict) and s.get("system") == "alf"]
 
 
 def target_saved(states: Sequence[Mapping[str, Any]], num_envs: int | None, max_length: int | None) -> Target:

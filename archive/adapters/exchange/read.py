@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from archive.adapters import lookup
+from archive.adapters.alf import LAST
 from archive.base import FieldError, UsageError
 from archive.fields import Array, Path, flatten, leaves, unflatten
 
-FIRST, LAST = 0, 2
 Leaves = dict[Path, Array]
 NOT_SEEN = ("reward", "done", "terminated", "truncated")
 

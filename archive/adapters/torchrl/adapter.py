@@ -9,7 +9,7 @@ from archive.adapters import UNFINISHED, Report, Saved, common
 from archive.adapters.torchrl import extras, saving, writers
 from archive.adapters.torchrl.episodes import Keys
 from archive.adapters.torchrl.parts import Parts, held, parts_of
-from archive.adapters.torchrl.places import SYSTEM, Given, ours, room_for
+from archive.adapters.torchrl.places import SYSTEM, Given, room_for
 from archive.adapters.torchrl.restoring import restore as _restore
 from archive.adapters.torchrl.samplers import saved_samplers
 from archive.base import UsageError
@@ -28,7 +28,7 @@ def capacity(objects: Any, checkpoint: Checkpoint, *, num_envs: int | None = Non
     out: dict[str, int] = {}
     for name, parts in _parts(objects).items():
         states = {rank: checkpoint.state(rank, name) for rank in checkpoint.ranks if name in checkpoint.buffers}
-        out[name] = room_for(saving.cells_of(parts), ours(states), num_envs)
+        out[name] = room_for(saving.cells_of(parts), common.saved_by(SYSTEM, states), num_envs)
     return common.as_given(objects, out)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.adapters.torchrl.digests import Digests
+from archive.adapters import Digests
 from archive.arrays import Ints
 from archive.base import CapacityError
 from archive.fields import Array, Path

@@ -62,6 +62,12 @@ def apart(item: Any, path: Path, leaves: Leaves) -> Any:
     if type(item) in (bool, int, float, str):
         leaves[here] = item
         return [type(item).__name__]
+    _check_json(item, here)
+    leaves[here] = Json(item)
+    return ["json"]
+
+
+def _check_json(item: Any, here: Path) -> None:
     try:
         jsontree.dumps(item, where=show(here))
     except ArchiveError as e:
@@ -69,8 +75,6 @@ def apart(item: Any, path: Path, leaves: Leaves) -> Any:
             f"an item of the storage has a {type(item).__name__} in {show(here)!r}, which cannot be saved without pickle; "
             "store tensors, arrays, numbers, strings, or dicts and lists of them"
         ) from e
-    leaves[here] = Json(item)
-    return ["json"]
 
 
 def _parts(entries: Any, path: Path, leaves: Leaves) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.adapters.torchrl import digests
+from archive.adapters import digests
 from archive.adapters.torchrl.cells import ROOT, Cells
 from archive.adapters.torchrl.items import Json, Leaves, apart, joined, kind_of, last_numbers, stacked, together
 from archive.arrays import Ints

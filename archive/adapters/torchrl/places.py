@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive.adapters import saved_by
 from archive.adapters.torchrl.cells import Cells
 from archive.adapters.torchrl.episodes import END, SPLIT, Keys
 from archive.adapters.torchrl.tracking import NONE
@@ -22,11 +23,6 @@ SYSTEM = "torchrl"
 NO_STEPS: Ints = np.zeros(0, np.int64)
 
 
-def ours(states: Mapping[int, Any]) -> dict[int, Any]:
-    """Of states by rank, those that this adapter saved."""
-    return {r: s for r, s in states.items() if isinstance(s, dict) and s.get("system") == SYSTEM}
-
-
 @dataclass(frozen=True)
 class Given:
     """What a share has for one buffer."""
@@ -38,7 +34,7 @@ class Given:
     @cached_property
     def states(self) -> dict[int, Any]:
         """By source rank: the states that this adapter saved."""
-        return ours(self.part.source_states)
+        return saved_by(SYSTEM, self.part.source_states)
 
     @property
     def layout(self) -> Any:

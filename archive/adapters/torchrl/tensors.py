@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.adapters.torchrl import digests
+from archive.adapters import digests
 from archive.adapters.torchrl.cells import INDEX, ROOT, Cells
 from archive.adapters.torchrl.outlines import (
     Outline,

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from archive.adapters import Digests
 from archive.adapters.torchrl.cells import Cells
-from archive.adapters.torchrl.digests import Digests
 from archive.adapters.torchrl.episodes import Keys
 from archive.arrays import Ints, spans
 from archive.write import BufferWriter

@@ -1,4 +1,4 @@
-"""Pure, no I/O: digests of the rows of tensors, with numbers drawn once a process."""
+"""Pure, no I/O: digests of the rows of tensors, to see in this process which have changed."""
 
 from __future__ import annotations
 
