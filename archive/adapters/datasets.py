@@ -12,6 +12,7 @@ import numpy as np
 from archive import Archive
 from archive.base import FieldError, NotFoundError, UsageError
 from archive.checkpoint import Checkpoint
+from archive.fields import Array as Array
 from archive.fields import Path, Schema, flatten, to_path
 from archive.read import Episodes
 
@@ -21,7 +22,6 @@ ROLES = {
     "rewards": ("rewards", "reward", "next/reward", "time_step/reward"),
 }
 LEAVE_OUT = "name the fields to export, with fields= (--field)"
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Frameworks: replay buffers whose data lies in an archive, with the interfaces that training code knows.
+"""Replay buffers that keep their data in an archive, with the interfaces that training code knows.
 
     buf = TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"s3://bucket/replay/rank_{rank}")
     buf.load_checkpoint(f"s3://bucket/replay/rank_{rank}", world_size=world)   # of a world of any size

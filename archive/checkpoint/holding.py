@@ -23,7 +23,7 @@ class Holding:
     """One rank's buffer that holds these episodes, one after the other: `arc.writer(resume=Holding(...))`."""
 
     episodes: Episodes
-    buffer: str
+    buffer: str  # which they were written to
     run: str
     rank: int = 0
     world_size: int = 1

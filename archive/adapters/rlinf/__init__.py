@@ -33,8 +33,8 @@ from __future__ import annotations
 
 from archive.adapters.rlinf import trajectory
 from archive.adapters.rlinf.adapter import export_checkpoint, import_checkpoint, merge, problems, restore, save, split
+from archive.adapters.rlinf.folder import Problem
 from archive.adapters.rlinf.numbers import NUMBER, SYSTEM
-from archive.adapters.rlinf.source import Problem
 from archive.adapters.rlinf.trajectory import Steps
 
 __all__ = [

@@ -12,19 +12,19 @@ from archive.adapters import (
     UNFINISHED,
     Report,
     Saved,
+    as_given,
     check_option,
     check_room,
     checkpoint,
     part_of,
     several,
-    share_buffer,
     share_of,
 )
 from archive.adapters.rlinf import export, live, order
 from archive.adapters.rlinf.episodes import add_episodes
-from archive.adapters.rlinf.numbers import MAX_SEED, file_kind, numbers_of, state_of, trajectories
+from archive.adapters.rlinf.folder import Problem
+from archive.adapters.rlinf.numbers import Trajectories, trajectories_of
 from archive.adapters.rlinf.source import (
-    Problem,
     add_trajectory,
     check_pickle,
     folders,
@@ -77,26 +77,20 @@ def restore(
     for name, buffer in found.items():
         live.check_buffer(buffer)
         check_room(existing, int(buffer.total_samples), f"buffer {name!r}")
-    known = {name: _known(share, name) for name in found}
-    reports = {name: _restored(buffer, share, *known[name]) for name, buffer in found.items()}
-    return reports if isinstance(buffers, Mapping) else reports[MAIN_BUFFER]
+    chosen = {name: trajectories_of(share, name) for name in found}
+    archive_id = share.plan.checkpoint.archive_id
+    return as_given(buffers, {name: _restored(buffer, chosen[name], archive_id) for name, buffer in found.items()})
 
 
-def _known(share: Any, name: str) -> tuple[Any, dict[str, Any] | None, list[int]]:
-    """(buffer of the share, the state that goes on as it was, numbers of its trajectories)."""
-    part = share_buffer(share, name)
-    return part, state_of(part, share.rank, is_identity=share.plan.is_identity), numbers_of(part)
-
-
-def _restored(buffer: Any, share: Any, part: Any, state: dict[str, Any] | None, numbers: list[int]) -> Report:
+def _restored(buffer: Any, found: Trajectories, archive_id: str) -> Report:
     live.empty(buffer)
     try:
-        kept = live.fill(buffer, trajectories(part, numbers), numbers, state, share.seed & MAX_SEED)
+        kept = live.fill(buffer, found)
     except BaseException:
         live.empty(buffer)  # rather than half of it
         raise
-    live.remember(buffer, share.plan.checkpoint.archive_id, kept)
-    counts = {"lost_before": len((state or {}).get("lost", ())), "not_in_cache": len(numbers) - len(kept)}
+    live.remember(buffer, archive_id, kept)
+    counts = {"lost_before": len(found.state.get("lost", ())), "not_in_cache": len(found.numbers) - len(kept)}
     return Report(len(kept), sum(one.entry["shape"][0] for one in kept), counts)
 
 
@@ -171,18 +165,9 @@ def export_checkpoint(
         source = share_of(source, rank or 0)
     export.check_free(storage, "")
     if not several_ranks:
-        return _exported(source, storage, "", buffer)
+        return export.write(storage, "", trajectories_of(source, buffer))
     shares = [share_of(source, each) for each in range(source.world_size)]
-    return sum(_exported(share, storage, f"rank_{share.rank}/", buffer) for share in shares)
-
-
-def _exported(share: Any, storage: Storage, prefix: str, buffer: str) -> int:
-    part, state, numbers = _known(share, buffer)
-    seed = (state or {}).get("seed")
-    kind = file_kind((state, *part.source_states.values()))
-    return export.write(
-        storage, prefix, trajectories(part, numbers), state, share.seed & MAX_SEED if seed is None else seed, kind
-    )
+    return sum(export.write(storage, f"rank_{share.rank}/", trajectories_of(share, buffer)) for share in shares)
 
 
 def merge(ck: Checkpoint, arc: Archive, *, buffer: str = MAIN_BUFFER, name: str | None = None) -> Checkpoint:

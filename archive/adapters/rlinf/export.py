@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from archive.adapters.rlinf.files import dump
-from archive.adapters.rlinf.numbers import Numbered, listed_at
-from archive.adapters.rlinf.source import INDEXES, METADATA
+from archive.adapters.rlinf.folder import METADATA
+from archive.adapters.rlinf.numbers import Numbered, Trajectories, listed_at
+from archive.adapters.rlinf.source import INDEXES
 from archive.base import AlreadyExistsError, UsageError
 from archive.store import Storage
 
@@ -24,14 +25,10 @@ def check_free(storage: Storage, prefix: str) -> None:
         raise AlreadyExistsError(f"{storage.full_url(prefix + taken[0])} is there already; export to an empty folder")
 
 
-def write(
-    storage: Storage, prefix: str, found: Iterator[Numbered], state: Mapping[str, Any] | None, seed: int, kind: str
-) -> int:
-    """One buffer's folder; how many trajectories. metadata.json comes last: without it RLinf loads nothing.
-
-    kind: of the files, "pt" or "pkl".
-    """
+def write(storage: Storage, prefix: str, found: Trajectories) -> int:
+    """Write one buffer's folder; how many trajectories. metadata.json comes last: without it RLinf loads nothing."""
     entries: dict[int, dict[str, Any]] = {}
+    kind = found.file_kind
 
     def files() -> Iterator[tuple[str, bytes]]:
         for one in found:
@@ -39,12 +36,13 @@ def write(
             yield prefix + _name(one, kind), dump(one.tree, kind)
 
     storage.put_many(files())
-    order = sorted(entries, key=listed_at(state))
+    order = sorted(entries, key=listed_at(found.state))
     index = {"trajectory_index": {str(n): entries[n] for n in order}, "trajectory_id_list": order}
     metadata = {
         "trajectory_format": kind, "size": len(entries),
         "total_samples": sum(entry["num_samples"] for entry in entries.values()),
-        "trajectory_counter": max(int((state or {}).get("counter", 0)), max(entries, default=-1) + 1), "seed": seed,
+        "trajectory_counter": max(int(found.state.get("counter", 0)), max(entries, default=-1) + 1),
+        "seed": found.seed,
     }  # fmt: skip
     storage.put(prefix + INDEXES[0], json.dumps(index).encode())
     storage.put(prefix + METADATA, json.dumps(metadata).encode())

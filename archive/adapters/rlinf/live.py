@@ -16,7 +16,7 @@ import torch
 
 from archive.adapters import Saved
 from archive.adapters.rlinf.cache import cache_state, restore_cache
-from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, Numbered, listed_at
+from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, Numbered, Trajectories, listed_at
 from archive.adapters.rlinf.trajectory import to_steps, tree_of
 from archive.base import IntegrityError, UsageError
 from archive.fields import mapped
@@ -84,18 +84,13 @@ def empty(buffer: Any) -> None:
     _seen.pop(buffer, None)
 
 
-def fill(
-    buffer: Any, found: Iterable[Numbered], numbers: Iterable[int], state: Mapping[str, Any] | None, seed: int
-) -> list[Numbered]:
-    """Fill an empty buffer; the trajectories that are in it (without their trees).
-
-    numbers: of all that are found, in any order.  state: it goes on as it was.
-    """
-    live = (state or {}).get("live")
+def fill(buffer: Any, found: Trajectories) -> list[Numbered]:
+    """Fill an empty buffer; the trajectories that are in it (without their trees)."""
+    live = found.state.get("live")
     cache = buffer._flat_trajectory_cache
     exact = restore_cache(cache, live["cache"]) if live and cache is not None else None
     room = 0 if cache is None or exact is not None else cache.max_size
-    order = sorted(numbers, key=listed_at(state))
+    order = sorted(found.numbers, key=listed_at(found.state))
     newest: dict[int, Any] = dict.fromkeys(order[max(0, len(order) - room) :])
     out = []
     for one in found:
@@ -111,8 +106,8 @@ def fill(
     for number, flat in newest.items():
         cache.put(number, flat)
     kept = [one for one in out if _is_held(buffer, one.number)]
-    _set_index(buffer, kept, state)
-    _set_rest(buffer, state, seed, whole=len(kept) == len(out))
+    _set_index(buffer, kept, found.state)
+    _set_rest(buffer, found, whole=len(kept) == len(out))
     if buffer.auto_save:
         buffer._save_metadata()
         buffer._save_trajectory_index()
@@ -132,9 +127,9 @@ def _trajectory_class(buffer: Any) -> Any:
     return next(module.Trajectory for module in modules if hasattr(module, "Trajectory"))
 
 
-def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any] | None) -> None:
-    entries = {one.number: one.entry for one in kept} | dict((state or {}).get("lost", {}))
-    for number in entries.keys() & set(np.asarray((state or {}).get("listed", ())).tolist()):
+def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any]) -> None:
+    entries = {one.number: one.entry for one in kept} | dict(state.get("lost", {}))
+    for number in entries.keys() & set(np.asarray(state.get("listed", ())).tolist()):
         entries[number]["shape"] = list(entries[number]["shape"])
     numbers = sorted(entries, key=listed_at(state))
     with buffer._index_lock:
@@ -142,14 +137,14 @@ def _set_index(buffer: Any, kept: list[Numbered], state: Mapping[str, Any] | Non
         buffer._trajectory_id_list = numbers
         buffer.size = len(numbers)
         buffer._total_samples = sum(entries[n]["num_samples"] for n in numbers)
-        buffer._trajectory_counter = int((state or {}).get("counter", max(numbers, default=-1) + 1))
+        buffer._trajectory_counter = int(state.get("counter", max(numbers, default=-1) + 1))
         buffer._index_version = 1
 
 
-def _set_rest(buffer: Any, state: Mapping[str, Any] | None, seed: int, *, whole: bool) -> None:
+def _set_rest(buffer: Any, found: Trajectories, *, whole: bool) -> None:
     """Seed, generators, and of a whole buffer version and window: as they were, else from the share's seed."""
-    live = (state or {}).get("live")
-    buffer.seed = seed if state is None or state.get("seed") is None else state["seed"]
+    live = found.state.get("live")
+    buffer.seed = found.seed
     if live is None:
         buffer.random_generator = torch.Generator()
         buffer.random_generator.manual_seed(buffer.seed)

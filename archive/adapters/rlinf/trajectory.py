@@ -69,7 +69,7 @@ class Steps:
 def to_steps(trajectory: Any, trajectory_id: int | None = None, *, schema: Schema | None = None) -> Steps:
     """The steps of a Trajectory, or of a dict or any object with its fields; what is None stays None.
 
-    trajectory_id: its number in the buffer.  schema: what else the writer was told of the fields.
+    trajectory_id: its number in the buffer.  schema: what the fields mean besides, as the writer's schema says.
     """
     tree = tree_of(trajectory)
     scalars = {key: tree.pop(key) for key, kind in SCALARS.items() if type(tree.get(key)) is kind}
@@ -193,7 +193,7 @@ def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _schema(steps: Mapping[str, Any], axes: Mapping[Path, str], length: int, base: Schema) -> Schema:
-    """What the writer was told, these axes, and that next_obs repeats the next rows of curr_obs."""
+    """The writer's schema with these axes, and that next_obs repeats the next rows of curr_obs."""
     nests = (steps.get(key) for key in ("curr_obs", "next_obs"))
     current, following = (dict(leaves(nest)) if isinstance(nest, Mapping) else {} for nest in nests)
     next_of = {

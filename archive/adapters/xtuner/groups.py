@@ -1,40 +1,22 @@
 """Pure, no I/O: a group of rollouts as the fields and metadata of one episode; one step is one rollout.
 
-Works on the public fields of whatever the rollouts are (pydantic models or dataclasses). Tokens and other long lists of
-numbers, arrays and tensors become ragged fields of one entry a rollout; the rest is JSON: metadata, or where it is long
-the text field `long`. What is not JSON is written as a dict of one key, its tag, beginning with `TAG`.
+Tokens and other long lists of numbers, arrays and tensors become ragged fields of one entry a rollout; the rest is JSON:
+metadata, or where it is long the text field `long`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import hashlib
-import itertools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.base import FieldError, jsontree
-from archive.fields import Ragged, dtypes, is_tensor
+from archive.adapters.xtuner.encoding import LONG_FIELD, Encoder, Resolve
+from archive.base import jsontree
 
 FORMAT = 1
-TOKEN_FIELDS = frozenset(
-    {"prompt_ids", "tokens", "response_ids", "logprobs", "response_mask", "response_model_steps", "input_ids", "labels"}
-)
-VOLATILE = ("status", "seq_staleness")  # change after insertion: attributes, no part of the content
-TEXT_FIELD, LONG_FIELD, ID_FIELD, REWARD_FIELD = "response", "long", "rollout_id", "reward"
 MAX_SHORT = 512  # characters of JSON: what is longer is no metadata
-LIST_FROM = 64  # numbers in a list that is a field of its own, outside TOKEN_FIELDS
-INLINE_BYTES = 1024
-TAG = "$xt."
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_RESERVED = (TEXT_FIELD, LONG_FIELD, ID_FIELD, REWARD_FIELD)
-
-Array = np.ndarray[Any, Any]
-Resolve = Callable[[Any], Any]
 
 
 class Encoded(NamedTuple):
@@ -45,27 +27,9 @@ class Encoded(NamedTuple):
     updates: list[int] | None  # newest model step of each rollout
 
 
-def is_reference(value: Any) -> bool:
-    """Whether it is a Ray object ref."""
-    ray = sys.modules.get("ray")
-    return ray is not None and isinstance(value, getattr(ray, "ObjectRef", ()))
-
-
-def values_of(record: Any) -> dict[str, Any] | None:
-    """Public field -> value of a pydantic model or a dataclass; None for anything else."""
-    if isinstance(record, type):
-        return None
-    if hasattr(type(record), "model_fields"):
-        own = {name: getattr(record, name) for name in type(record).model_fields}
-        return own | dict(getattr(record, "__pydantic_extra__", None) or {})
-    if dataclasses.is_dataclass(record):
-        return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    return None
-
-
 def fingerprint(group: Sequence[Any]) -> str:
     """Of all content but `VOLATILE`. Object refs stand for what they refer to, and are not resolved."""
-    encoder = _Encoder(len(group), None)
+    encoder = Encoder(len(group), None)
     return encoder.digest([encoder.rollout(i, rollout) for i, rollout in enumerate(group)])
 
 
@@ -81,7 +45,7 @@ def plain(status: Any) -> Any:
 
 def encode(group: Sequence[Any], task_name: str, resolve: Resolve) -> Encoded:
     """The group as an episode; `resolve` gives what object refs refer to."""
-    encoder = _Encoder(len(group), resolve)
+    encoder = Encoder(len(group), resolve)
     rows = [encoder.rollout(i, rollout) for i, rollout in enumerate(group)]
     common, own = _factored([row for row, _ in rows])
     long_common, common = _split(common)
@@ -119,155 +83,3 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(long, short) of some fields."""
     long = {k: v for k, v in values.items() if len(jsontree.dumps(v, where=k)) > MAX_SHORT}
     return long, {k: v for k, v in values.items() if k not in long}
-
-
-class _Encoder:
-    """Encodes the rollouts of one group, collecting their arrays by field."""
-
-    def __init__(self, size: int, resolve: Resolve | None) -> None:  # without it, only for the digest
-        self._size, self._resolve, self._row = size, resolve, 0
-        self._names: dict[tuple[str, str, tuple[int, ...]], str] = {}
-        self._arrays: dict[str, list[list[Array]]] = {}
-        self._text = [""] * size
-        self._references: dict[str, tuple[int, int]] = {}  # ref -> first row that has it, number
-
-    def rollout(self, row: int, rollout: Any) -> tuple[dict[str, Any], list[str]]:
-        """(field -> JSON-able value, names of the fields that were not set) of one rollout."""
-        values = values_of(rollout)
-        if values is None:
-            raise FieldError(f"rollout {row} of a group is a {type(rollout).__name__}: it has no fields to save")
-        self._row = row
-        taken = {k: self._field(k, v) for k, v in values.items() if k not in VOLATILE}
-        given = getattr(rollout, "model_fields_set", None)
-        return taken, [] if given is None else sorted(set(values) - set(given))
-
-    def _field(self, name: str, value: Any) -> Any:
-        if name == TEXT_FIELD and type(value) is str and _is_text(value):
-            self._text[self._row] = value
-            return {TAG + "text": True}
-        if name in TOKEN_FIELDS and type(value) is list and (array := _numbers(value)) is not None:
-            return self._rows((name,), array, "list")
-        return self._value(value, (name,))
-
-    def _value(self, value: Any, path: tuple[str, ...]) -> Any:
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if kind is list:
-            array = _numbers(value) if len(value) >= LIST_FROM else None
-            return self._rows(path, array, "list") if array is not None else [self._value(v, path) for v in value]
-        if kind is tuple:
-            return tuple(self._value(v, path) for v in value)
-        if kind is dict:
-            return self._dict(value, path)
-        if kind in (set, frozenset):
-            return {TAG + kind.__name__: [self._value(v, path) for v in sorted(value, key=repr)]}
-        if isinstance(value, enum.Enum):
-            return {TAG + "enum": [kind.__name__, self._value(value.value, path)]}
-        if is_reference(value):
-            return self._reference(value, path)
-        if isinstance(value, (np.ndarray, np.generic)) or is_tensor(value):
-            return self._array(value, path)
-        return self._record(value, path)
-
-    def _dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
-        entries = [(k, self._value(v, (*path, str(k)))) for k, v in value.items()]
-        if any(isinstance(k, str) and k.startswith(TAG) for k in value):
-            return {TAG + "dict": [[k, v] for k, v in entries]}
-        return dict(entries)
-
-    def _record(self, value: Any, path: tuple[str, ...]) -> Any:
-        values = values_of(value)
-        if values is None:
-            return value  # plain JSON, or refused by name when it is written
-        given = getattr(value, "model_fields_set", None)
-        unset = [] if given is None else sorted(set(values) - set(given))
-        fields = {k: self._value(v, (*path, k)) for k, v in values.items()}
-        return {TAG + "model": [type(value).__name__, fields, unset]}
-
-    def _reference(self, value: Any, path: tuple[str, ...]) -> Any:
-        key = value.hex()
-        if self._resolve is None:
-            return {TAG + "ref": key}
-        first, number = self._references.setdefault(key, (self._row, len(self._references)))
-        if first < self._row:  # rollouts of one prompt share what it brings
-            return {TAG + "same": number}
-        return {TAG + "ref": [number, self._value(self._resolve(value), path)]}
-
-    def _array(self, value: Any, path: tuple[str, ...]) -> Any:
-        kind = "numpy" if isinstance(value, np.ndarray) else "scalar" if isinstance(value, np.generic) else "tensor"
-        if kind == "scalar" and value.dtype.kind in "SUO":
-            return value.item()
-        where = ".".join(path)
-        array = dtypes.from_torch(value, where=where) if kind == "tensor" else np.asarray(value)
-        if array.dtype.kind == "O" and not all(isinstance(one, str) for one in array.flat):
-            raise FieldError(
-                f"{where} of a group is an array of Python objects that are not all strings; make it a list"
-            )
-        if array.ndim == 0 or (array.nbytes <= INLINE_BYTES and array.dtype.kind in "biufc"):
-            stored, logical = dtypes.to_stored(array[None])
-            return {TAG + "inline": [kind, logical, list(array.shape), stored]}
-        return self._rows(path, array, kind)
-
-    def _rows(self, path: tuple[str, ...], array: Array, kind: str) -> Any:
-        """Keep it as rows of a field of its path, dtype and shape of a row."""
-        base = ".".join(path)
-        key = (base, dtypes.logical_name(array.dtype) if array.dtype.kind != "O" else "str", array.shape[1:])
-        if key not in self._names:
-            taken = {*_RESERVED, *self._names.values()}
-            names = itertools.chain([base], (f"{base}~{again}" for again in itertools.count(2)))
-            self._names[key] = next(name for name in names if name not in taken)
-        name = self._names[key]
-        self._arrays.setdefault(name, [[] for _ in range(self._size)])[self._row].append(array)
-        return {TAG + "rows": [name, len(array), kind]}
-
-    def digest(self, rows: Sequence[Any]) -> str:
-        """Of everything encoded."""
-        out = hashlib.blake2b(jsontree.dumps(list(rows), where="group").encode(), digest_size=16)
-        for text in self._text:
-            out.update(repr(text).encode())
-        for name, kept in sorted(self._arrays.items()):
-            out.update(name.encode())
-            for array in (a for row in kept for a in row):
-                stored, logical = dtypes.to_stored(array)
-                out.update(f"{logical}{array.shape}".encode())
-                out.update(repr(stored.tolist()).encode() if stored.dtype.kind == "O" else stored.tobytes())
-        return out.hexdigest()
-
-    def fields(self, group: Sequence[Any]) -> dict[str, Any]:
-        """The fields of the episode, one entry a rollout."""
-        out: dict[str, Any] = {TEXT_FIELD: np.array(self._text, object)}
-        for name, kept in self._arrays.items():
-            lengths = np.array([sum(map(len, row)) for row in kept], np.int64)
-            out[name] = Ragged(np.concatenate([a for row in kept for a in row]), lengths)
-        ids = [getattr(r, "rollout_id", None) for r in group]
-        if group and all(type(i) is int and abs(i) < 2**63 for i in ids):
-            out[ID_FIELD] = np.array(ids, np.int64)
-        scores = [_score(getattr(r, "reward", None)) for r in group]
-        if group and None not in scores:
-            out[REWARD_FIELD] = np.array(scores, np.float64)
-        return out
-
-
-def _score(reward: Any) -> float | None:
-    score = reward.get("score") if isinstance(reward, Mapping) else reward
-    return float(score) if isinstance(score, (int, float)) else None
-
-
-def _is_text(value: str) -> bool:
-    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
-
-
-def _numbers(value: list[Any]) -> Array | None:
-    """A list of Python ints or floats as an array that gives the same list back; None for any other."""
-    kinds = set(map(type, value))
-    if kinds == {float}:
-        return np.array(value, np.float64)
-    if kinds != {int}:
-        return None
-    try:
-        array = np.array(value, np.int64)
-    except OverflowError:
-        return None
-    small = array.astype(np.int32)
-    return small if (small == array).all() else array

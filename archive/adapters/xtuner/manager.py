@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from archive.adapters.xtuner import groups
+from archive.adapters.xtuner import encoding, groups
 from archive.adapters.xtuner.progress import of_tasks
 from archive.adapters.xtuner.rollouts import Losses, construct
 from archive.base import UsageError
@@ -100,7 +100,7 @@ class Prompts(NamedTuple):
     listed: list[dict[str, Any]]  # for people, and for `ck.unconsumed`
 
 
-def strip(items: Sequence[Any], resolve: groups.Resolve) -> Prompts:
+def strip(items: Sequence[Any], resolve: encoding.Resolve) -> Prompts:
     """The prompts of all groups that are still to be trained on; the groups stay as they are."""
     state, listed = [], []
     for item in items:
@@ -131,7 +131,7 @@ def _distinct(group: Sequence[Any]) -> list[Any]:
 
 
 def _stripped(rollout: Any) -> Any:
-    values = groups.values_of(rollout)
+    values = encoding.values_of(rollout)
     if values is None:
         raise UsageError(f"a rollout is a {type(rollout).__name__}: it has no fields to save")
     reset = {k: list(v) if isinstance(v, list) else v for k, v in _STRIPPED.items() if k in values}

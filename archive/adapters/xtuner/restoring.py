@@ -54,7 +54,7 @@ class Source:
 
     @property
     def manager(self) -> dict[str, Any]:
-        """The state of the manager; of several, none can be told."""
+        """The state of the manager; an error where several ranks saved one."""
         (state, *others) = self.states.values()
         if others:
             raise UsageError(

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from archive.adapters.xtuner.groups import LONG_FIELD, TAG, TEXT_FIELD, Array, Resolve
+from archive.adapters.xtuner.encoding import LONG_FIELD, TAG, TEXT_FIELD, Resolve
 from archive.base import FieldError, jsontree
-from archive.fields import dtypes
+from archive.fields import Array, dtypes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +73,8 @@ def _annotations(kind: type) -> dict[str, Any]:
 class Losses:
     """What did not fit into the classes that there are, counted."""
 
-    fields: dict[str, int] = dataclasses.field(default_factory=dict)  # of a class that has no such field
-    classes: dict[str, int] = dataclasses.field(default_factory=dict)  # that are not known: left as dicts
+    fields: Counter[str] = dataclasses.field(default_factory=Counter)  # of a class that has no such field
+    classes: Counter[str] = dataclasses.field(default_factory=Counter)  # that are not known: left as dicts
 
 
 def decode(
@@ -97,13 +98,17 @@ def decode(
 
 class _Decoder:
     def __init__(self, fields: Mapping[str, Any], classes: Classes, put: Resolve, losses: Losses) -> None:
-        self._fields, self._classes, self._put, self._losses = fields, classes, put, losses
-        self._row = 0
+        self._fields = fields
+        self._classes = classes
+        self._put = put
+        self._losses = losses
+        self._row = 0  # the rollout that is being decoded
         self._taken: dict[str, int] = {}
         self._references: dict[int, Any] = {}
 
     def rollout(self, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        self._row, self._taken = row, {}
+        self._row = row
+        self._taken = {}
         return {name: self._value(value) for name, value in values.items()}
 
     def _value(self, value: Any) -> Any:
@@ -146,19 +151,18 @@ class _Decoder:
         return self._references[number]
 
     def _enum(self, name: str, value: Any) -> Any:
-        kind = self._classes.by_name.get(name)
-        if kind is None:
-            self._losses.classes[name] = self._losses.classes.get(name, 0) + 1
-            return self._value(value)
-        return kind(self._value(value))
+        kind, plain = self._class(name), self._value(value)
+        return plain if kind is None else kind(plain)
 
     def _record(self, name: str, fields: Mapping[str, Any], unset: Sequence[str]) -> Any:
-        values = {k: self._value(v) for k, v in fields.items()}
-        kind = self._classes.by_name.get(name)
-        if kind is None:
-            self._losses.classes[name] = self._losses.classes.get(name, 0) + 1
-            return values
-        return construct(kind, values, unset, self._losses)
+        kind, values = self._class(name), {k: self._value(v) for k, v in fields.items()}
+        return values if kind is None else construct(kind, values, unset, self._losses)
+
+    def _class(self, name: str) -> type | None:
+        """The class of that name; None, and counted, where there is none."""
+        if name not in self._classes.by_name:
+            self._losses.classes[name] += 1
+        return self._classes.by_name.get(name)
 
 
 def _inline(kind: str, logical: str, shape: Sequence[int], stored: Array) -> Any:
@@ -175,9 +179,8 @@ def construct(kind: type, values: Mapping[str, Any], unset: Sequence[str], losse
     """An instance with these values as they are; what the class has no field for is counted."""
     names = set(_field_names(kind))
     extra = hasattr(kind, "model_config") and kind.model_config.get("extra") == "allow"
-    for name in () if extra else (k for k in values if k not in names):
-        key = f"{kind.__name__}.{name}"
-        losses.fields[key] = losses.fields.get(key, 0) + 1
+    if not extra:
+        losses.fields.update(f"{kind.__name__}.{name}" for name in values if name not in names)
     known = {k: v for k, v in values.items() if extra or k in names}
     if not hasattr(kind, "model_construct"):
         return kind(**known)

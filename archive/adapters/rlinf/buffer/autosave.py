@@ -1,4 +1,4 @@
-"""Engine: commits in the background what was added, now and then; what goes wrong is raised by the buffer's next call."""
+"""Commits in the background what was added, now and then; what goes wrong is raised by the buffer's next call."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ class AutoSave:
     """
 
     def __init__(self, commit: Callable[[], None], interval_s: float) -> None:
-        self._commit, self._interval_s = commit, interval_s
+        self._commit = commit
+        self._interval_s = interval_s
         self._wake = threading.Condition()
         self._due: float | None = None
         self._ended = False
-        self._begun = self._done = 0  # how many commits
+        self._begun = 0  # how many commits
+        self._done = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="archive-autosave", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Engine: trajectories that were committed and that no checkpoint has: which of them a rank goes on from."""
+"""Trajectories that were committed and that no checkpoint has: which of them a rank goes on from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from archive import Archive
-from archive.adapters.rlinf.buffer.numbering import ids_of, told_apart
+from archive.adapters.rlinf.buffer.numbering import distinct_ids, ids_of
 from archive.adapters.rlinf.buffer.ranks import Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
 from archive.base import NothingThereError
@@ -38,14 +38,14 @@ def start(arc: Archive, run: str, buffer: str, where: Where, part: int | None, w
         "%s has no whole checkpoint of run %r: rank %d of %d takes %d of the %d trajectories that were committed there",
         where.name, run, rank, size, len(mine), len(every),
     )  # fmt: skip
-    numbers = told_apart(mine if len(writers) == size else every)
+    numbers = distinct_ids(mine if len(writers) == size else every)
     source = Holding(mine, buffer, run, rank, size)
     return Start(source, rank, size, mine, numbers, [*ids_of(every), *numbers.values()])
 
 
 def _part(episodes: Episodes, rank: int, world_size: int) -> Episodes:
     """A contiguous part by number, as RLinf cuts its list: the first ones have one more."""
-    numbers = told_apart(episodes)
+    numbers = distinct_ids(episodes)
     names = episodes.table["episode_id"].to_pylist()
     order = np.array(sorted(range(len(names)), key=lambda i: numbers[names[i]]), np.int64)
     return episodes.pick(np.array_split(order, world_size)[rank])

@@ -3,86 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from archive.adapters.rlinf.buffer import flatten
 from archive.adapters.rlinf.buffer.flatten import Flat, Part, Signature
-from archive.adapters.rlinf.buffer.mapping import Weights
 from archive.adapters.rlinf.buffer.slab import Slab
-from archive.base import EmptyBufferError, UsageError
+from archive.adapters.rlinf.buffer.window import Entry, Miss, Window, misses
 
 
-class Home(Protocol):
-    """An archive that trajectories can be read from."""
+@dataclass(frozen=True)
+class Limits:
+    """How many trajectories stay; None for all."""
 
-    def take(self, names: Sequence[str], which: torch.Tensor, step: torch.Tensor, env: torch.Tensor) -> list[Part]:
-        """Transition (step[i], env[i]) of the episode names[which[i]], for each i; in parts of the same fields."""
-        ...
-
-
-@dataclass(eq=False)
-class Entry:
-    """One trajectory of the buffer."""
-
-    trajectory_id: int
-    steps: int  # T
-    envs: int  # B
-    weights: Weights
-    home: Home | None = None  # where it can be read, once that is committed
-    name: str = ""  # its episode's id there
-    signature: Signature | None = None  # of its rows in memory
-    rest: dict[str, Any] | None = None  # what the rows in memory do not have
-    renumbered: bool = False  # its episode was written under another trajectory id
-
-    @property
-    def samples(self) -> int:
-        return self.steps * self.envs
-
-    @property
-    def in_memory(self) -> bool:
-        return self.signature is not None
-
-
-class Window(NamedTuple):
-    """The trajectories that are sampled, and where the rows of those in memory lie."""
-
-    entries: list[Entry]
-    ends: torch.Tensor  # running number of transitions
-    starts: torch.Tensor
-    slab: torch.Tensor  # which slab; -1 for those that are not in memory
-    base: torch.Tensor  # first row there
-    total: int
-
-
-class Miss(NamedTuple):
-    """Drawn transitions that have to be read."""
-
-    places: torch.Tensor  # in the batch
-    home: Home
-    names: list[str]
-    which: torch.Tensor
-    step: torch.Tensor
-    env: torch.Tensor
-
-    def read(self) -> list[Part]:
-        found = self.home.take(self.names, self.which, self.step, self.env)
-        return [(self.places[mine], rows) for mine, rows in found]
+    in_memory: int | None = None  # of those that can be read from an archive
+    window: int | None = None  # in a buffer that keeps no more than its window, or than it has loaded
+    most: int | None = None
 
 
 class Contents:
     """The trajectories of a buffer. Not safe for several threads.
 
-    expected: how many are in memory at once, if known.  missing: see `flatten.joined`.
+    missing: see `flatten.joined`.  loaded: how many of them were there from the start.
     """
 
-    def __init__(self, missing: Any, expected: int = 0) -> None:
+    def __init__(self, missing: Any, limits: Limits, loaded: int = 0) -> None:
         self.entries: OrderedDict[int, Entry] = OrderedDict()
         self.total_samples = 0
-        self._missing, self._expected = missing, expected
+        self._missing = missing
+        self._limits = limits
+        self._loaded = loaded
         self._slabs: dict[Signature, Slab] = {}
         self._in_memory: OrderedDict[int, Entry] = OrderedDict()
         self._window: tuple[int, Window] | None = None
@@ -114,7 +67,7 @@ class Contents:
     def remember(self, entry: Entry, flat: Flat) -> None:
         """Copy a trajectory's rows into memory."""
         made = flat.signature
-        slab = self._slabs.setdefault(made, Slab(self._expected))
+        slab = self._slabs.setdefault(made, Slab(self._limits.in_memory or 0))
         slab.put(entry.trajectory_id, flat.rows, flat.count)
         entry.signature, entry.rest = made, flat.rest
         self._in_memory[entry.trajectory_id] = entry
@@ -139,15 +92,20 @@ class Contents:
         self.total_samples -= entry.samples
         self._window = None
 
-    def trim(self, in_memory: int | None, most: int | None) -> None:
-        """Let go of what there is no room for: the oldest beyond `most` leave, the oldest beyond `in_memory` of those
-        that can be read from an archive are forgotten. None: no limit."""
-        while most is not None and len(self.entries) > most:
+    def trim(self) -> None:
+        """Let go of what there is no room for: the oldest leave, the oldest in memory that can be read are forgotten."""
+        own = None if self._limits.window is None else max(self._limits.window, self._loaded)
+        most = min((n for n in (own, self._limits.most) if n is not None), default=len(self.entries))
+        while len(self.entries) > most:
             self.drop(next(iter(self.entries.values())))
-        if in_memory is not None:
-            for entry in self.cached[: max(0, len(self._in_memory) - in_memory)]:
-                if entry.home is not None:
-                    self.forget(entry)
+        if self._limits.in_memory is not None:
+            self.forget_read(len(self._in_memory) - self._limits.in_memory)
+
+    def forget_read(self, count: int) -> None:
+        """Of the oldest `count` in memory those that can be read from an archive need not be there any more."""
+        for entry in self.cached[: max(0, count)]:
+            if entry.home is not None:
+                self.forget(entry)
 
     def tree(self, entry: Entry) -> dict[str, Any]:
         """A trajectory in memory, as it was given; its tensors are not copied."""
@@ -187,30 +145,4 @@ class Contents:
             if number >= 0:
                 places = torch.nonzero(of == number).reshape(-1)
                 parts.append((places, slabs[number].take(window.base[which[places]] + local[places])))
-        return parts, _misses(window, torch.nonzero(of < 0).reshape(-1), which, local)
-
-
-def drawn_from(window: Window, count: int, *, replace: bool) -> int:
-    """How many transitions to draw where `count` are asked for: no more than there are, unless that is wanted."""
-    if count < 1:
-        raise UsageError(f"num_chunks={count}: ask for at least 1")
-    if not window.total:
-        raise EmptyBufferError("the buffer is empty, so there is nothing to sample; add trajectories, or load some")
-    return count if replace else min(count, window.total)
-
-
-def _misses(window: Window, places: torch.Tensor, which: torch.Tensor, local: torch.Tensor) -> list[Miss]:
-    """What has to be read, by the archive that it lies in."""
-    distinct, place = torch.unique(which[places], return_inverse=True)
-    entries = [window.entries[i] for i in distinct.tolist()]
-    out = []
-    for home in dict.fromkeys(e.home for e in entries):
-        assert home is not None
-        here = torch.tensor([e.home is home for e in entries])
-        mine = torch.nonzero(here[place]).reshape(-1)
-        among = (torch.cumsum(here, 0) - 1)[place[mine]]  # which of those that lie here
-        envs = torch.tensor([e.envs for e in entries])[place[mine]]
-        rows = local[places[mine]]
-        names = [e.name for e in entries if e.home is home]
-        out.append(Miss(places[mine], home, names, among, rows // envs, rows % envs))
-    return out
+        return parts, misses(window, torch.nonzero(of < 0).reshape(-1), which, local)

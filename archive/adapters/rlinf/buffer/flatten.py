@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from archive.adapters.rlinf import trajectory as trajectories
-from archive.base import FieldError, UsageError, show
+from archive.base import FieldError, show
 from archive.fields import Path, mapped
 
 Rows = dict[Path, torch.Tensor]  # one row a transition, step by step, envs of a step side by side
@@ -190,9 +190,3 @@ def _check_names(old: Any, new: set[Path]) -> None:
                 f"a trajectory {what} field {show(min(paths))!r}, unlike those that the buffer has; nothing was added. "
                 "Make the buffer with missing='skip' to leave such fields out of batches, or missing=VALUE to fill them in"
             )
-
-
-def check_missing(missing: Any) -> None:
-    """missing is "error", "skip" or a number."""
-    if missing not in ("error", "skip") and not isinstance(missing, (bool, int, float)):
-        raise UsageError(f"missing={missing!r}: give 'error', 'skip' or a number to fill in")

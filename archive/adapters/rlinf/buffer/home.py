@@ -1,8 +1,8 @@
-"""Engine: an archive that a buffer's trajectories lie in: single transitions of many, and whole trajectories, read from it."""
+"""An archive that a buffer's trajectories lie in: single transitions of many, and whole trajectories, read from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,8 +29,11 @@ class ArchiveHome:
     """
 
     def __init__(self, episodes: Callable[[], Episodes], *, cache_bytes: int = 2**28, disk_cache: Any = None) -> None:
-        self._episodes, self._cache_bytes, self._disk_cache = episodes, cache_bytes, disk_cache
-        self._lock, self._expecting = forking.lock(self), forking.lock(self, "_expecting")
+        self._episodes = episodes
+        self._cache_bytes = cache_bytes
+        self._disk_cache = disk_cache
+        self._lock = forking.lock(self)
+        self._expecting = forking.lock(self, "_expecting")
         self._expected: dict[str, None] = {}
         self._generations: list[Known] = []
 
@@ -55,16 +58,14 @@ class ArchiveHome:
             with ThreadPoolExecutor(len(jobs)) as pool:
                 return list(pool.map(lambda job: job(), jobs))
 
-    def trees(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """These trajectories, whole."""
+    def trees(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """These trajectories, whole, in order; read ahead in bounded memory."""
         with self._lock:
             found = self._episodes().filter(episode_id=list(names))
         place = _places(found)
         _check_found(names, place, found)
-        about = metadata_of(found)
-        order = [place[name] for name in names]
-        read = found[np.array(order, np.int64)].read()
-        return [tree_of(data, about[i]) for data, i in zip(read, order, strict=True)]
+        for episode, data in found.pick(np.array([place[name] for name in names], np.int64)).stream():
+            yield tree_of(data, episode.metadata)
 
     def close(self) -> None:
         """Drop what is held in memory."""

@@ -1,4 +1,4 @@
-"""Engine: episodes of the same fields, of which single transitions are gathered."""
+"""Episodes of the same fields, of which single transitions are gathered."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class Kind:
 
 def kinds_of(episodes: Episodes, envs: Ints, cache_bytes: int, disk_cache: Any) -> tuple[list[Kind], Ints, Ints]:
     """The kinds of some episodes; which of them each is, and its number there."""
-    rows = [parts[0].row for parts in episodes.parts()]
-    texts = episodes.reader.snapshot.take(np.array(rows, np.int64), ["schema"])["schema"].to_pylist()
+    parts = episodes.step_parts()
+    firsts = parts.rows[parts.offsets[:-1]]
+    texts = episodes.reader.snapshot.take(firsts, ["schema"])["schema"].to_pylist()
     each = list(zip(texts, envs.tolist(), strict=True))
     place = {key: i for i, key in enumerate(dict.fromkeys(each))}
     kind = np.array([place[key] for key in each], np.int64)

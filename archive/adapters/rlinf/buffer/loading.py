@@ -1,4 +1,4 @@
-"""Engine: what a path, a rank and a world size mean to go on from, and the trajectories that are there."""
+"""What a path, a rank and a world size mean to go on from, and the trajectories that are there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import archive
 from archive import Archive
 from archive.adapters.rlinf import NUMBER
 from archive.adapters.rlinf.buffer import committed
-from archive.adapters.rlinf.buffer.contents import Entry
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.mapping import Weights
-from archive.adapters.rlinf.buffer.numbering import ids_of, metadata_of, told_apart
+from archive.adapters.rlinf.buffer.numbering import distinct_ids, ids_of, metadata_of
 from archive.adapters.rlinf.buffer.ranks import Job, Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
+from archive.adapters.rlinf.buffer.window import Entry
 from archive.base import NotFoundError, NothingThereError
 from archive.checkpoint import Checkpoint
 from archive.read import Episodes
@@ -99,7 +99,7 @@ def _of_share(ck: Checkpoint, share: Any, buffer: str) -> Start:
     part = share.buffer(buffer)
     renumbered = ck.values.get(NUMBER, {})
     mine = part.episodes if share.plan.is_identity else ck.episodes  # as it was: other ranks' ids do not matter
-    numbers = told_apart(mine, renumbered)
+    numbers = distinct_ids(mine, renumbered)
     taken = [*ids_of(ck.episodes, renumbered), *numbers.values()]
     state, *sources = (dict(s) if isinstance(s, Mapping) else {} for s in (part.state, *part.source_states.values()))
     generator = _generator(state, share.seed)
@@ -116,7 +116,7 @@ def _generator(state: Mapping[str, Any], seed: int) -> torch.Generator:
 def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[str, int] | None = None) -> list[Entry]:
     """Episodes as trajectories that can be read, by id; those that have no envs side by side are of one."""
     found = episodes()
-    numbers = told_apart(found) if numbers is None else numbers
+    numbers = distinct_ids(found) if numbers is None else numbers
     home, out = homes(episodes), []
     table = found.table.select(["episode_id", "length", "model_weights_uuids", "update_count_max"])
     for row, about in zip(table.to_pylist(), metadata_of(found), strict=True):

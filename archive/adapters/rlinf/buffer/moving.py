@@ -1,50 +1,27 @@
-"""Engine: trajectories between memory and archives, some at a time."""
+"""Trajectories between memory and archives, some at a time."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any
 
-import torch
-
-from archive.adapters.rlinf import NUMBER, trajectory
+from archive.adapters.rlinf import NUMBER
 from archive.adapters.rlinf.buffer import flatten, mapping
-from archive.adapters.rlinf.buffer.contents import Contents, Entry
-from archive.adapters.rlinf.buffer.home import ArchiveHome
+from archive.adapters.rlinf.buffer.contents import Contents
 from archive.adapters.rlinf.buffer.sink import Sink
+from archive.adapters.rlinf.buffer.window import Entry
 
-BATCH_BYTES = 64 * 1024 * 1024  # of trajectories that are read together
 Tree = dict[str, Any]
 
 
 def read(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Tree]]:
-    """Trajectories that lie in archives, whole, in order; in batches of about `BATCH_BYTES`, as the first ones tell."""
-    at, samples, nbytes, limit = 0, 0, 0, 1
-    while at < len(entries):
-        some = _first(entries[at:], limit)
-        for entry, tree in zip(some, _trees(some), strict=True):
-            samples += entry.samples
-            nbytes += sum(t.nbytes for _, t in trajectory.leaves(tree) if isinstance(t, torch.Tensor))
-            yield entry, tree
-        at += len(some)
-        limit = BATCH_BYTES * samples // max(1, nbytes)
-
-
-def _first(entries: Sequence[Entry], samples: int) -> Sequence[Entry]:
-    """The first of them, with at most so many transitions, but at least one."""
-    ends = itertools.accumulate(e.samples for e in entries)
-    return entries[: max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= samples, ends)))]
-
-
-def _trees(entries: Sequence[Entry]) -> list[Tree]:
-    found: dict[Entry, Tree] = {}
-    for home in dict.fromkeys(e.home for e in entries):
-        mine = [e for e in entries if e.home is home]
-        assert isinstance(home, ArchiveHome)
-        found |= zip(mine, home.trees([e.name for e in mine]), strict=True)
-    return [found[e] for e in entries]
+    """Trajectories that lie in archives, whole, in order; read ahead in bounded memory."""
+    homes = {home: [e.name for e in entries if e.home is home] for home in dict.fromkeys(e.home for e in entries)}
+    trees = {home: home.trees(names) for home, names in homes.items() if home is not None}
+    for entry in entries:
+        assert entry.home is not None
+        yield entry, next(trees[entry.home])
 
 
 def fill(contents: Contents, entries: Sequence[Entry], in_memory: int | None) -> Contents:
@@ -80,7 +57,7 @@ def _held(contents: Contents, lock: RLock, entry: Entry) -> Tree:
     with lock:
         if entry.in_memory:
             return contents.tree(entry)
-    return _trees([entry])[0]
+    return next(read([entry]))[1]
 
 
 def append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:

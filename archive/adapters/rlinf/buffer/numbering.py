@@ -1,4 +1,4 @@
-"""Trajectory ids: which ones episodes have, told apart where ranks counted apart, and the next that is free."""
+"""Trajectory ids: which ones episodes have, numbered anew where ranks counted by themselves, and the next that is free."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def ids_of(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> l
     return [i if isinstance(i, int) else None for i in found]
 
 
-def told_apart(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Episode -> trajectory id. Where several have the same, for their ranks counted apart, all are numbered anew: by
-    the ids they had, then by rank; every rank comes to the same numbers."""
+def distinct_ids(episodes: Episodes, renumbered: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Episode -> trajectory id. Where several have the same, because each rank counted by itself, all are numbered
+    anew: by the ids they had, then by rank; every rank comes to the same numbers."""
     names, given = episodes.table["episode_id"].to_pylist(), ids_of(episodes, renumbered)
     known = [i for i in given if i is not None]
     if len(set(known)) == len(given):

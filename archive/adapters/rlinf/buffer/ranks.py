@@ -1,4 +1,4 @@
-"""Engine, no I/O of its own: whose data a path means. A path that ends in `rank_3` is rank 3 of the archive above it."""
+"""Which rank's data a path means. A path that ends in `rank_3` is rank 3 of the archive above it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ class Job:
     buffer: str
     storage_options: Mapping[str, Any] | None
 
+    @property
+    def own_rank(self) -> int:
+        return job_rank() if self.rank is None else self.rank
+
     def rank_of(self, where: Where) -> int:
         if where.rank is not None:
             return where.rank
-        return job_rank() if self.rank is None else self.rank
+        return self.own_rank
 
 
 def where(path: Any) -> Where:
@@ -82,7 +86,7 @@ def job_rank() -> int:
 
 
 def writer_world_size(rank: int, given: int | None) -> int:
-    """Ranks of the world that writes; a lone rank 0 needs none to be told."""
+    """Ranks of the world that writes; 1 where nobody says and the rank is 0."""
     world_size = job_world_size() if given is None else given
     if world_size is None and rank:
         raise UsageError(

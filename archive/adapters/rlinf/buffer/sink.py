@@ -1,4 +1,4 @@
-"""Engine: one rank's writer in one archive, for a buffer's trajectories: appended, committed in the background, checkpointed."""
+"""One rank's writer in one archive, for a buffer's trajectories: appended, committed in the background, checkpointed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from archive import Archive, Writer
-from archive.adapters import part_of
+from archive.adapters import Saved, checkpoint, part_of
 from archive.adapters.rlinf.buffer.autosave import AutoSave
-from archive.adapters.rlinf.buffer.contents import Entry
 from archive.adapters.rlinf.buffer.home import ArchiveHome
-from archive.checkpoint import MAIN_BUFFER, Checkpoint, Pending, on_terminal
+from archive.adapters.rlinf.buffer.window import Entry
+from archive.checkpoint import Checkpoint, Pending, on_terminal
 
 MAX_UNCOMMITTED_BYTES = 256 * 1024 * 1024  # added but not visible yet, and so in memory
 
@@ -29,12 +29,14 @@ Visible = Callable[[list[Added], ArchiveHome], None]
 
 
 class Sink:
-    """Writes a buffer's trajectories to one archive; `visible` is told which of them can be read there."""
+    """Writes a buffer's trajectories to one archive; `visible` is called with those that can be read there."""
 
     def __init__(
         self, arc: Archive, writer: Writer, buffer: str, home: ArchiveHome, visible: Visible, interval_s: float | None
     ) -> None:
-        self.arc, self.writer, self.buffer = arc, writer, buffer
+        self.arc = arc
+        self.writer = writer
+        self.buffer = buffer
         self.home = home
         self.owned: dict[int, str] = {}  # trajectory id -> its episode, live in this writer
         self.saved: tuple[Checkpoint, dict[int, str]] | None = None  # the newest checkpoint, and what was live in it
@@ -100,10 +102,8 @@ class Sink:
         self.home.expect(added.name for added in made)
         self._visible(made, self.home)
 
-    def checkpoint(
-        self, saved: Mapping[str, Any], step: int | None, on_progress: Any, options: Mapping[str, Any]
-    ) -> Pending:
-        """Checkpoint this rank, with the state and attributes of the buffer.
+    def checkpoint(self, saved: Saved, step: int | None, on_progress: Any, options: Mapping[str, Any]) -> Pending:
+        """Checkpoint this rank, with what its buffer saves.
 
         Returns once it has staged; with the last rank to stage, once it is committed.
         """
@@ -118,9 +118,8 @@ class Sink:
 
         with self._committing:
             made = list(self._uncommitted)
-            given = dict(saved) if self.buffer == MAIN_BUFFER else {"buffers": {self.buffer: saved}}
             step = self.step if step is None else step
-            pending = self.writer.checkpoint(step, on_progress=tell, **given, **options)
+            pending = checkpoint(self.writer, step, {self.buffer: saved}, on_progress=tell, **options)
             self.pending, self.step = pending, step + 1
             owned = dict(self.owned)
         future = pending.future
@@ -170,7 +169,7 @@ class Sink:
 
 @contextmanager
 def noted(error: BaseException) -> Iterator[None]:
-    """What fails meanwhile is told by an error that is on its way already."""
+    """Add what fails meanwhile to an error that is on its way already."""
     try:
         yield
     except Exception as more:

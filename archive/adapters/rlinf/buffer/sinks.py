@@ -1,7 +1,8 @@
-"""Engine: the archives that one buffer writes to: opened when there is something to write, going on from what was loaded."""
+"""The archives that one buffer writes to: opened when there is something to write, going on from what was loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,9 @@ class Sinks:
 
     def __init__(self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes) -> None:
         self._homes = homes
-        self.job, self._interval_s, self._visible = job, interval_s, visible
+        self.job = job
+        self._interval_s = interval_s
+        self._visible = visible
         self._auto_root = None if auto is None else auto.name
         self._open: dict[str, Sink] = {}
         self._earlier: dict[str, Earlier] = {}
@@ -104,18 +107,7 @@ class Sinks:
         """What was written so far is not what comes."""
         self._earlier.clear()
 
-    def settle(self) -> None:
+    def each(self, verb: Callable[[Sink], None]) -> None:
+        """Do this to each that is open."""
         for sink in list(self._open.values()):
-            sink.settle()
-
-    def surface(self) -> None:
-        for sink in list(self._open.values()):
-            sink.surface()
-
-    def finish(self) -> None:
-        for sink in list(self._open.values()):
-            sink.finish()
-
-    def commit(self) -> None:
-        for sink in list(self._open.values()):
-            sink.commit()
+            verb(sink)

@@ -1,4 +1,4 @@
-"""Frameworks: RLinf's TrajectoryReplayBuffer on any filesystem, its trajectories in an archive."""
+"""RLinf's TrajectoryReplayBuffer on any filesystem, its trajectories in an archive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from archive.adapters import Saved
 from archive.adapters.rlinf import SYSTEM
 from archive.adapters.rlinf.buffer import flatten, loading, mapping, moving, numbering, ranks, settings
 from archive.adapters.rlinf.buffer.autosave import logged
-from archive.adapters.rlinf.buffer.contents import Contents, Entry, drawn_from
+from archive.adapters.rlinf.buffer.contents import Contents, Limits
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.mapping import Weights
 from archive.adapters.rlinf.buffer.ranks import Job
-from archive.adapters.rlinf.buffer.sink import Added
+from archive.adapters.rlinf.buffer.sink import Added, Sink
 from archive.adapters.rlinf.buffer.sinks import Earlier, Sinks
 from archive.adapters.rlinf.buffer.start import Start
+from archive.adapters.rlinf.buffer.window import Entry, drawn_from
 from archive.base import ClosedError, UsageError, forking
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
 from archive.fields import unflatten
@@ -69,35 +71,41 @@ class TrajectoryReplayBuffer:
         cache_bytes: int = 2**28,
         disk_cache: Any = None,
     ) -> None:
-        settings.check(cache_size, sample_window_size, max_trajectories, trajectory_format, missing)
-        settings.check_path(auto_save, auto_save_path)
-        self.seed, self.sample_window_size, self.auto_save = seed, int(sample_window_size), bool(auto_save)
-        self.trajectory_format, self.auto_save_path = trajectory_format, auto_save_path if auto_save else None
-        self.enable_cache, self.cache_size = enable_cache or not auto_save, int(cache_size)
-        self._missing, self._max_trajectories = missing, max_trajectories
+        counts = {"cache_size": cache_size, "sample_window_size": sample_window_size}
+        settings.check(counts, max_trajectories, trajectory_format, missing)
+        if auto_save and not auto_save_path:
+            raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+        self.seed = seed
+        self.sample_window_size = int(sample_window_size)
+        self.auto_save = bool(auto_save)
+        self.trajectory_format = trajectory_format
+        self.auto_save_path = auto_save_path if auto_save else None
+        self.enable_cache = enable_cache or not auto_save
+        self.cache_size = int(cache_size)
+        self._missing = missing
+        self._max_trajectories = max_trajectories
         given = ranks.where(auto_save_path) if auto_save_path else None
         self._where = given if auto_save else None
         own = given.rank if given and rank is None else rank
         self._job = Job(own, world_size, run, session, buffer, storage_options)
-        self._writing, self._lock = forking.lock(self, "_writing"), forking.lock(self)
-        self._closed, self._pid = False, os.getpid()
+        self._writing = forking.lock(self, "_writing")
+        self._lock = forking.lock(self)
+        self._closed = False
+        self._pid = os.getpid()
         self._closing: Thread | None = None
-        self._loaded_count = self._added = 0
-        self._contents = self._no_contents()
+        self._added = 0
+        self._contents = self._emptied()
         self._next_id: int | None = None
-        self.random_generator = settings.seeded(seed, self._rank)
+        self.random_generator = settings.seeded(seed, self._job.own_rank)
         self._homes = partial(ArchiveHome, cache_bytes=cache_bytes, disk_cache=disk_cache)
         self._sinks = Sinks(self._job, self._where, auto_save_interval_s, self._visible, self._homes)
         if auto_save:
-            self._sinks.agree(self._rank)
+            self._sinks.agree(self._job.own_rank)
         finish_at_exit(self)
 
-    def _no_contents(self) -> Contents:
-        return Contents(self._missing, self._in_memory_limit or 0)
-
-    @property
-    def _rank(self) -> int:
-        return ranks.job_rank() if self._job.rank is None else self._job.rank
+    def _emptied(self, loaded: int = 0) -> Contents:
+        own = None if self.auto_save else self.sample_window_size or None
+        return Contents(self._missing, Limits(self._in_memory_limit, own, self._max_trajectories), loaded)
 
     @property
     def _in_memory_limit(self) -> int | None:
@@ -133,7 +141,7 @@ class TrajectoryReplayBuffer:
         with self._lock:
             self._contents.add(entry, taken.flat)
             self._added += 1
-            self._trim()
+            self._contents.trim()
         return entry.trajectory_id
 
     def _claim_id(self) -> int:
@@ -141,15 +149,9 @@ class TrajectoryReplayBuffer:
             left = [] if self._where is None else numbering.ids_of(self._sinks.at(self._where).arc.episodes)
             self._next_id = numbering.next_id((), left)
         world_size = self._job.world_size or ranks.job_world_size() or 1
-        claimed = numbering.next_of(self._next_id, self._rank, world_size)
+        claimed = numbering.next_of(self._next_id, self._job.own_rank, world_size)
         self._next_id = claimed + 1
         return claimed
-
-    def _trim(self) -> None:
-        limits = [self._max_trajectories]
-        if not self.auto_save and self.sample_window_size:
-            limits.append(max(self.sample_window_size, self._loaded_count))
-        self._contents.trim(self._in_memory_limit, min((n for n in limits if n is not None), default=None))
 
     def _visible(self, made: list[Added], home: ArchiveHome) -> None:
         """These can be read from the archive now."""
@@ -157,7 +159,7 @@ class TrajectoryReplayBuffer:
             for added in made:
                 if added.entry.home is None:
                     added.entry.home, added.entry.name = home, added.name
-            self._trim()
+            self._contents.trim()
 
     # -- sampling -----------------------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class TrajectoryReplayBuffer:
         Drawn uniformly, with replacement, from all transitions of the window; if it has fewer, as many as it has, unless
         replace=True. EmptyBufferError (a RuntimeError) where it has none.
         """
-        self._sinks.surface()
+        self._sinks.each(Sink.surface)
         with self._lock:
             window = self._contents.window(self.sample_window_size)
             count = drawn_from(window, num_chunks, replace=replace)
@@ -228,8 +230,8 @@ class TrajectoryReplayBuffer:
             self._enter()
             sink = self._sinks.at(ranks.where(save_path))
             moving.bring(self._contents, self._lock, sink)
-            given = {"state": self._state(), "attributes": moving.renumbered(self._contents, sink)}
-            return sink.checkpoint(given, step, on_progress, options)
+            saved = Saved(attributes=moving.renumbered(self._contents, sink), state=self._state())
+            return sink.checkpoint(saved, step, on_progress, options)
 
     def _state(self) -> dict[str, Any]:
         """As the adapter of RLinf has it, so that it exports to folders and into RLinf's buffers."""
@@ -254,20 +256,20 @@ class TrajectoryReplayBuffer:
         with self._writing:
             self._enter()
             where, part = ranks.where(load_path), int(local_rank) if is_distributed else None
-            self._sinks.settle()
+            self._sinks.each(Sink.settle)
             self._take_over(loading.find(where, self._job, part, world_size), where.name)
 
     def _take_over(self, loaded: Start, root: str) -> None:
         entries = loading.entries_of(lambda: loaded.episodes, self._homes, loaded.numbers)
         next_id = numbering.next_id((*loaded.source_states, loaded.state), loaded.taken)
-        contents = moving.fill(self._no_contents(), entries, self._in_memory_limit)
+        contents = moving.fill(self._emptied(len(entries)), entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
         owned = {e.trajectory_id: e.name for e in entries}
         self._sinks.go_on_from(root, Earlier(loaded.source, loaded.rank, loaded.world_size, owned))
         self._job.rank, self._job.world_size = loaded.rank, loaded.world_size
         with self._lock:
-            self._contents, self._next_id, self._loaded_count = contents, next_id, len(entries)
+            self._contents, self._next_id = contents, next_id
             self._restore(loaded)
 
     def load_episodes(self, episodes: Episodes, *, in_memory: int | None = None) -> None:
@@ -277,9 +279,9 @@ class TrajectoryReplayBuffer:
             self._enter()
             entries = loading.entries_of(lambda: episodes, self._homes)
             limit = self._in_memory_limit if in_memory is None else in_memory
-            contents = moving.fill(self._no_contents(), entries, limit)
+            contents = moving.fill(self._emptied(len(entries)), entries, limit)
             with self._lock:
-                self._contents, self._loaded_count, self._added = contents, len(entries), len(entries)
+                self._contents, self._added = contents, len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
 
     def _restore(self, loaded: Start) -> None:
@@ -293,19 +295,17 @@ class TrajectoryReplayBuffer:
         """Commit what was added so far (with auto_save)."""
         with self._writing:
             self._enter()
-            self._sinks.commit()
+            self._sinks.each(Sink.commit)
 
     def clear(self) -> None:
         """All trajectories leave the buffer. What was saved stays in the archive, and ids are not used again."""
         with self._writing, self._lock:
-            self._contents, self._loaded_count, self._added = self._no_contents(), 0, 0
+            self._contents, self._added = self._emptied(), 0
 
     def clear_cache(self) -> None:
         """Free the memory of trajectories that can be read from an archive."""
         with self._lock:
-            for entry in self._contents.cached:
-                if entry.home is not None:
-                    self._contents.forget(entry)
+            self._contents.forget_read(len(self._contents.cached))
 
     def close(self, wait: bool = True) -> None:
         """Finish what is under way and commit what was added. What the buffer has may still be sampled.
@@ -324,7 +324,7 @@ class TrajectoryReplayBuffer:
     def settle_at_exit(self) -> None:
         """Commit what was added with auto_save, before the interpreter ends."""
         if self._pid == os.getpid():
-            self._closing.join() if self._closing else logged(self._sinks.finish)
+            self._closing.join() if self._closing else logged(lambda: self._sinks.each(Sink.finish))
 
     def __enter__(self) -> Self:
         return self
@@ -347,4 +347,4 @@ class TrajectoryReplayBuffer:
     def _enter(self) -> None:
         if self._closed:
             raise ClosedError("this buffer is closed; make another, and load what was saved")
-        self._sinks.surface()
+        self._sinks.each(Sink.surface)

@@ -215,8 +215,8 @@ def test_a_world_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found is not None
     assert (found.world_size, found.session) == (2, "job-7-0")
     for buffer in buffers:
-        buffer.load_checkpoint(f"{tmp_path}/rank_{buffer._rank}")
-        buffer.save_checkpoint(f"{tmp_path}/rank_{buffer._rank}")  # a second writer of the same job
+        buffer.load_checkpoint(f"{tmp_path}/rank_{buffer._job.own_rank}")
+        buffer.save_checkpoint(f"{tmp_path}/rank_{buffer._job.own_rank}")  # a second writer of the same job
     newer = archive.open(tmp_path).checkpoints.latest
     assert newer is not None
     assert (newer.step, newer.session, len(newer.episodes)) == (1, "job-7-0-2", 2)
