@@ -24,7 +24,7 @@
 | stale rows in cache slots, what RLinf has dropped | not kept | | |
 
 A buffer without auto_save has what fits into its cache: the newest, where that is smaller; the others are counted.
-What a trajectory is made of: `_rlinf_trajectory`. A buffer without auto_save has only what its cache holds, so done
+What a trajectory is made of: `rlinf.trajectory`. A buffer without auto_save has only what its cache holds, so done
 fields lose their extra rows there: RLinf's own doing. Works with `rlinf.data.replay_buffer` and, of newer versions,
 `rlinf.data.storage.replay`; importing and exporting take no rlinf at all.
 """

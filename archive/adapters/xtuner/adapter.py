@@ -81,9 +81,13 @@ async def save(
         progress = _progress(given, options.pop("progress", None))
 
         def work() -> Pending:
-            if no_save_replay_buffer:
-                return _write_prompts(taken, writer, step, progress, options)
-            return _write_groups(taken, writer, step, progress, options)
+            if not no_save_replay_buffer:
+                saved = {name: _of_groups(part, writer, name) for name, part in taken.items()}
+                return checkpoint(writer, step, saved, progress=progress, **options)
+            listed = list(options.pop("unconsumed", None) or [])
+            saved = {name: _of_prompts(part, writer, name, listed) for name, part in taken.items()}
+            back = None if progress is None else rollback(progress)
+            return checkpoint(writer, step, saved, progress=back, save_replay=False, unconsumed=listed, **options)
 
         return await _undisturbed(work)
 
@@ -127,27 +131,17 @@ def _progress(given: Mapping[str, Any], own: Any) -> Any:
     return {**own, **ours}
 
 
-def _write_groups(
-    taken: Mapping[str, _Taken], writer: Writer, step: int, progress: Any, options: dict[str, Any]
-) -> Pending:
-    saved = {}
-    for name, part in taken.items():
-        known = storages.seen(part.buffer, writer, name)
-        saved[name] = Saved(attributes=storages.write(part.items, part_of(writer, name), known), state=part.state)
-    return checkpoint(writer, step, saved, progress=progress, **options)
+def _of_groups(part: _Taken, writer: Writer, name: str) -> Saved:
+    known = storages.seen(part.buffer, writer, name)
+    return Saved(attributes=storages.write(part.items, part_of(writer, name), known), state=part.state)
 
 
-def _write_prompts(
-    taken: Mapping[str, _Taken], writer: Writer, step: int, progress: Any, options: dict[str, Any]
-) -> Pending:
-    saved, listed = {}, list(options.pop("unconsumed", None) or [])
-    for name, part in taken.items():
-        part_of(writer, name)
-        prompts = managers.strip(part.items, storages.resolve)
-        listed += prompts.listed
-        saved[name] = Saved(state={**part.state, "unconsumed": prompts.state})
-    progress = None if progress is None else rollback(progress)
-    return checkpoint(writer, step, saved, progress=progress, save_replay=False, unconsumed=listed, **options)
+def _of_prompts(part: _Taken, writer: Writer, name: str, listed: list[Any]) -> Saved:
+    """The prompts alone; those that are drawn and not trained on are added to the list."""
+    part_of(writer, name)  # so that the checkpoint has the buffer, if without its groups
+    prompts = managers.strip(part.items, storages.resolve)
+    listed += prompts.listed
+    return Saved(state={**part.state, "unconsumed": prompts.state})
 
 
 async def _undisturbed(work: Callable[[], T]) -> T:
