@@ -35,7 +35,7 @@ class Commit(Record):
     created_at: datetime = stored(datetime.fromtimestamp(0, UTC), required=True)
     library: str = stored(__version__, required=True)
     format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
-    runs: Mapping[str, RunEntry] = field(default_factory=dict)
+    runs: Mapping[str, RunEntry] = stored({}, always=True)
     segments: tuple[FileRef, ...] | None = None
     checkpoints: tuple[FileRef, ...] | None = None
     branches: tuple[FileRef, ...] | None = None

@@ -187,9 +187,9 @@ class CheckpointRecord(Record):
 class Claim(Record):
     """That a rank of a session has, or had, a writer."""
 
-    session: str
-    rank: Count
     run: str = stored("", always=True)  # empty: of none
+    session: str = stored("", required=True)
+    rank: Count = stored(0, required=True)
     nonce: str = stored("", always=True)
 
 

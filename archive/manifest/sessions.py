@@ -177,7 +177,7 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
 
 
 def _claim_rank(storage: Storage, who: Place) -> None:
-    claim = Claim(who.session, who.rank, who.run, secrets.token_hex(8))
+    claim = Claim(who.run, who.session, who.rank, secrets.token_hex(8))
     data = json.dumps(claim.to_json()).encode()
     key = layout.rank_key(who.session, who.rank)
     try:

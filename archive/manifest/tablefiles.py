@@ -69,11 +69,24 @@ def fetch(storage: Reads, refs: Sequence[StoredFile]) -> list[bytes]:
     return [checked(storage, ref, data) for ref, data in zip(refs, parts, strict=True)]
 
 
-def load(storage: Reads, kind: str, refs: Sequence[StoredFile], columns: Sequence[str] | None = None) -> pa.Table:
+def load(storage: Reads, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of several files of one kind (or some columns of them), in their order."""
-    parts = zip(fetch(storage, refs), refs, strict=True) if refs else ()
-    found = [tables.loads(data, kind, where=storage.full_url(ref.path), columns=columns) for data, ref in parts]
-    return tables.concat(kind, found)
+    return _parsed(storage, kind, refs, fetch(storage, refs) if refs else [], columns)
+
+
+def _parsed(
+    storage: Reads, kind: str, refs: Sequence[FileRef], found: Sequence[bytes], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of files of one kind, from their bytes; CorruptManifestError if they are not as many as the commit says."""
+    parts = []
+    for ref, data in zip(refs, found, strict=True):
+        where = storage.full_url(ref.path)
+        parts.append(tables.loads(data, kind, where=where, columns=columns))
+        if parts[-1].num_rows != ref.rows:
+            raise CorruptManifestError(
+                f"{where} has {parts[-1].num_rows} rows, the commit says {ref.rows}; run `archive verify`"
+            )
+    return tables.concat(kind, parts)
 
 
 def add_rows(
@@ -135,11 +148,7 @@ class Snapshot:
             files = self.commit.files("segments")
             if self._bytes is None:
                 self._bytes = fetch(self.storage, files)
-            parts = [
-                tables.loads(data, "segments", where=self.storage.full_url(ref.path), columns=missing)
-                for data, ref in zip(self._bytes, files, strict=True)
-            ]
-            table = pa.concat_tables(parts).unify_dictionaries() if parts else tables.schema("segments").empty_table()
+            table = _parsed(self.storage, "segments", files, self._bytes, missing)
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 

@@ -173,7 +173,7 @@ def _claim_sessions(archive: Archive, selections: Sequence[Chosen]) -> None:
 
     def claim(place: tuple[str, int]) -> None:
         session, rank = place
-        made = Claim(session, rank, runs.get(session) or "", "merge")
+        made = Claim(runs.get(session) or "", session, rank, "merge")
         with suppress(AlreadyExistsError, AmbiguousWriteError):
             archive.storage.create(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
 

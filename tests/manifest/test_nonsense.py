@@ -1,0 +1,216 @@
+"""Well-formed nonsense under right checksums: every key of every record is dropped, and takes values of each wrong kind.
+
+What comes of it is the library's error, which names the object, or a value that is as good as another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
+from archive.checkpoint import StagedIndex, requests, staging
+from archive.checkpoint.retention import Keep
+from archive.manifest import About, Claim, Commit, Pin
+from tests.support.tampering import body, commit_files, seal
+
+GONE = object()
+NONSENSE: tuple[Any, ...] = (
+    GONE, None, True, "nonsense", "", -1, 0, 2**63, 10**40, -(10**40), 1.5, float("inf"), float("nan"), [], [[]], {},
+    {"a": {"a": []}}, [None],
+)  # fmt: skip
+
+
+def filled(root: Path) -> Path:
+    """An archive with everything in it: two runs, one of them forked and resumed, kept by a rule; a partial checkpoint."""
+    arc = archive.create(str(root))
+    with arc.writer(keep=Keep(last=2, every=5, best=("loss", "min")), session="first") as w:
+        w.append({"x": np.arange(4)}, env_ids=0, first=True, update_count=3, model_weights_uuid="w")
+        w.buffer("demo").add_episode({"x": np.arange(2)}, episode_id="e")
+        given = {
+            "columns": {"p": np.arange(4.0)},
+            "attributes": {"tag": {}},
+            "state": {"a": np.arange(3), "n": np.int64(1)},
+        }
+        ck = w.checkpoint(
+            1, progress={"n": 1}, metrics={"loss": 1.0}, config={"lr": 1}, unconsumed=[1], **given
+        ).result()
+    with arc.writer(resume=ck, session="second") as w:
+        w.append({"x": np.arange(2)}, env_ids=0)
+        w.checkpoint(2, columns={"p": np.arange(6.0)}).result()
+    arc.writer(run="other", fork_from=ck, session="third").close()
+    with arc.writer(rank=0, world_size=2, run="wide", session="fourth") as w:
+        w.append({"x": np.arange(2)}, env_ids=0, first=True)
+        w.checkpoint(1, partial=True, state={"a": np.arange(3), "n": np.int64(1)}, progress={"n": 1}).result()
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled(tmp_path_factory.mktemp("nonsense") / "root")
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a document."""
+    if at:
+        yield at
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(one, (*at, key))
+
+
+def changed(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """The document with something else at one place."""
+    out = deepcopy(document)
+    inner = out
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is GONE:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return out
+
+
+def staged_indexes(root: Path) -> dict[Path, Any]:
+    out = {}
+    for path in sorted(root.glob("states/**/*.zip")):
+        data = path.read_bytes()
+        start, stop = staging.index_span(data, "")
+        out[path] = json.loads(data[start:stop].split(b"\n")[0])
+    return out
+
+
+def documents(root: Path) -> Iterator[tuple[type[Record], Any, type[IntegrityError]]]:
+    for path in commit_files(root):
+        yield Commit, body(path), CorruptCommitError
+    for index in staged_indexes(root).values():
+        yield StagedIndex, index, CorruptStateError
+    for path in root.glob("sessions/*/rank-*.json"):
+        yield Claim, json.loads(path.read_bytes()), CorruptStateError
+    yield About, json.loads((root / "archive.json").read_bytes()), CorruptCommitError
+    yield requests.Answer, {"ready": 3, "session": "s", "round": 1, "rank": 0, "nonce": "n"}, CorruptStateError
+    yield Pin, {"archive": "a", "url": "u", "objects": ["shards/x.zip"]}, CorruptCommitError
+
+
+def test_what_is_read_is_written_again(root: Path) -> None:
+    for kind, document, error in documents(root):
+        later = document | {"later": {"any": [1]}}
+        assert kind.from_json(document, what="it", error=error).to_json() == document
+        assert kind.from_json(later, what="it", error=error).to_json() == later
+
+
+def test_nonsense_in_every_place_of_every_record(root: Path) -> None:
+    refused: list[str] = []
+    for kind, document, error in documents(root):
+        for place in places(document):
+            for value in NONSENSE:
+                try:
+                    record = kind.from_json(changed(document, place, value), what="the object", error=error)
+                except error as e:
+                    refused.append(str(e))
+                else:
+                    json.dumps(record.to_json())
+    assert len(refused) > 10_000
+    assert all(text.startswith("the object is not what it should be (") for text in refused)
+    assert max(map(len, refused)) < 500
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 1, 2.5, True])
+def test_a_document_that_is_no_object(root: Path, value: Any) -> None:
+    for kind, _, error in documents(root):
+        with pytest.raises(error, match="the object is not what it should be"):
+            kind.from_json(value, what="the object", error=error)
+
+
+REFUSED: tuple[tuple[str, Any], ...] = (
+    ("segments", None), ("runs", None), ("bases", {"a": {"url": None}}), ("number", 10**40), ("created_at", float("inf")),
+    ("runs.main.sequences", {"x": 1}), ("runs.main.sequences", {"0": float("inf")}), ("runs.main.sequences", {"-1": 1}),
+    ("runs.main.sequences", {"0": -1}), ("runs.main.superseded", "first"), ("runs.main.keep", {"last": 0}),
+    ("runs.main.keep", {"last": "2"}), ("runs.main.keep", {"best": ["loss", "sideways"]}), ("runs.main.latest", None),
+    ("runs.main.latest.commit", "2"), ("segments.0.rows", 2**70), ("segments.0.commit", [1]), ("segments.0.crc32c", -1),
+    ("checkpoint.world_size", 2**40), ("checkpoint.world_size", 0), ("checkpoint.ranks", []), ("checkpoint.step", 1.5),
+    ("checkpoint.metrics", {"loss": "1"}), ("checkpoint.metrics", {"loss": 10**400}), ("checkpoint.lineage", {"config": 5}),
+    ("checkpoint.buffers.replay.steps", -1), ("checkpoint.discarded", {"open": {"steps": 1}}), ("checkpoint.whole", 1),
+    ("checkpoint.sequences", {"zero": 1}), ("added", {"segments": None}), ("live", {}), ("chunks", []), ("message", 5),
+)  # fmt: skip
+
+
+def path_of(document: Any, text: str) -> tuple[Any, ...]:
+    return tuple(int(key) if key.isdigit() else key for key in text.split("."))
+
+
+@pytest.mark.parametrize(("place", "value"), REFUSED, ids=[f"{p}={str(v)[:30]}" for p, v in REFUSED])
+def test_commits_that_cannot_be(root: Path, place: str, value: Any) -> None:
+    (document,) = (d for p in commit_files(root) if (d := body(p)).get("checkpoint", {}).get("name") == "step-2")
+    with pytest.raises(CorruptCommitError, match=rf"commit 7 is .*{place.partition('.')[0]}|ranks and missing"):
+        Commit.from_json(changed(document, path_of(document, place), value), what="commit 7", error=CorruptCommitError)
+
+
+def everything(root: Path) -> None:
+    """Read whatever there is."""
+    arc = archive.open(str(root))
+    arc.episodes.read()
+    repr(arc.runs.about), repr(arc.head), arc.checkpoints.kept()
+    for commit in arc.commits:
+        repr(commit)
+    for ck in arc.checkpoints:
+        repr(ck), ck.about, ck.lineage, ck.missing, ck.buffers, ck.discarded, ck.metrics, ck.progress, ck.unconsumed
+        ck.values, ck.steps_per_rank, ck.origin, ck.episodes.read()
+        for rank in ck.ranks:
+            ck.state(rank)
+            for name in ck.staged(rank).index.columns.get("replay", {}):
+                ck.column(name, rank)
+            if ck.whole:
+                ck.to_resume(rank)
+        if ck.missing:
+            with pytest.raises(ArchiveError):
+                ck.staged(1)
+
+
+def put_index(path: Path, index: Any) -> None:
+    data = path.read_bytes()
+    start, stop = staging.index_span(data, "")
+    line = json.dumps(index, separators=(",", ":")).encode()
+    text = line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+    path.write_bytes(data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + data[stop:])
+
+
+def survives(root: Path, write: Callable[[Any], None], document: Any) -> list[str]:
+    """Where nonsense made something else than the library's errors."""
+    wrong = []
+    for place in places(document):
+        if place[0] == "members" and len(place) > 1 and place[1] > 1:
+            continue  # one is like the other
+        for value in (GONE, "nonsense", 0):
+            write(changed(document, place, value))
+            try:
+                everything(root)
+            except ArchiveError:
+                pass
+            except Exception as e:
+                wrong.append(f"{place} = {str(value)[:20]}: {type(e).__name__}: {e}")
+    write(document)
+    return wrong
+
+
+def test_nonsense_in_a_commit_that_is_opened(tmp_path: Path) -> None:
+    root = filled(tmp_path / "root")
+    path = commit_files(root)[-1]
+    assert survives(root, lambda document: seal(path, document), body(path)) == []
+    everything(root)
+
+
+def test_nonsense_in_a_staged_index_that_is_read(tmp_path: Path) -> None:
+    root = filled(tmp_path / "root")
+    path = next(path for path in staged_indexes(root) if "step-1" in str(path) and "first" in str(path))
+    document = staged_indexes(root)[path]
+    assert survives(root, lambda index: put_index(path, index), document) == []
+    everything(root)
