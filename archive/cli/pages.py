@@ -28,12 +28,8 @@ def page_of(
     nothing of that name.
     """
     if world_size:
-        import resharding
-
         _refuse(how, "plan")
-        checkpoint = _checkpoint(arc, what, run, "checkpoint")
-        plan = resharding.plan(checkpoint, world_size, filter=where, allow_missing=allow_missing)
-        return f"plan of {checkpoint.name} for {world_size} ranks", plan.to_html()
+        return _plan(arc, what, run, world_size, filter=where, allow_missing=allow_missing)
     if run is not None:
         arc.runs[run]  # a run that is not there is an error of its own
     found = arc.episodes.filter(where=where, model_weights_uuid=weights or None, run=run)
@@ -54,6 +50,14 @@ def page_of(
     checkpoint = _checkpoint(arc, what, run, "episode or checkpoint")
     _refuse(how, "checkpoint")
     return f"checkpoint {checkpoint.name}", checkpoint.to_html()
+
+
+def _plan(arc: Archive, name: str, run: str | None, world_size: int, **how: Any) -> tuple[str, str]:
+    import resharding
+
+    checkpoint = _checkpoint(arc, name, run, "checkpoint")
+    plan = resharding.plan(checkpoint, world_size, **how)
+    return f"plan of {checkpoint.name} for {world_size} ranks", plan.to_html()
 
 
 def _refuse(how: Mapping[str, Any], kind: str) -> None:
