@@ -25,13 +25,13 @@ from archive.adapters.rlinf.episodes import add_episodes
 from archive.adapters.rlinf.folder import Problem
 from archive.adapters.rlinf.numbers import Trajectories, trajectories_of
 from archive.adapters.rlinf.source import (
-    add_trajectory,
     check_pickle,
     folders,
     largest_update,
     refuse,
     state_of_folder,
 )
+from archive.adapters.rlinf.trajectory import to_steps
 from archive.base import UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.store import Storage
@@ -126,8 +126,8 @@ def import_checkpoint(
         writers = [stack.enter_context(arc.writer(rank, len(found), run=run, session=session)) for rank in found]
         for writer, folder in zip(writers, found.values(), strict=True):
             for number, tree in folder.trajectories(pickled=allow_pickle):
-                add = add_episodes if split else add_trajectory
-                add(part_of(writer, buffer), tree, number)
+                part = part_of(writer, buffer)
+                add_episodes(part, tree, number) if split else to_steps(tree, number).add(part)
             writer.flush()  # so that many ranks take no more memory than one
         if on_missing == "error":
             refuse(found)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from archive.adapters.rlinf.folder import METADATA, Folder
 from archive.adapters.rlinf.numbers import SYSTEM
-from archive.adapters.rlinf.trajectory import to_steps, weights_of
+from archive.adapters.rlinf.trajectory import weights_of
 from archive.base import IntegrityError, MissingObjectError, NotFoundError, UsageError
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    from archive.write import Buffer
 
 INDEXES = ("trajectory_index.json", "trajector_index.json")  # the second as RLinf's merge tool writes it, too
 _RANK = re.compile(r"rank_(\d{1,9})/")
@@ -82,11 +79,6 @@ def state_of_folder(folder: Folder, *, split: bool) -> dict[str, Any]:
         "ids": np.array(numbers, np.int64), "listed": np.array([], np.int64) if split else np.array(numbers, np.int64),
         "folder": folder.prefix.rstrip("/"), "problems": [list(p) for p in folder.problems], "split": split,
     }  # fmt: skip
-
-
-def add_trajectory(part: Buffer, tree: Mapping[str, Any], number: int) -> str:
-    """Add one as it is."""
-    return to_steps(tree, number).add(part)
 
 
 def _folder(storage: Storage, prefix: str) -> Folder:

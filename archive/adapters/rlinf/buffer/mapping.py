@@ -44,15 +44,12 @@ class Taken:
         """The same, with what is known of the weights besides."""
         return replace(self, weights=weights.or_else(self.weights))
 
-    def episode(self, trajectory_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(steps, what else `Buffer.add_episode` takes)."""
+    def as_episode(self, trajectory_id: int) -> Steps:
+        """What the archive is to have of it, under that id and with what is known of the weights."""
         uuid, count = self.weights
-        metadata = {NUMBER: trajectory_id} | self.made.metadata
-        metadata |= {"model_weights_uuid": uuid, "model_update_count": count}
-        about = {
-            "metadata": metadata, "schema": self.made.schema, "model_weights_uuid": uuid, "update_count": count,
-        }  # fmt: skip
-        return self.made.steps, about
+        weights = {"model_weights_uuid": uuid, "model_update_count": count}
+        metadata = {NUMBER: trajectory_id} | self.made.metadata | weights
+        return replace(self.made, metadata=metadata, model_weights_uuid=uuid, update_count=count)
 
 
 def take_all(given: Iterable[Any] | None, weights: Weights) -> list[Taken]:

@@ -62,8 +62,8 @@ def _held(contents: Contents, lock: RLock, entry: Entry) -> Tree:
 
 def append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:
     """Append one trajectory to an archive, as an episode."""
-    steps, about = taken.episode(entry.trajectory_id)
-    sink.add(entry, steps, sum(t.nbytes for t in taken.flat.rows.values()), **about)
+    nbytes = sum(t.nbytes for t in taken.flat.rows.values())
+    sink.add(entry, taken.as_episode(entry.trajectory_id), nbytes)
 
 
 def renumbered(contents: Contents, sink: Sink) -> dict[str, dict[str, int]]:

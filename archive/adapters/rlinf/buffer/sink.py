@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from archive import Archive, Writer
 from archive.adapters import Saved, checkpoint, part_of
+from archive.adapters.rlinf import Steps
 from archive.adapters.rlinf.buffer.autosave import AutoSave
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.window import Entry
@@ -52,9 +53,9 @@ class Sink:
         newest = self.arc.checkpoints.of(self.writer.run).latest
         return 0 if newest is None else newest.step + 1
 
-    def add(self, entry: Entry, steps: Any, nbytes: int, **about: Any) -> None:
+    def add(self, entry: Entry, made: Steps, nbytes: int) -> None:
         """Append a trajectory, copied; it can be read once it is committed."""
-        name = part_of(self.writer, self.buffer).add_episode(steps, **about)
+        name = made.add(part_of(self.writer, self.buffer))
         self.owned[entry.trajectory_id] = name
         with self._committing:
             self._uncommitted.append(Added(entry, name, nbytes))
