@@ -51,7 +51,6 @@ from archive.base.logs import make_visible
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Job, in_order
-from archive.base.plainjson import misshapen
 from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
 from archive.base.readonly import frozen
 from archive.base.records import (
@@ -145,7 +144,6 @@ __all__ = [
     "jsontree",
     "layout",
     "make_visible",
-    "misshapen",
     "one_line",
     "pairs",
     "plainjson",

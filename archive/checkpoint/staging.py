@@ -61,7 +61,7 @@ def load_index(data: bytes, where: str) -> StagedIndex:
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptStateError(f"the index of {where} does not match its checksum; this rank's state is damaged")
     what = f"the index of {where}"
-    body = plainjson.parse(line, what=what, error=CorruptStateError, shape={})
+    body = plainjson.parse_object(line, what=what, error=CorruptStateError)
     layout.check_format(body.get("format"), where=where)
     return StagedIndex.from_json(body, what=what, error=CorruptStateError, remedy="resume from another checkpoint")
 

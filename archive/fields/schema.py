@@ -165,7 +165,7 @@ class ShardSchema:
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
     try:
-        body = plainjson.parse(text, what="it", error=CorruptManifestError, shape={})
+        body = plainjson.parse_object(text, what="it", error=CorruptManifestError)
         fields = tuple(
             FieldSpec(
                 tuple(f["path"]), f["axis"], f.get("dtype", ""), tuple(f.get("shape", ())),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import archive
-from archive.base import plainjson
+from archive.base import Record, plainjson
 from archive.base.errors import (
     ArchiveError,
     CorruptChunkError,
@@ -207,22 +209,52 @@ def test_a_bound_costs_no_request_and_an_empty_object_is_damage(proxied: Proxied
         archive.open(proxied.url, storage_options=proxied.storage_options)
 
 
+@dataclass(frozen=True, slots=True)
+class Number(Record):
+    a: int
+
+
+@dataclass(frozen=True, slots=True)
+class Perhaps(Record):
+    a: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOrTruth(Record):
+    a: Literal[True, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers(Record):
+    a: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts(Record):
+    a: Mapping[str, tuple[str, ...]]
+
+
 @pytest.mark.parametrize(
-    ("value", "shape", "problem"),
+    ("value", "kind", "problem"),
     [
-        ({"a": 1}, {"a": int}, ""),
-        ({}, {"a": int}, "a is not there"),
-        ({}, {"a?": int}, ""),
-        ({"a": True}, {"a": int}, "a is True"),
-        ({"a": True}, {"a": (int, bool)}, ""),
-        ({"a": [1, "x"]}, {"a": [int]}, "a[1] is 'x'"),
-        ({"a": {"b": [None]}}, {str: {str: [str]}}, "a.b[0] is None"),
-        ([], {str: int}, "it is no object"),
-        ({"a": 1}, {"a": [int]}, "a is no list"),
+        ({"a": 1}, Number, ""),
+        ({}, Number, "a is not there"),
+        ({}, Perhaps, ""),
+        ({"a": True}, Number, "a is True"),
+        ({"a": True}, NumberOrTruth, ""),
+        ({"a": [1, "x"]}, Numbers, "a[1] is 'x'"),
+        ({"a": {"b": [None]}}, Texts, "a.b[0] is None"),
+        ([], Texts, "it is a list, no object"),
+        ({"a": []}, Texts, "a is a list, no object"),
+        ({"a": 1}, Numbers, "a is 1, no list"),
     ],
 )
-def test_shapes(value: Any, shape: Any, problem: str) -> None:
-    assert plainjson.misshapen(value, shape) == problem
+def test_shapes(value: Any, kind: type[Record], problem: str) -> None:
+    if not problem:
+        kind.from_json(value, what="x", error=CorruptStateError)
+        return
+    with pytest.raises(CorruptStateError, match=rf"^x is not what it should be \({re.escape(problem)}"):
+        kind.from_json(value, what="x", error=CorruptStateError)
 
 
 def test_the_helpers_of_this_module(root: Path) -> None:

@@ -34,9 +34,10 @@ def import_dataset(
     """
     check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, storage_options)
-    info = plainjson.parse(
-        store.get(layout.INFO), what=store.full_url(layout.INFO), error=IntegrityError, shape={"features": dict}
-    )
+    where = store.full_url(layout.INFO)
+    info = plainjson.parse_object(store.get(layout.INFO), what=where, error=IntegrityError)
+    if not isinstance(info.get("features"), dict):
+        raise IntegrityError(f"{where} is not what it should be (it names no features): it is damaged")
     if info.get("codebase_version") != layout.VERSION:
         raise UpgradeError(
             f"{url} is a LeRobot dataset of version {info.get('codebase_version')}; {layout.VERSION} is read"
