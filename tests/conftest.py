@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.loaders
 import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
@@ -21,6 +23,8 @@ def _environment() -> Iterator[None]:
             patch.setenv(name, value)
         for name in servers.UNSET:
             patch.delenv(name, raising=False)
+        # each S3 client parses botocore's models anew, which takes longer than what most tests do with it
+        patch.setattr("botocore.loaders.create_loader", functools.cache(botocore.loaders.create_loader))
         yield
 
 
