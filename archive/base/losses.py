@@ -15,7 +15,7 @@ class Losses:
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
         self._all: Counts = {}
-        self._told: Counts = {}
+        self._reported: Counts = {}
 
     def add(self, reason: str, episodes: int, steps: int) -> None:
         had = self._all.get(reason, (0, 0))
@@ -23,18 +23,18 @@ class Losses:
         self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
 
     def mark(self) -> Counts:
-        """All of them so far, for `told`."""
+        """All of them so far, for `reported`."""
         return self._all
 
-    def told(self, mark: Counts) -> None:
+    def reported(self, mark: Counts) -> None:
         """A checkpoint that has these is committed."""
-        self._told = mark
+        self._reported = mark
 
-    def untold(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    def unreported(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
         """What no committed checkpoint has, and `more`: as a checkpoint says it."""
         out = {reason: dict(counts) for reason, counts in more.items()}
         for reason, counts in self._all.items():
-            before = self._told.get(reason, (0, 0))
+            before = self._reported.get(reason, (0, 0))
             episodes, steps = counts[0] - before[0], counts[1] - before[1]
             if episodes or steps:
                 total = out.setdefault(reason, {"episodes": 0, "steps": 0})

@@ -69,7 +69,7 @@ def join(
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
 
     `ending(grace_s)` says that the process ends, and that its time for waiting was over so long ago: what is there by
-    then is committed as partial.  `absent` is told, after seconds and then now and then, which ranks have not staged.
+    then is committed as partial.  `absent` is called, after seconds and then now and then, with the ranks that have not staged.
     """
     began, patience = time.monotonic(), Patience()
     stop = began + timeout_s

@@ -17,10 +17,11 @@ from archive.write import Work
 
 
 class Attempt:
-    """One try at a checkpoint. It may be told to run any number of times, and runs once."""
+    """One try at a checkpoint. `run` may be called any number of times, and runs it once."""
 
     def __init__(self, work: Callable[[], Checkpoint]) -> None:
-        self._work, self._claim = work, threading.Lock()
+        self._work = work
+        self._claim = threading.Lock()
         self.future: Future[Checkpoint] = Future()
         self.hurry = threading.Event()  # no longer wait for other ranks
 
@@ -49,7 +50,10 @@ class Pending:
     """A checkpoint that is being saved."""
 
     def __init__(self, saver: _Saver, request: Request, timeout_s: float, on_progress: Progress | None) -> None:
-        self._saver, self.request, self._timeout_s, self._on_progress = saver, request, timeout_s, on_progress
+        self._saver = saver
+        self.request = request
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
         self.attempt: Attempt
         self.works: Sequence[Work] = ()  # the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end

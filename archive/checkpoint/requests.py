@@ -170,7 +170,8 @@ class _Watch:
     """Looks for requests in the bucket, in the background, as long as its writer lives."""
 
     def __init__(self, storage: Storage, place: Place) -> None:
-        self._storage, self.place = weakref.ref(storage), place  # a writer that nobody closed may go, and its storage
+        self._storage = weakref.ref(storage)  # a writer that nobody closed may go, and its storage
+        self.place = place
         self.known = set(storage.list("requests"))
         self.calls = 0
         self.round = 0

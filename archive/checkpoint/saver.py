@@ -24,7 +24,7 @@ from archive.write import Cut, Work, Written
 
 
 class Saver:
-    """Saves the checkpoints of one writer, one after the other. `committed` is told of each."""
+    """Saves the checkpoints of one writer, one after the other. `committed` is called with each."""
 
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
@@ -110,7 +110,7 @@ class Saver:
         made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
         if request.save_replay:
             for losses, counts in pending.losses:
-                losses.told(counts)
+                losses.reported(counts)
             self._columns, self.durable = pending.columns, request.step
         self._committed(made, pending.works if request.save_replay else [])
         checkpoint = Checkpoint(self._storage, made)

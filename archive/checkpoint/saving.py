@@ -43,7 +43,7 @@ class Request:
     unconsumed: str | None
     metrics: Mapping[str, float]
     config: str | None
-    folder: str  # of which the git revision is told
+    folder: str  # whose git revision is recorded
     partial: bool = False
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
     resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from

@@ -24,7 +24,9 @@ class StagedFile:
     """One rank's part of a checkpoint. `nonce`: of the object that is meant, where what refers to it says so."""
 
     def __init__(self, storage: Storage, key: str, nonce: str | None = None) -> None:
-        self.storage, self.key, self._nonce = storage, key, nonce
+        self.storage = storage
+        self.key = key
+        self._nonce = nonce
         self.where = storage.full_url(key)
 
     @cached_property

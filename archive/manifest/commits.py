@@ -185,7 +185,8 @@ class Commits(Sequence[Commit]):
     """All commits of an archive, oldest first, read when asked for; `commits[-1]` is the newest."""
 
     def __init__(self, storage: Storage, head: Commit) -> None:
-        self._storage, self._head = storage, head
+        self._storage = storage
+        self._head = head
 
     def __len__(self) -> int:
         return self._head.number

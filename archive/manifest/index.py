@@ -42,7 +42,9 @@ class EpisodeIndex:
         self, snapshot: Snapshot, live: Callable[[], Ints] | None = None,
         branch: tuple[str, Sequences | None] | None = None,
     ) -> None:  # fmt: skip
-        self.snapshot, self._live, self._branch = snapshot, live, branch
+        self.snapshot = snapshot
+        self._live = live
+        self._branch = branch
 
     @cached_property
     def chains(self) -> chains.Chains:

@@ -130,7 +130,8 @@ class Snapshot:
     """The segments table as one commit sees it, loaded by column; immutable, so what was read is kept."""
 
     def __init__(self, storage: Storage, commit: Commit) -> None:
-        self.storage, self.commit = storage, commit
+        self.storage = storage
+        self.commit = commit
         self._bytes: list[bytes] | None = None
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None

@@ -20,7 +20,8 @@ class Arena:
     """One piece of memory for the steps of one shard: a region for each field of fixed size, filled row by row."""
 
     def __init__(self, piece: Array, block: Block) -> None:
-        self._piece, self._rows = piece, 0
+        self._piece = piece
+        self._rows = 0
         sizes = {name: _row_bytes(value, block.length) for name, value in block.data.items()}
         self._sizes = {name: size for name, size in sizes.items() if size}
         room = len(piece) - _ALIGN_BYTES * len(self._sizes)

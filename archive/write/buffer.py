@@ -28,7 +28,8 @@ class Buffer:
     """One buffer of a writer: `w.buffer("demo")`; the writer's own verbs are those of its main buffer."""
 
     def __init__(self, writer: _Guard, inner: BufferWriter) -> None:
-        self._writer, self._inner = writer, inner
+        self._writer = writer
+        self._inner = inner
 
     @property
     def name(self) -> str:

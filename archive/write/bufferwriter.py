@@ -38,9 +38,13 @@ class BufferWriter:
     """
 
     def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
-        self.name, self.place, self.schema = name, place, schema
-        self._changes, self._undo = changes, changes.undo
-        self.streams, self.live_set = Streams(self._undo), LiveSet(undo=self._undo)
+        self.name = name
+        self.place = place
+        self.schema = schema
+        self._changes = changes
+        self._undo = changes.undo
+        self.streams = Streams(self._undo)
+        self.live_set = LiveSet(undo=self._undo)
         self._ids = ids
         self._rows_of = SegmentRows(name, place, self.streams.records, ids)
         self._weights = Weights()
@@ -259,7 +263,7 @@ class BufferWriter:
             self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
             (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state, incomplete=incomplete,
         )  # fmt: skip
-        return replace(made, discarded=self.losses.untold(made.discarded))
+        return replace(made, discarded=self.losses.unreported(made.discarded))
 
     def overwritten(self, episodes: int, steps: int) -> None:
         """So many steps left the buffer before they were appended: counted, and a warning the first time."""

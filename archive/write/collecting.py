@@ -30,8 +30,12 @@ class Collected:
         self, changes: Changes, memory: Memory, shard_bytes: Callable[[Block], int], describing: Callable[[], Describe],
         reward: Callable[[ShardSchema], str | None], most_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
-        self._changes, self._undo, self._memory = changes, changes.undo, memory
-        self._shard_bytes, self._describing, self._reward = shard_bytes, describing, reward
+        self._changes = changes
+        self._undo = changes.undo
+        self._memory = memory
+        self._shard_bytes = shard_bytes
+        self._describing = describing
+        self._reward = reward
         self._most_bytes = most_bytes
         self._pending: dict[str, list[Block]] = {}
         self._bytes: dict[str, int] = {}

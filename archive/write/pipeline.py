@@ -46,7 +46,10 @@ class _Job:
     """A laid-out slab on its way to the store; run again if it failed, and done once."""
 
     def __init__(self, pipeline: Pipeline, slab: Slab, key: str, segments: pa.Table, nbytes: int) -> None:
-        self.pipeline, self.key, self.segments, self.nbytes = pipeline, key, segments, nbytes
+        self.pipeline = pipeline
+        self.key = key
+        self.segments = segments
+        self.nbytes = nbytes
         self._slab: Slab | None = slab
         self._members: list[packing.Member] | None = None  # kept until they are in the store
         self._written: Written | None = None
@@ -140,8 +143,12 @@ class Pipeline:
         self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
         chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        self._storage, self._session, self._rank, self._layout = storage, session, rank, archive_layout
-        self._compression, self._chunk_bytes = compression, chunk_bytes
+        self._storage = storage
+        self._session = session
+        self._rank = rank
+        self._layout = archive_layout
+        self._compression = compression
+        self._chunk_bytes = chunk_bytes
         self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")

@@ -22,7 +22,10 @@ class SegmentRows:
     """Numbers segments, links each to the one before it in its episode, and adds up what an episode's segments hold."""
 
     def __init__(self, buffer: str, place: Place, records: dict[int, EpisodeRecord], ids: Ids) -> None:
-        self._buffer, self._place, self._records, self._ids = buffer, place, records, ids
+        self._buffer = buffer
+        self._place = place
+        self._records = records
+        self._ids = ids
 
     def describe(self, epoch: int, slab: Slab, key: str) -> pa.Table:
         """The segments of a slab as rows; called in order, on the pipeline's thread.

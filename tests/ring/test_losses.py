@@ -110,7 +110,7 @@ def test_counts_are_what_no_committed_checkpoint_has() -> None:
     losses.add("a", 1, 5)
     losses.add("b", 2, 3)
     more = {"a": {"episodes": 1, "steps": 1}}
-    assert losses.untold(more) == {"a": {"episodes": 3, "steps": 16}, "b": {"episodes": 2, "steps": 3}}
+    assert losses.unreported(more) == {"a": {"episodes": 3, "steps": 16}, "b": {"episodes": 2, "steps": 3}}
     assert more == {"a": {"episodes": 1, "steps": 1}}
-    losses.told(mark)
-    assert losses.untold({}) == {"a": {"episodes": 1, "steps": 5}, "b": {"episodes": 2, "steps": 3}}
+    losses.reported(mark)
+    assert losses.unreported({}) == {"a": {"episodes": 1, "steps": 5}, "b": {"episodes": 2, "steps": 3}}
