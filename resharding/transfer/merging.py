@@ -10,8 +10,9 @@ import numpy as np
 from archive import Archive
 from archive.arrays import Ints
 from archive.base import UsageError
+from resharding.transfer.chosen import Chosen
 from resharding.transfer.destination import Destination, How, taken_from
-from resharding.transfer.transfer import Chosen, transfer
+from resharding.transfer.transfer import transfer
 
 
 def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:

@@ -1,0 +1,121 @@
+"""Rows of an archive that go to another, and the same rows as they are to lie there: by reference, or as copies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from archive import Archive
+from archive.arrays import Ints
+from archive.base import cached_property
+from archive.manifest import Pin, tablefiles, tables
+from archive.store import Roots, join_key, split_key
+from resharding.transfer.copying import copy_shards
+from resharding.transfer.destination import Destination
+from resharding.transfer.holdings import COLUMNS, Holdings, Row, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows of one archive's segments table that go to another."""
+
+    archive: Archive
+    rows: Ints
+
+    @cached_property
+    def names(self) -> list[Row]:
+        return rows_of(self.archive.snapshot.take(self.rows, COLUMNS))
+
+    @cached_property
+    def origin(self) -> Holdings:
+        """All that its archive holds."""
+        return Holdings(rows_of(self.archive.snapshot.columns(COLUMNS)))
+
+    @cached_property
+    def roots(self) -> Roots:
+        return Roots(self.archive.storage, self.archive.head.base_urls)
+
+    def segments(self) -> pa.Table:
+        taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
+        return tables.from_columns("segments", _as_columns(taken))
+
+
+def _as_columns(table: pa.Table) -> dict[str, Any]:
+    import pyarrow as pa
+
+    texts = {f.name for f in table.schema if pa.types.is_dictionary(f.type)}
+    return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
+
+
+def referred(selection: Chosen, archive: Archive, target: Destination) -> pa.Table:
+    """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
+    import pyarrow.compute as pc
+
+    rows = selection.segments()
+    needed: dict[str, set[str]] = {}
+    for name in ("shard", "chunks"):
+        values = [None if v is None else join_key(selection.archive.id, v) for v in rows[name].to_pylist()]
+        for base, key in (split_key(v) for v in values if v is not None):
+            needed.setdefault(str(base), set()).add(key)
+        rows = _with(rows, name, values)
+    for base, keys in needed.items():
+        _pin(selection.roots.storage(None if base == selection.archive.id else base), archive, sorted(keys))
+    shards = len(pc.unique(rows["shard"].drop_null()))
+    target.moved(shards, shards)
+    return rows
+
+
+def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    field = rows.schema.field(name)
+    column = pa.array(values, pa.string()).dictionary_encode().cast(field.type)
+    return rows.set_column(rows.schema.get_field_index(name), field, column)
+
+
+def _pin(source: Any, target: Archive, keys: list[str]) -> None:
+    """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
+    pin = Pin(target.id, target.url, tuple(keys))
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+    source.put(f"pins/{target.id}-{digest}.json", json.dumps(pin.to_json()).encode())
+
+
+def copied(selection: Chosen, archive: Archive, target: Destination, session: str) -> pa.Table:
+    """The rows after their shards were copied, with one chunk table of their own."""
+    rows = selection.segments()
+    if not rows.num_rows:
+        return rows
+    shards = {s for s in rows["shard"].to_pylist() if s is not None}
+    chunks = _chunk_tables(selection.roots, rows, shards)
+    held = archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist()
+    copy_shards(selection.roots, archive.storage, chunks, set(held), target)
+    file = None
+    if chunks.num_rows:
+        plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
+        file = tablefiles.write(archive.storage, session, "chunks", plain)
+    rows = tablefiles.with_chunks(rows, file)
+    return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])
+
+
+def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
+    """The chunk rows of the wanted shards, each shard once; shards named as the source names them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    refs = tablefiles.chunk_files(rows)
+    left = {split_key(shard)[1] for shard in wanted}
+    parts = []
+    for data, path in zip(tablefiles.fetch(roots, list(refs.values())), refs, strict=True):
+        table = tables.loads(data, "chunks", where=roots.full_url(path))
+        base = split_key(path)[0]
+        table = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
+        names = table["shard"].cast(pa.string())
+        mine = {s for s in pc.unique(names).to_pylist() if s in wanted and split_key(s)[1] in left}
+        left -= {split_key(s)[1] for s in mine}
+        parts.append(table.filter(pc.is_in(names, value_set=pa.array(sorted(mine), pa.string()))))
+    return tables.concat("chunks", parts)
