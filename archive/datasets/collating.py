@@ -15,7 +15,8 @@ KINDS = ("dict", "tensordict", "padded", "list")
 
 def collate(items: Sequence[Any], kind: Any = "dict") -> Any:
     """One batch of some items: a nested "dict" of tensors, a "tensordict", "padded" (or a Padded), or the "list" as it
-    is. A DataLoader's collate_fn, too, and faster than its own: items that were read together are not taken apart first."""
+    is. A DataLoader's collate_fn, too, and faster than its own: items that were read together are not taken apart
+    first."""
     if check_kind(kind) == "list":
         return list(items)
     return as_kind(merged(items), len(items), kind)

@@ -138,9 +138,9 @@ def _check(given: Sequence[Mapping[str, Any]], order: Order) -> None:
             raise UsageError(f"this is no state of a loader (its format is {state.get('format')!r}, not {FORMAT})")
         differing = {k: (v, state["order"].get(k)) for k, v in order.as_dict().items() if state["order"].get(k) != v}
         if differing:
-            told = "; ".join(f"{k} is {now!r} and was {then!r}" for k, (now, then) in differing.items())
+            changes = "; ".join(f"{k} is {now!r} and was {then!r}" for k, (now, then) in differing.items())
             raise UsageError(
-                f"the state is of another order of items: {told}. Resume with the same episodes, fields of the same "
+                f"the state is of another order of items: {changes}. Resume with the same episodes, fields of the same "
                 "kind of item, shuffle and seed"
             )
 
@@ -162,7 +162,8 @@ def _taken(given: Sequence[Mapping[str, Any]], behind: int) -> list[list[int]]:
     by_rank = {state["rank"]: state for state in given}
     if sorted(by_rank) != list(range(world)) or len(given) != world:
         raise UsageError(
-            f"these are states of ranks {sorted(by_rank)} of a world of {world}; give that of one rank, or of each rank once"
+            f"these are states of ranks {sorted(by_rank)} of a world of {world}; give that of one rank, or of each "
+            "rank once"
         )
     if any(s["epoch"] > behind + 1 or (s["epoch"] > behind and any(s["taken"])) for s in given):
         raise UsageError("the ranks are in different epochs; give the states that all ranks saved at the same time")

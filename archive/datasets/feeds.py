@@ -69,6 +69,6 @@ def _named(columns: Any, name: str) -> Any:
 
 def _no_column(name: str) -> Any:
     raise ColumnError(
-        f"column {name!r} belongs to a checkpoint: draw from the checkpoint or a share of it, or give an array of one value "
-        "a step"
+        f"column {name!r} belongs to a checkpoint: draw from the checkpoint or a share of it, or give an array of one "
+        "value a step"
     )

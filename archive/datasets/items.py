@@ -18,7 +18,7 @@ from archive.fields import Path, Ragged, mapped, to_tensors
 
 
 class Kinds(NamedTuple):
-    """What cannot be told from values.
+    """What values do not show.
 
     ragged: fields, or nests of such, whose rows differ in number from item to item.  opaque: fields of JSON, which are
     no nests.  varying: whether items differ in their number of steps.
@@ -48,7 +48,8 @@ class Kinds(NamedTuple):
         return any(path[:n] in self.ragged for n in range(1, len(path) + 1))
 
     def _nested(self, items: list[list[Any]]) -> Ragged:
-        """Rows of each step of each item: the lengths are [items, steps], or ragged where the steps differ in number."""
+        """Rows of each step of each item: the lengths are [items, steps], or ragged where the steps differ in
+        number."""
         lengths = [torch.tensor([len(row) for row in item], dtype=torch.int64) for item in items]
         counts: Any = _end_to_end(lengths, ()) if self.varying else torch.stack(lengths)
         rows = [row for item in items for row in item]
@@ -61,7 +62,10 @@ class Items(Sequence[Any]):
     def __init__(
         self, count: int, make: Callable[[int], Any], *, whole: dict[str, Any] | None = None, kinds: Kinds | None = None
     ) -> None:
-        self._count, self._make, self.whole, self.kinds = count, make, whole, kinds or Kinds()
+        self._count = count
+        self._make = make
+        self.whole = whole
+        self.kinds = kinds or Kinds()
 
     def __len__(self) -> int:
         return self._count
@@ -96,8 +100,8 @@ def _check_alike(values: list[Any], path: Path) -> None:
             odd = sorted(map(str, set(values[0]) ^ set(v))) if isinstance(v, Mapping) else [type(v).__name__]
             where = f" below {show(path)!r}" if path else ""
             raise FieldError(
-                f"the items of a batch differ in their fields{where}: {', '.join(odd)}; choose fields that all episodes "
-                "have, or fill them in with missing=VALUE"
+                f"the items of a batch differ in their fields{where}: {', '.join(odd)}; choose fields that all "
+                "episodes have, or fill them in with missing=VALUE"
             )
 
 

@@ -52,7 +52,10 @@ class StreamDataset(InEpochs, IterableDataset[Any]):
         if isinstance(dataset, Episodes) or not hasattr(dataset, "__getitem__"):
             dataset = EpisodeDataset(dataset)
         here = place(rank, world_size, "data", "data")
-        self.dataset, self.rank, self.world_size, self.read_items = dataset, here.rank, here.world_size, read_items
+        self.dataset = dataset
+        self.rank = here.rank
+        self.world_size = here.world_size
+        self.read_items = read_items
         block_items = max(1, round(block_steps / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))
         how = _SHUFFLES.get(shuffle, shuffle)
         self.order = Order(len(dataset), how, seed, min(block_items, max(1, len(dataset))), pool_blocks)

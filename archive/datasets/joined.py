@@ -45,8 +45,8 @@ def _kind(value: Any) -> str:
 def _unlike(names: Sequence[str], i: int, path: Path, what: set[str]) -> FieldError:
     who = f"sources {names[0]!r} and {names[i]!r}" if names else "the parts"
     return FieldError(
-        f"{who} differ{f' in {show(path)!r}' if path else ''}: {', '.join(sorted(map(str, what)))}; choose the fields that "
-        "all have (fields=), fill in what is missing (missing=), or convert with transform="
+        f"{who} differ{f' in {show(path)!r}' if path else ''}: {', '.join(sorted(map(str, what)))}; choose the fields "
+        "that all have (fields=), fill in what is missing (missing=), or convert with transform="
     )
 
 

@@ -87,8 +87,8 @@ def loader(
 ) -> Loader:
     """A loader of a map-style dataset, or of a stream, with `state_dict()` and `load_state_dict()`.
 
-    collate: "dict" or "tensordict" (see `archive.datasets.collating`), "padded" or a Padded, "list", or a function of the list
-    of items.
+    collate: "dict" or "tensordict" (see `archive.datasets.collating`), "padded" or a Padded, "list", or a function of
+    the list of items.
     drop_last: only full batches, and on each rank and worker as many; else each item comes, and ranks may differ by a
     batch.  shuffle, seed, rank, world_size: as of StreamDataset, for map-style datasets; default is their own order.
     options: as of torch's DataLoader (multiprocessing_context, prefetch_factor, pin_memory, timeout, ...).

@@ -52,7 +52,9 @@ class Mix:
                 raise FieldError(f"the steps have a field {self._tag!r} already; give the tag another name")
             numbers = torch.arange(len(counts))
             whole[self._tag] = torch.repeat_interleave(numbers, torch.tensor(list(counts.values())))
-        self._owed, self.counts, self.batches = owed, counts, self.batches + 1
+        self._owed = owed
+        self.counts = counts
+        self.batches += 1
         return as_kind(whole, self.batch_size, self._kind)
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,8 +146,8 @@ class _LoaderDraw:
     def __call__(self, count: int) -> dict[str, Any]:
         if self._loader.batch_size != count:
             raise UsageError(
-                f"source {self._name!r} is a loader of batches of {self._loader.batch_size} items and its part of a batch "
-                f"is {count}; give the loader that size, and ratios that part the batch evenly"
+                f"source {self._name!r} is a loader of batches of {self._loader.batch_size} items and its part of a "
+                f"batch is {count}; give the loader that size, and ratios that part the batch evenly"
             )
         for _ in range(2):
             for batch in self._walk:

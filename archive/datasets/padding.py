@@ -1,4 +1,5 @@
-"""On top of the archive, no I/O: batches of rows that differ in number, padded to the longest, with a mask of each field."""
+"""On top of the archive, no I/O: batches of rows that differ in number, padded to the longest, with a mask of each
+field."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SAME_BITS |= {getattr(torch, n): torch.uint8 for n in dir(torch) if n.startswit
 class Padded:
     """Pads the fields of a batch that differ in length, to the longest of the batch: `collate=Padded(pad_value=0)`.
 
-    In place of a Ragged a field is a tensor [items, longest, ...] (of rows in steps, [items, most steps, longest, ...]),
+    In place of a Ragged a field is a tensor [items, longest, ...] (of rows in steps [items, most steps, longest, ...]),
     and below "_mask" a boolean tensor of the same name is true where there is data. Other fields stay as they are.
     pad_value: a number, or a dict of field -> number ("" for all others; 0 where nothing is said).  side: "right" or
     "left", or a dict of field -> side.  kind: "dict" or "tensordict".

@@ -43,8 +43,8 @@ def append(
     live order (env id, then position).
     begin: [E], default 0, positions below which a row never had steps: it was cleared, and its positions went on.
     Steps that were written and overwritten since the last call are lost to the archive: the open episode ends there,
-    with reason "gap"; they are counted in the next checkpoint's `discarded` ("overwritten"), and a warning is logged the
-    first time. Everything is copied before this returns. It waits for no upload, unless `bounded`.
+    with reason "gap"; they are counted in the next checkpoint's `discarded` ("overwritten"), and a warning is logged
+    the first time. Everything is copied before this returns. It waits for no upload, unless `bounded`.
     """
     unknown = set(options) - set(_OPTIONS)
     if unknown:

@@ -1,4 +1,5 @@
-"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: which steps they hold, taken out of them."""
+"""Rings of `[num_envs, max_length, ...]` tensors, step p in slot p % max_length: which steps they hold, taken out of
+them."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def ring_of(leaves: Mapping[Path, Any], pos: Any, size: Any, env_ids: Any) -> Ri
     if len(bad):
         e = int(bad[0])
         raise UsageError(
-            f"row {e} of the ring: size {count[e]} with pos {end[e]} and {ring.max_length} slots; size is at most either"
+            f"row {e} of the ring: size {count[e]} with pos {end[e]} and {ring.max_length} slots; size is at most "
+            "either"
         )
     if len(np.unique(ids)) < len(ids) or int(ids.min(initial=0)) < 0:
         raise UsageError("env_ids of a ring are distinct and not negative, one a row")

@@ -1,4 +1,5 @@
-"""On top of the archive: random steps, windows and episodes of an archive, a checkpoint or a share, read as they are drawn.
+"""On top of the archive: random steps, windows and episodes of an archive, a checkpoint or a share, read as they are
+drawn.
 
 Only the chunks that cover a batch are read, together, and kept as far as the cache goes.
 """
@@ -30,22 +31,22 @@ class Sampler:
     """Batches of random units of some episodes: an endless iterator, and `sample(n)`.
 
     source: Episodes, an archive, a checkpoint, or a share (or one buffer of it) of a plan.
-    fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode), "episode", or "group":
-    all episodes of one key, never a part of them; `batch_size` counts groups.
+    fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode), "episode", or
+    "group": all episodes of one key, never a part of them; `batch_size` counts groups.
     group: what that key is: "metadata.prompt", "attributes.NAME", a column of the episodes' table, a function of an
     episode, or one key an episode.  group_size: only groups of at least so many episodes. `group_keys[i]` is the key of
     index i, and "_index" has that of each episode of a batch.
     strategy: "uniform" (no unit twice in a batch, unless `replace`), "without_replacement" (each once, then all again),
-    "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units that
-    gives an object with the methods of strategies.Strategy.
+    "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units
+    that gives an object with the methods of strategies.Strategy.
     priorities: a column's name, or an array of one a step (or one a unit).
-    recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid: as
-    in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups all
-    episodes must meet these.
+    recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid:
+    as in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups
+    all episodes must meet these.
     generator: draws; its state is saved with the sampler's. A share's is seeded by the plan if none is given.
     prefetch: batches that are drawn and fetched ahead.  fill: bring everything into the cache in the background; the
     default does so for shares.  cache_bytes, disk_cache, max_ahead_bytes: as in Gather.
-    collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are Ragged (jagged in a TensorDict).
+    collate: "dict", "tensordict", "padded" or a Padded; the steps of whole episodes are Ragged, in a TensorDict jagged.
     index: add "_index", which names the units (default: of groups, and if prioritized, as "_weight" is).
 
     Threads may share it: one batch is made after the other.
@@ -198,8 +199,8 @@ class Sampler:
         return as_kind(moved, count, self._collate)
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
-        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of groups
-        the greatest of a group's episodes counts."""
+        """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of
+        groups the greatest of a group's episodes counts."""
         if not isinstance(self.strategy, Prioritized):
             raise UsageError("only a sampler with strategy='prioritized' has priorities to update")
         places = self._units.places(as_numpy(index).astype(np.int64).reshape(-1))
@@ -240,13 +241,13 @@ class Sampler:
             raise UsageError(f"this is no state of a sampler (its format is {state.get('format')!r}, not {FORMAT})")
         if (state["count"], state["unit"]) != (len(self), self.unit):
             raise UsageError(
-                f"the state is of a sampler of {state['count']} {state['unit']}s; this one has {len(self)} {self.unit}s: "
-                "restore it over the same episodes, or begin anew with a seed of its own"
+                f"the state is of a sampler of {state['count']} {state['unit']}s; this one has {len(self)} "
+                f"{self.unit}s: restore it over the same episodes, or begin anew with a seed of its own"
             )
         if state["by"] != type(self.strategy).__name__:
             raise UsageError(
-                f"the state is of a sampler with strategy {state['by']}; this one has {type(self.strategy).__name__}: make "
-                "it with the same, or begin anew"
+                f"the state is of a sampler with strategy {state['by']}; this one has {type(self.strategy).__name__}: "
+                "make it with the same, or begin anew"
             )
         with self._turn:
             self.strategy.load_state_dict(state["strategy"])
@@ -254,7 +255,7 @@ class Sampler:
             self._drawn = deque(Draw(_tensor(d["places"]), _tensor(d["weights"])) for d in state["ahead"])
 
     def close(self) -> None:
-        """Stop what runs in the background; an error there that nobody was told of surfaces."""
+        """Stop what runs in the background; an error there that has not surfaced yet does."""
         with self._turn:
             if self._closed:
                 return

@@ -37,7 +37,8 @@ class Uniform:
     """Each as likely as any other. With `replace` each for itself, otherwise a batch has none twice."""
 
     def __init__(self, count: int, *, replace: bool = False) -> None:
-        self.count, self.replace = count, replace
+        self.count = count
+        self.replace = replace
 
     def draw(self, size: int, generator: torch.Generator) -> Draw:
         check_size(size, self.count, replace=self.replace)
@@ -57,8 +58,10 @@ class WithoutReplacement:
     """Each once in random order, then all again in another; no batch has one twice, at the seam either."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.position = count, 0
-        self._seed, self._late = 0, torch.zeros(0, dtype=torch.int64)
+        self.count = count
+        self.position = 0
+        self._seed = 0
+        self._late = torch.zeros(0, dtype=torch.int64)
         self._order: torch.Tensor | None = None
 
     def draw(self, size: int, generator: torch.Generator) -> Draw:
@@ -79,7 +82,8 @@ class WithoutReplacement:
 
     def _shuffle(self, generator: torch.Generator, late: torch.Tensor) -> None:
         self._seed = int(torch.randint(2**62, (), generator=generator))
-        self._late, self.position = late, 0
+        self._late = late
+        self.position = 0
         self._order = self._ordered()
 
     def _ordered(self) -> torch.Tensor:
@@ -93,8 +97,9 @@ class WithoutReplacement:
         return {"seed": self._seed, "late": self._late.clone(), "position": self.position, "begun": begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        late = torch.as_tensor(state["late"], dtype=torch.int64)
-        self._seed, self._late, self.position = int(state["seed"]), late, int(state["position"])
+        self._seed = int(state["seed"])
+        self._late = torch.as_tensor(state["late"], dtype=torch.int64)
+        self.position = int(state["position"])
         self._order = self._ordered() if state["begun"] else None
 
 
@@ -105,7 +110,8 @@ class Prioritized:
     def __init__(self, priorities: Any, *, alpha: float = 0.6, beta: float = 0.4) -> None:
         if alpha < 0 or not 0 <= beta <= 1:
             raise UsageError(f"alpha={alpha} must be 0 or more, and beta={beta} between 0 and 1")
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
+        self.beta = beta
         self.priorities = _checked(priorities).copy()
         self.count = len(self.priorities)
         self._tree = _Sums(self._mass(self.priorities))
@@ -136,8 +142,8 @@ class Prioritized:
         priorities = _checked(state["priorities"])
         if len(priorities) != self.count:
             raise UsageError(
-                f"the state has {len(priorities)} priorities and there are {self.count} things to draw; restore it over the "
-                "same episodes"
+                f"the state has {len(priorities)} priorities and there are {self.count} things to draw; restore it "
+                "over the same episodes"
             )
         self.__init__(priorities, alpha=state["alpha"], beta=state["beta"])  # type: ignore[misc]
 
@@ -186,8 +192,8 @@ def check_size(size: int, count: int, *, replace: bool = False) -> None:
         raise UsageError(f"a batch of {size} from {count} cannot be drawn; there must be at least one of both")
     if size > count and not replace:
         raise UsageError(
-            f"a batch of {size} was asked for and there are only {count}; ask for fewer, or pass replace=True to have some "
-            "of them twice"
+            f"a batch of {size} was asked for and there are only {count}; ask for fewer, or pass replace=True to have "
+            "some of them twice"
         )
 
 

@@ -14,8 +14,8 @@ from resharding.placing.source import SourceBuffer
 
 
 def cut_pieces(source: SourceBuffer, parts: Parts) -> tuple[Ints, Located, Ints, Ints]:
-    """The pieces of segments behind parts of units: where those of each part begin, the pieces, where each stands in the
-    columns, and its source rank."""
+    """The pieces of segments behind parts of units: where those of each part begin, the pieces, where each stands in
+    the columns, and its source rank."""
     first = source.offsets[parts.unit]
     counts = source.offsets[parts.unit + 1] - first
     index = spans(first, counts)

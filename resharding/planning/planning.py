@@ -44,15 +44,16 @@ def plan(
     """
     if not checkpoint.whole and not allow_missing:
         raise PartialCheckpointError(
-            f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to do without "
-            f"them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
+            f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to "
+            f"do without them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
         )
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"
     room = _capacities(capacity, source)
     rules = {
         name: Rules(
-            world_size, num_envs, max_length, room[name], max_episodes, incomplete, chosen, policy, source.divisible(buffer),
+            world_size, num_envs, max_length, room[name], max_episodes, incomplete, chosen, policy,
+            source.divisible(buffer),
         )
         for name, buffer in source.buffers.items()
     }  # fmt: skip

@@ -60,12 +60,14 @@ class Plan:
 
     @cached_property
     def _drops_logged(self) -> None:
-        """Log what is dropped, once: whoever takes a share may never print the plan. What `filter` leaves out was meant."""
+        """Log what is dropped, once: whoever takes a share may never print the plan. What `filter` leaves out was
+        meant."""
         for reason, gone in self.dropped.items():
             if reason == FILTERED:
                 continue
             logging.getLogger("archive").warning(
-                "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); plan.dropped_episodes() lists "
+                "the plan of checkpoint %r for %d ranks drops %d of %d steps, of %d episodes (%s); "
+                "plan.dropped_episodes() lists "
                 "them", self.checkpoint.name, self.world_size, gone["steps"],
                 sum(self.steps) + sum(n["steps"] for n in self.dropped.values()), gone["episodes"], reason,
             )  # fmt: skip
@@ -178,7 +180,8 @@ class Plan:
         return visible("\n".join(lines))
 
     def __repr__(self) -> str:
-        return f"<Plan {self.checkpoint.name!r} {self.checkpoint.world_size} -> {self.world_size} ranks, steps {self.steps}>"
+        ranks = f"{self.checkpoint.world_size} -> {self.world_size} ranks"
+        return f"<Plan {self.checkpoint.name!r} {ranks}, steps {self.steps}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_json() == other.to_json()

@@ -166,12 +166,13 @@ class _Moved:
         before = [self.planned[address] for address in places.values()]
         if len(places) != len(self.planned) or now != before:
             raise ConflictError(
-                f"steps at {self.archive.url} were moved by another compaction while this one ran; nothing was committed, "
-                "run it again"
+                f"steps at {self.archive.url} were moved by another compaction while this one ran; nothing was "
+                "committed, run it again"
             )
 
     def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: int) -> Commit:
-        """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays so."""
+        """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays
+        so."""
         marks = _marked(parent)
         newer = [number for _, number in marks if number > ours[0] and number not in ours]
         made = parent.after("compact", session=self.session, added={"segments": 0})

@@ -135,6 +135,6 @@ def _check(source: Roots, shard: str, member: dict[str, Any], data: memoryview) 
         sound = int.from_bytes(data[-4:], "little") == member["crc32c"] == checksum(data[:-4])
     if not sound:
         raise CorruptChunkError(
-            f"{member['member']!r} of {source.full_url(shard)} does not match its checksum: the shard is damaged and was not "
-            "copied, and nothing was committed; run `archive verify` on the source"
+            f"{member['member']!r} of {source.full_url(shard)} does not match its checksum: the shard is damaged and "
+            "was not copied, and nothing was committed; run `archive verify` on the source"
         )

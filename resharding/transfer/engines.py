@@ -56,7 +56,7 @@ def spread(
         raise StorageError(f"Ray did not finish the work: {e}; nothing was committed, run it again") from e
     finally:
         _, left = ray.wait(under_way, num_returns=len(under_way), timeout=0) if under_way else ([], [])
-        for one in left:  # Ray may crash if told to cancel what has just ended
+        for one in left:  # Ray may crash where it is to cancel what has just ended
             ray.cancel(one)
 
 

@@ -35,12 +35,13 @@ def export(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are replaced.
+    """Write episodes to files below the URL `to`; their names, in the episodes' order. Files of the same names are
+    replaced.
 
     source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
-    within the file, and `episodes`, a JSON list of what is known of each; ragged fields as `<field>.values` end to end and
-    `<field>.lengths`) or "parquet" (one row a step, see `resharding.transfer.rows`).  engine: "local" or "ray".  progress:
-    called with (files done, files).
+    within the file, and `episodes`, a JSON list of what is known of each; ragged fields as `<field>.values` end to end
+    and `<field>.lengths`) or "parquet" (one row a step, see `resharding.transfer.rows`).  engine: "local" or "ray".
+    progress: called with (files done, files).
     """
     if format not in FORMATS:
         raise UsageError(f"format={format!r}: give one of {', '.join(FORMATS)}")

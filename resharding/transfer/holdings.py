@@ -100,8 +100,8 @@ class Holdings:
 
 def _clash(row: Row, where: str, why: str) -> DuplicateEpisodeError:
     return DuplicateEpisodeError(
-        f"episode {row.episode_id!r} of {where} is not the one that is there already ({why}); nothing was committed. Leave "
-        "it out with resharding.filter(...): ids are never renumbered"
+        f"episode {row.episode_id!r} of {where} is not the one that is there already ({why}); nothing was committed. "
+        "Leave it out with resharding.filter(...): ids are never renumbered"
     )
 
 

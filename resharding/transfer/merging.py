@@ -43,8 +43,8 @@ def split(url: Any, to: Any, count: int, **how: Unpack[How]) -> Archive:
 
 
 def filter(url: Any, to: Any, **options: Any) -> Archive:
-    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive; otherwise
-    as merge, with its options."""
+    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive;
+    otherwise as merge, with its options."""
     target = Destination(to, **taken_from(options))
     source = target.source(url)
     return transfer([_episodes(source, source.episodes.filter(**options).numbers)], target)

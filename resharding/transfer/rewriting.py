@@ -1,4 +1,5 @@
-"""Writing pieces of segments anew: read in batches in the form that is stored, and packed into shards close together."""
+"""Writing pieces of segments anew: read in batches in the form that is stored, and packed into shards close
+together."""
 
 from __future__ import annotations
 

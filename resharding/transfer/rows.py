@@ -35,8 +35,8 @@ def parquet(episodes: Episodes, data: Sequence[dict[str, Any]]) -> bytes:
         table = pa.concat_tables(parts, promote_options="default")
     except pa.ArrowException as e:
         raise FieldError(
-            f"a field differs between episodes in dtype or shape, and a Parquet file has one kind of each: {e}; leave it out "
-            "with fields= (--field), or use npz"
+            f"a field differs between episodes in dtype or shape, and a Parquet file has one kind of each: {e}; leave "
+            "it out with fields= (--field), or use npz"
         ) from e
     out = io.BytesIO()
     pq.write_table(table, out, compression="zstd")
@@ -60,8 +60,8 @@ def _table(episode: Episode, steps: dict[str, Any]) -> Any:
             columns |= _columns(escape_path(path), leaf, length, axis, path in specs and specs[path].scalar)
         except (pa.ArrowException, TypeError, ValueError) as e:
             raise FieldError(
-                f"field {show(path)!r} of episode {episode.id!r} does not go into Parquet ({e}); leave it out with fields= "
-                "(--field), or use npz"
+                f"field {show(path)!r} of episode {episode.id!r} does not go into Parquet ({e}); leave it out with "
+                "fields= (--field), or use npz"
             ) from e
     return pa.table(columns)
 
