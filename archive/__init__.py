@@ -1,4 +1,5 @@
-"""Trajectory archive: reinforcement-learning trajectories on any object store, and a training job brought back from there.
+"""Trajectory archive: reinforcement-learning trajectories on any object store,
+and a training job brought back from there.
 
     arc = archive.open("s3://bucket/run", create=True)
     with arc.writer() as w:
@@ -8,7 +9,7 @@
 
 | to | see |
 |---|---|
-| make or open one; write, find, read | `archive.create`, `archive.open`, `Archive`, `Writer`, `Episodes`, `Checkpoint` |
+| make or open one; write, find, read | `create`, `open`, `Archive`, `Writer`, `Episodes`, `Checkpoint` |
 | retain some of the checkpoints | `archive.Keep` |
 | go on with another number of ranks; merge, split, filter, compact | the package `resharding` |
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |

@@ -43,7 +43,8 @@ _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to b
 
 
 class Archive:
-    """Trajectories under one root. As of one commit: `refresh()` goes to the newest, and so do commits made through it."""
+    """Trajectories under one root. As of one commit: `refresh()` goes to the newest,
+    and so do commits made through it."""
 
     def __init__(
         self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
@@ -100,7 +101,8 @@ class Archive:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`, `["step-1000"]` are its own."""
+        """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`,
+        `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
         return Checkpoints(self._storage, self._head)
@@ -152,12 +154,12 @@ class Archive:
         commits (default: that of `resume`, else "main"); a newer session of a run ends the earlier ones.  session: one
         start of the job, needed if world_size is over 1 and neither a process group nor torchrun or Slurm names it.
         compression: "zstd:LEVEL", "gzip:LEVEL" or None.  resume: a Share of a plan, or a Checkpoint for a world of the
-        same size: go on as its run from its live steps, positions and open episodes, so that the next checkpoint uploads
-        only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of the
-        checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
+        same size: go on as its run from its live steps, positions and open episodes, so that the next checkpoint
+        uploads only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of
+        the checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
         checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
-        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer, such
-        as 65,536, for large steps that are drawn one by one.
+        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer,
+        such as 65,536, for large steps that are drawn one by one.
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
@@ -212,8 +214,8 @@ class Archive:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "storage": self._storage, "about": self._about, "raw": self._raw, "head": self._head, "pinned": self._pinned,
-            "single_writer": self._single_writer,
+            "storage": self._storage, "about": self._about, "raw": self._raw, "head": self._head,
+            "pinned": self._pinned, "single_writer": self._single_writer,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -226,7 +228,8 @@ class Archive:
         return {**about, "uncompressed": self.episodes.size_told}
 
     def to_html(self) -> str:
-        """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter. Reads no data."""
+        """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter.
+        Reads no data."""
         return self._report().page()
 
     def _repr_html_(self) -> str:
@@ -259,8 +262,8 @@ def create(
     single_writer: promise that one process alone writes here, for stores without a create-only put (some answer 501 to
     If-None-Match, some pass over it). What it gives up: two writers at once are no longer kept apart, so the later one
     may overwrite the other's commit, and a session that was replaced may still commit. It is not kept in the archive:
-    every open() that writes says it again.  deadline_s: how long a request is retried; default 120, but 10 while nothing
-    at that address could be reached at all.
+    every open() that writes says it again.  deadline_s: how long a request is retried; default 120, but 10 while
+    nothing at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     if about.is_there(storage):  # looked for first: there are stores that pass over the condition to a put
@@ -282,8 +285,8 @@ def open(
     allow_bases: bool | Sequence[str] = (),
     deadline_s: float | None = None,
 ) -> Archive:
-    """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any number
-    of processes may).
+    """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any
+    number of processes may).
 
     commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
     where this one refers to their shards; True for any.  single_writer: as of create().  deadline_s: how long a
@@ -319,9 +322,9 @@ def _check_same(storage: Storage, about: About, head: Commit) -> None:
     theirs = head.archive
     if head.number and theirs != about.id:
         raise CorruptCommitError(
-            f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive {theirs!r:.40}, "
-            f"{layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from elsewhere; run "
-            "`archive repair`"
+            f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive "
+            f"{theirs!r:.40}, {layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from "
+            "elsewhere; run `archive repair`"
         )
 
 

@@ -45,9 +45,9 @@ class Writer(Buffer):
     """
 
     def __init__(
-        self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str, compression: str | None,
-        on_commit: Callable[[Commit], None], resume: Resume | None = None, keep: Keep | None = None,
-        chunk_bytes: int | None = None,
+        self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str,
+        compression: str | None, on_commit: Callable[[Commit], None], resume: Resume | None = None,
+        keep: Keep | None = None, chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._log = log
@@ -161,14 +161,15 @@ class Writer(Buffer):
         Returns once everything is copied; uploading goes on in the background, and its errors surface at
         `Pending.result()` or at the writer's next call.
 
-        name: default "step-{step}".  state: a tree of arrays, numbers, strings.  columns: name -> one value a live step,
-        in the order of `live`, or a dict of episode id to array.  attributes: name -> {episode id: JSON value}.
+        name: default "step-{step}".  state: a tree of arrays, numbers, strings.  columns: name -> one value a live
+        step, in the order of `live`, or a dict of episode id to array.  attributes: name -> {episode id: JSON value}.
         buffers: the same three for other buffers: {"demo": {"columns": ...}}.  progress: the run's counters, rank 0's.
         save_replay=False skips the buffers: give progress as it is without them (`archive.adapters.xtuner.rollback`);
         `unconsumed` (or what `rewind()` gives) lists what was drawn and not trained on.
         incomplete: "keep" or "drop" headless and open episodes (counted).
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
-        on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also "waiting_for":
+        on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also
+        "waiting_for":
         the ranks that have not staged; default: a bar, on a terminal.
         """
         with self._entered():
@@ -176,8 +177,8 @@ class Writer(Buffer):
             if unconsumed is None and rewind is not None:
                 unconsumed = rewind()
             request = self._saver.request(
-                step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics, config=config,
-                partial=partial, known_at=self._known_at,
+                step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics,
+                config=config, partial=partial, known_at=self._known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             works = self._sent()

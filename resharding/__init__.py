@@ -5,8 +5,8 @@
     share = plan.share(rank)                            # share.read(), share.stream(), share.columns, share.state
     writer = arc.writer(resume=share)
 
-`merge`, `split`, `filter` and `reshard` make archives of archives, `compact` rewrites what is mostly dead, `export` makes
-files.
+`merge`, `split`, `filter` and `reshard` make archives of archives, `compact` rewrites what is mostly dead, `export`
+makes files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Promises of sources and packaging: nothing is unpickled or evaluated, errors are drawn as they are, tests lie in rooms."""
+"""Promises of sources and packaging: nothing is unpickled or evaluated, errors are drawn as they are,
+tests lie in rooms."""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ def test_no_package_index_is_named(name: str) -> None:
     assert not re.search(r"index-url|find-links|https?://|file://", text)
 
 
-# -- documents --------------------------------------------------------------------------------------------------------------
+# -- documents ---------------------------------------------------------------------------------------------------------
 
 MAX_LINE = 120
 OUTPUT = re.compile(r"^```(?:console|text)\n.*?^```$", re.MULTILINE | re.DOTALL)  # as wide as a program prints it
@@ -155,7 +156,7 @@ def test_lines_of_documents_are_short(path: Path) -> None:
     assert [line for line in text.splitlines() if len(line) > MAX_LINE] == []
 
 
-# -- where tests lie -------------------------------------------------------------------------------------------------------
+# -- where tests lie ---------------------------------------------------------------------------------------------------
 
 TESTS = ROOT / "tests"
 NO_ROOMS = {"benchmarks", "data", "examples", "golden", "support", "whole"}

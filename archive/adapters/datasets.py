@@ -1,4 +1,5 @@
-"""What importers and exporters of datasets share: one checkpoint a dataset, its episodes, and which field has which role."""
+"""What importers and exporters of datasets share: one checkpoint a dataset, its episodes,
+and which field has which role."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def coalesce(
 
 
 def widest_gap(starts: Ints, stops: Ints, spare_bytes: int) -> int:
-    """The widest gap between sorted ranges, 64 KB at most, such that all gaps up to it come to no more than `spare_bytes`.
+    """The widest gap between sorted ranges, 64 KB at most,
+    such that all gaps up to it come to no more than `spare_bytes`.
 
     Headers between neighbours are read over in any case.
     """
@@ -65,7 +66,8 @@ def merge_runs(starts: Ints, stops: Ints, *, touching: bool = True) -> tuple[Int
 
 
 def spans(starts: Ints, counts: Ints) -> Ints:
-    """The numbers of several runs end to end: starts[0], starts[0] + 1, ... of counts[0] numbers, then the next run's."""
+    """The numbers of several runs end to end: starts[0], starts[0] + 1, ... of counts[0] numbers,
+    then the next run's."""
     ends = np.cumsum(counts)
     out: Ints = np.arange(int(counts.sum())) + np.repeat(starts - (ends - counts), counts)
     return out

@@ -1,4 +1,5 @@
-"""Pure, no I/O: dicts and lists that cannot be changed: what is known of an episode is a copy, and a change would be lost."""
+"""Pure, no I/O: dicts and lists that cannot be changed: what is known of an episode is a copy,
+and a change would be lost."""
 
 from __future__ import annotations
 

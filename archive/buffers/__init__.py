@@ -2,15 +2,15 @@
 
     buf = TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"s3://bucket/replay/rank_{rank}")
     buf.load_checkpoint(f"s3://bucket/replay/rank_{rank}", world_size=world)   # of a world of any size
-    buf.add_trajectories(trajectories)                                         # [T, B, ...], as RLinf's workers have them
-    batch = buf.sample(256)                                                    # nested dicts of tensors [256, ...]
+    buf.add_trajectories(trajectories)                                         # [T, B, ...], as RLinf's workers have
+    them batch = buf.sample(256)                                                    # nested dicts of tensors [256, ...]
     buf.save_checkpoint(f"s3://bucket/replay/rank_{rank}")                     # visible when all ranks have saved
     buf.close()
 
 | what | where it is kept |
 |---|---|
 | a trajectory [T, B, ...] | an episode of T steps, to the bit; its id, T, B and model_weights_id in the metadata |
-| model_weights_uuid, model_update_count | the episode's, for `arc.episodes.filter(update_count=(100, 200))` and the metadata |
+| model_weights_uuid, model_update_count | the episode's, for `episodes.filter(update_count=(100, 200))`; metadata |
 | which trajectories the buffer has | the checkpoint's live steps |
 | random generator, seed, counters | state, as the adapter of RLinf has it |
 | window, cache | not kept: they are the new buffer's own |

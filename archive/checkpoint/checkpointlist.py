@@ -1,4 +1,5 @@
-"""Engine: the checkpoints of an archive or of one of its runs: by place, by name, the newest, those that a policy keeps."""
+"""Engine: the checkpoints of an archive or of one of its runs: by place, by name, the newest,
+those that a policy keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_NAMED = 10  # runs that a message names
 
 
 class Latest(Checkpoint):
-    """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called, for one with its buffers."""
+    """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called,
+    for one with its buffers."""
 
     def __call__(self, *, replay: bool = False) -> Latest | None:
         """This one or, with replay=True where it was saved without its buffers, the newest whole one that has them."""
@@ -41,7 +43,8 @@ class Checkpoints:
 
     @cached_property
     def table(self) -> pa.Table:
-        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved, metrics, created_at."""
+        """One row a checkpoint: commit, run, session, name, step, world_size, whole, replay_saved,
+        metrics, created_at."""
         import pyarrow.compute as pc
 
         table = tablefiles.load(self._storage, "checkpoints", self._head.files("checkpoints"))
@@ -104,7 +107,8 @@ class Checkpoints:
         return (self._at(n) for n in self.table["commit"].to_pylist())
 
     def __getitem__(self, key: str | int) -> Checkpoint:
-        """By name (the newest whole one of that name, else the newest partial one; of one run, see `latest`) or by place."""
+        """By name (the newest whole one of that name, else the newest partial one; of one run,
+        see `latest`) or by place."""
         rows = self.table.select(["commit", "name", "whole", "run"]).to_pylist()
         if isinstance(key, int):
             if not -len(rows) <= key < len(rows):

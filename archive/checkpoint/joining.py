@@ -69,7 +69,8 @@ def join(
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
 
     `ending(grace_s)` says that the process ends, and that its time for waiting was over so long ago: what is there by
-    then is committed as partial.  `absent` is called, after seconds and then now and then, with the ranks that have not staged.
+    then is committed as partial.  `absent` is called, after seconds and then now and then,
+    with the ranks that have not staged.
     """
     began, patience = time.monotonic(), Patience()
     stop = began + timeout_s
@@ -150,8 +151,8 @@ def _missing(joint: Joint, staged: Mapping[int, StagedFile], waited_s: float) ->
     absent = [r for r in range(joint.place.world_size) if r not in staged]
     return RanksMissingError(
         f"checkpoint {joint.name!r} of session {joint.place.session!r} is not whole after {waited_s:.0f} s: rank "
-        f"{', '.join(map(str, absent))} of {joint.place.world_size} has not staged; nothing was committed and nothing is "
-        "lost. See to these ranks, or call result() again to wait longer"
+        f"{', '.join(map(str, absent))} of {joint.place.world_size} has not staged; nothing was committed and nothing "
+        "is lost. See to these ranks, or call result() again to wait longer"
     )
 
 
@@ -185,8 +186,8 @@ def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
     went_on = {f.index.rank: f.index.resumed_from for f in parts if f.index.resumed_from is not None}
     if len(set(went_on.values())) > 1:
         raise CheckpointError(
-            f"the ranks went on from different checkpoints (rank: commit): {went_on}, so checkpoint {joint.name!r} would "
-            "lose what others had, or have it twice; nothing was committed: load the same checkpoint on all ranks"
+            f"the ranks went on from different checkpoints (rank: commit): {went_on}, so checkpoint {joint.name!r} "
+            "would lose what others had, or have it twice; nothing was committed: load the same checkpoint on all ranks"
         )
 
 

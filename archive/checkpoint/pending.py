@@ -101,8 +101,8 @@ class Pending:
     def _check_process(self) -> None:
         if os.getpid() != self._pid:  # the thread that saves it is the parent's
             raise UsageError(
-                f"checkpoint {self.name!r} is being saved by the process that asked for it: wait for it there; a forked "
-                "child finds it in arc.checkpoints once it is committed"
+                f"checkpoint {self.name!r} is being saved by the process that asked for it: wait for it there; a "
+                "forked child finds it in arc.checkpoints once it is committed"
             )
 
     def result(self, timeout_s: float | None = None) -> Checkpoint:
@@ -124,8 +124,8 @@ class Pending:
         if not self.future.done():
             whom = f", and waits for {ranks(self.waiting_for)}" if self.waiting_for else ""
             raise DeadlineError(
-                f"checkpoint {self.name!r} is not committed after {timeout_s:.0f} s{whom}; it goes on in the background: call "
-                "result() again to wait for it"
+                f"checkpoint {self.name!r} is not committed after {timeout_s:.0f} s{whom}; it goes on in the "
+                "background: call result() again to wait for it"
             )
         return self.future.result()
 

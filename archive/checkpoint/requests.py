@@ -89,9 +89,9 @@ def request() -> None:
 def listen(signals: Sequence[int] = SIGNALS, *, shutdown_s: float | None = None) -> None:
     """Take these signals as requests (default SIGUSR2, and SIGTERM for preemption). In the main thread only.
 
-    From SIGTERM on, waiting for other ranks has an end that lies within `shutdown_s` (default 30): the checkpoint that was
-    under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM does what it did
-    before.
+    From SIGTERM on, waiting for other ranks has an end that lies within `shutdown_s` (default 30): the checkpoint that
+    was under way, and the last one, are committed with the ranks that are there by then. A second SIGTERM does what it
+    did before.
     """
     if shutdown_s is not None:
         shutdown.set_within(shutdown_s)
@@ -299,8 +299,8 @@ def _all_ready(seen: _Watch) -> list[int]:
             return list(steps.values())
         if time.monotonic() > stop:
             raise RanksMissingError(
-                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see whether "
-                "they run, and call archive.checkpoint.requests.requested() at every step"
+                f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see "
+                "whether they run, and call archive.checkpoint.requests.requested() at every step"
             )
         time.sleep(AGREE_POLL_S)
 
@@ -312,7 +312,8 @@ def _ready(seen: _Watch, rank: int) -> int:
     for name, meant in (("session", seen.place.session), ("round", seen.round), ("rank", rank)):
         if getattr(answer, name) not in (None, meant):
             raise CorruptStateError(
-                f"{seen.storage.full_url(key)} is not the answer of rank {rank} to round {seen.round}: somebody put it there"
+                f"{seen.storage.full_url(key)} is not the answer of rank {rank} to round {seen.round}: somebody put it "
+                "there"
             )
     return answer.ready
 

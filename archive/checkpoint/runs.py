@@ -122,7 +122,8 @@ class Runs(Mapping[str, Run]):
             return default
 
     def plot(self, *names: str, ax: Any = None) -> Any:
-        """Draw the returns and lengths of these runs (default: all) in one figure; Matplotlib's two Axes. Reads no data."""
+        """Draw the returns and lengths of these runs (default: all) in one figure; Matplotlib's two Axes.
+        Reads no data."""
         axes = ax
         for name in names or self._names:
             axes = self[name].plot(axes)

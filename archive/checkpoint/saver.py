@@ -44,8 +44,8 @@ class Saver:
         self.committed = 0  # segments of this rank below this number are committed
 
     def request(
-        self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any, config: Any,
-        partial: bool, known_at: int,
+        self, step: int, name: str | None, *, save_replay: bool, progress: Any, unconsumed: Any, metrics: Any,
+        config: Any, partial: bool, known_at: int,
     ) -> Request:  # fmt: skip
         self._ordinal += 1
         return Request(
@@ -65,8 +65,8 @@ class Saver:
         )
 
     def start(
-        self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float, on_progress: Progress | None,
-        losses: Sequence[Losses],
+        self, request: Request, cuts: Sequence[Cut], works: Sequence[Work], timeout_s: float,
+        on_progress: Progress | None, losses: Sequence[Losses],
     ) -> Pending:  # fmt: skip
         """Save in the background. `works`: all that is not committed; it is in the pipeline already."""
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))

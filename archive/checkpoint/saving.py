@@ -84,7 +84,8 @@ def stage(
     written: Sequence[Written],
     saved: SavedColumns,
 ) -> SavedColumns:
-    """Write this rank's staged object, create-only; what the next one may refer to. CheckpointError if its name is taken."""
+    """Write this rank's staged object, create-only; what the next one may refer to.
+    CheckpointError if its name is taken."""
     here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     segments, chunks = rows_of(written if request.save_replay else [])

@@ -1,4 +1,5 @@
-"""Pure, no I/O: the index of the object that a rank stages, as a record. archive/FORMAT.md says what each field means."""
+"""Pure, no I/O: the index of the object that a rank stages, as a record.
+archive/FORMAT.md says what each field means."""
 
 from __future__ import annotations
 

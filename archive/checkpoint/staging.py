@@ -76,5 +76,6 @@ def check_place(index: StagedIndex, key: str, nonce: str | None, where: str) -> 
         what = f"rank {index.rank} of {index.name!r}, session {index.session!r}"
         raise CorruptStateError(
             f"{where} is not the object that was staged there: it says that it is {what}"
-            f"{', staged another time' if own == key else ''}; put the right object back, or resume from another checkpoint"
+            f"{', staged another time' if own == key else ''}; put the right object back, or resume from another "
+            "checkpoint"
         )

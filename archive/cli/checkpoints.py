@@ -1,4 +1,5 @@
-"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes, and asking for one more."""
+"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes,
+and asking for one more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tool: the part of `archive demo` where four ranks save their buffers and three resume them, as processes of their own."""
+"""Tool: the part of `archive demo` where four ranks save their buffers and three resume them,
+as processes of their own."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ adapter_option = click.option(
 
 
 def adapter(verb: str, name: str, given: tuple[str, ...]) -> Callable[..., Any]:
-    """The function of an adapter that exports or imports, once it is known to take the options given; else UsageError."""
+    """The function of an adapter that exports or imports, once it is known to take the options given;
+    else UsageError."""
     module = import_module(f"archive.adapters.{ADAPTERS[name].module}")
     found: Callable[..., Any] = getattr(module, f"{verb}_{ADAPTERS[name].unit}")
     parameters, wanted = inspect.signature(found).parameters.values(), set(option_values(given))
@@ -76,8 +77,8 @@ def import_(target: Target, sources: tuple[str, ...], name: str, run: str, given
     with _made_if_need_be(target) as arc:
         if run in arc.head.runs and not yes:
             raise UsageError(
-                f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was done: "
-                "give another --run, or add --yes"
+                f"{arc.url} has a run {run!r}, and a job that still writes to it could no longer commit; nothing was "
+                "done: give another --run, or add --yes"
             )
         with bar(f"import {name}", [arc]):
             source = list(sources) if len(sources) > 1 else sources[0]

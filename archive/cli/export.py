@@ -27,7 +27,8 @@ ONLY_HTML = ("output", "world_size", "max_bytes", "tokenizer", "allow_missing")
 @click.option("--format", "-f", "name", type=click.Choice([*BULK, *ADAPTERS]), default="npz", show_default=True)
 @click.option(
     "--html", metavar="WHAT",
-    help="A page instead, of an episode's id, of the 'best' one, of all 'episodes' that are chosen, of a checkpoint's name or "
+    help="A page instead, of an episode's id, of the 'best' one, of all 'episodes' that are chosen, of a checkpoint's "
+    "name or "
     "the 'latest', of the 'archive'; with --output.",
 )  # fmt: skip
 @click.option("--output", "-o", metavar="FILE", help="Where the page goes.")
@@ -54,16 +55,17 @@ def export(
 ) -> None:  # fmt: skip
     """Write episodes, or a checkpoint, to TO: npz and parquet files, or what another system reads.
 
-    rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all). --html makes one
-    page that needs no network: an episode that plays, episodes in rows to sort and filter, a checkpoint's ranks, a plan, or
-    the archive with its runs.
+    rlinf and alf take a checkpoint (default: the newest whole one), the others episodes (default: all). --html makes
+    one page that needs no network: an episode that plays, episodes in rows to sort and filter, a checkpoint's ranks, a
+    plan, or the archive with its runs.
     """
     if html is not None:
         _page(target, to or how["output"], html, yes, given, how)
         return
     if to is None or any(how.pop(name) for name in ONLY_HTML):
         raise UsageError(
-            "give TO, a folder or file; --output, --world-size, --max-bytes, --tokenizer and --allow-missing go with --html"
+            "give TO, a folder or file; --output, --world-size, --max-bytes, --tokenizer and --allow-missing go with "
+            "--html"
         )
     export_to = _to_plain_files if name in BULK else _to_system
     export_to(target, to, name, given, yes=yes, **how)
@@ -96,8 +98,8 @@ def _to_plain_files(
     there = _present(to, name, target.storage_options)
     if there and not yes:
         raise UsageError(
-            f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing was "
-            "done: give another folder, or add --yes"
+            f"{to} has {there} files, some of which would be replaced by those of {len(episodes)} episodes; nothing "
+            "was done: give another folder, or add --yes"
         )
     with bar(f"export {name}", [arc]) as advance:
         files = resharding.export(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums.
 
-    Exit code 1 if something is wrong; 2 if nothing is, but shards of other archives were left out for want of --allow-base.
+    Exit code 1 if something is wrong; 2 if nothing is,
+    but shards of other archives were left out for want of --allow-base.
     """
     from archive.maintain import maintenance
 
@@ -47,8 +48,8 @@ def _show(report: maintenance.Report, deep: bool) -> None:
     if report.not_allowed:
         options = " ".join(f"--allow-base {output.cell(url, limit=None)}" for url in report.not_allowed)
         output.say(
-            f"not checked: {sum(report.not_allowed.values())} shards that lie in other archives, which were not allowed; if "
-            f"you trust them, add {options}"
+            f"not checked: {sum(report.not_allowed.values())} shards that lie in other archives, which were not "
+            f"allowed; if you trust them, add {options}"
         )
 
 
@@ -70,7 +71,7 @@ def repair(target: Target, yes: bool) -> None:
         return
     number = maintenance.damaged_commit(storage)
     text = (
-        f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what only it "
-        "made visible stays in the store, unseen. Stop all writers, then add --yes"
+        f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what only "
+        "it made visible stays in the store, unseen. Stop all writers, then add --yes"
     )
     target.answer({"commit": number, "kept_as": None}, text)

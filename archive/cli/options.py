@@ -71,7 +71,8 @@ _SHARED = (
     ),
     click.option(
         "--allow-base", "allow_bases", multiple=True, metavar="URL",
-        help="Another archive (or the folder above it) that this one may refer to, as `merge` makes it. May be repeated.",
+        help="Another archive (or the folder above it) that this one may refer to, as `merge` makes it. "
+        "May be repeated.",
     ),
     click.option(
         "--debug", is_flag=True, expose_value=False, help="Show tracebacks.",

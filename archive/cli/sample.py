@@ -38,7 +38,8 @@ def sample(
     target: Target, num_chunks: int, cache_size: int, replace: bool, missing: str, name: str | None, run: str | None,
     buffer: str, where: str | None, **how: Any,
 ) -> None:  # fmt: skip
-    """Load trajectories and draw a batch of transitions once. A URL ending in rank_3 means rank 3 of the archive above."""
+    """Load trajectories and draw a batch of transitions once.
+    A URL ending in rank_3 means rank 3 of the archive above."""
     try:
         from archive.adapters.rlinf import buffer as rlinf
     except ImportError as e:

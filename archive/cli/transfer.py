@@ -1,4 +1,5 @@
-"""Tool: `archive merge`, `split`, `filter`, `reshard`, `compact`: episodes of some archives in another, bytes moved together."""
+"""Tool: `archive merge`, `split`, `filter`, `reshard`, `compact`: episodes of some archives in another,
+bytes moved together."""
 
 from __future__ import annotations
 

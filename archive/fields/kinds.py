@@ -15,7 +15,8 @@ _log = logging.getLogger("archive")
 
 
 class Kinds:
-    """The schemas of a buffer's steps. Each has shards of its own, so one that changes all the time is told of, once."""
+    """The schemas of a buffer's steps. Each has shards of its own,
+    so one that changes all the time is told of, once."""
 
     def __init__(self, buffer: str) -> None:
         self._buffer = buffer
@@ -65,12 +66,13 @@ class Kinds:
 
 
 _CHANGED = (
-    "field %r of buffer %r comes as %s, after %s: steps of each kind go to shards of their own, which are many and small if it "
-    "changes often. %s. (Told once a field.)"
+    "field %r of buffer %r comes as %s, after %s: steps of each kind go to shards of their own, which are many and "
+    "small if it changes often. %s. (Told once a field.)"
 )
 _MANY = (
-    "the fields of buffer %r have come in %d combinations, and steps of each go to shards of their own, which are many and small "
-    "if that goes on: give all steps the same fields, or put what only some have into metadata=. These come and go: %s"
+    "the fields of buffer %r have come in %d combinations, and steps of each go to shards of their own, which are many "
+    "and small if that goes on: give all steps the same fields, or put what only some have into metadata=. These come "
+    "and go: %s"
 )
 
 

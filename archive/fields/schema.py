@@ -1,4 +1,5 @@
-"""Pure, no I/O: what fields mean (`Schema`, declared by the user) and what they are (`FieldSpec`, found in the data)."""
+"""Pure, no I/O: what fields mean (`Schema`, declared by the user) and what they are (`FieldSpec`,
+found in the data)."""
 
 from __future__ import annotations
 
@@ -89,8 +90,8 @@ class Schema:
         if chained := [(k, v) for k, v in follows.items() if v in follows]:
             name, followed = map(show, chained[0])
             raise FieldError(
-                f"next_of[{name!r}] = {followed!r}, which is in next_of itself, so its rows are not all stored: a field that "
-                f"is followed is stored whole; leave {name!r} out of next_of"
+                f"next_of[{name!r}] = {followed!r}, which is in next_of itself, so its rows are not all stored: a "
+                f"field that is followed is stored whole; leave {name!r} out of next_of"
             )
         values = {
             "env_id": tuple(map(to_path, [env_id] if isinstance(env_id, str) else env_id)),

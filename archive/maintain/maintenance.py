@@ -1,4 +1,5 @@
-"""Looking after an archive: verifying what commits promise, and going on after a damaged newest commit. Deletes nothing."""
+"""Looking after an archive: verifying what commits promise, and going on after a damaged newest commit.
+Deletes nothing."""
 
 from __future__ import annotations
 
@@ -70,9 +71,9 @@ class Report:
 
 
 def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a resume
-    left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is as it
-    was written.
+    """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a
+    resume left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is
+    as it was written.
 
     Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
     counted, and the report is not sound then.
@@ -226,7 +227,8 @@ def damaged_commit(storage: Storage) -> int:
 
 
 def repair(storage: Storage) -> Repaired:
-    """Put a commit without changes in the place of a damaged newest one, so that the archive opens as of the one before.
+    """Put a commit without changes in the place of a damaged newest one,
+    so that the archive opens as of the one before.
 
     What only the damaged commit made visible is no longer; nothing is deleted, and the damaged bytes are kept beside.
     Nobody must be writing. For any other damage, `verify` says what is affected.
@@ -241,8 +243,8 @@ def repair(storage: Storage) -> Repaired:
     data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
     if len(data) > commits.MAX_OBJECT_BYTES:
         raise UsageError(
-            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; without "
-            f"it the archive opens as of commit {number - 1}"
+            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; "
+            f"without it the archive opens as of commit {number - 1}"
         )
     storage.create(kept_as, data)
     made = commits.completed(parent.after("repair", damaged=kept_as), parent, found[0].id, f"repair/{kept_as}")

@@ -26,8 +26,8 @@ class Splice(NamedTuple):
     def __str__(self) -> str:
         where = "began by itself" if self.origin is None else f"resumed from commit {self.origin.commit}"
         return (
-            f"episode {self.episode_id!r} is spliced: segment {self.segment!r} goes on from {self.predecessor!r}, which is "
-            f"of a branch that its session, which {where}, does not have"
+            f"episode {self.episode_id!r} is spliced: segment {self.segment!r} goes on from {self.predecessor!r}, "
+            f"which is of a branch that its session, which {where}, does not have"
         )
 
 

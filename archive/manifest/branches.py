@@ -150,7 +150,8 @@ class Branches:
             yield trees[first], sessions[::-1]
 
     def current(self, rows: Rows, episode: Ints) -> Mask:
-        """Rows that say how their episodes stand: all but those left behind. `episode`: number of each row's episode."""
+        """Rows that say how their episodes stand: all but those left behind.
+        `episode`: number of each row's episode."""
         out = ~rows.written_by(self._first)
         for tree, line in self._lines():
             left = np.flatnonzero(_of_same(episode, np.flatnonzero(rows.written_by(tree)), np.arange(len(out))))

@@ -2,8 +2,8 @@
 
 An episode is the chain of segments that ends at its newest row: each row names its predecessor. So a row that
 continues or replaces an episode supersedes whatever else was written under that id. Its newest row is the newest of
-those that no resume has left behind (`branches`); of a checkpoint, of those that the session which made it has seen, and
-in a chain that holds what is live in it.
+those that no resume has left behind (`branches`); of a checkpoint, of those that the session which made it has seen,
+and in a chain that holds what is live in it.
 """
 
 from __future__ import annotations

@@ -136,7 +136,8 @@ class ShardIndex:
         return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
     def _spare_bytes(self, wanted: Wanted, names: Iterable[str], chunk_bytes: int) -> int:
-        """What may lie in gaps that are read over: the rows' own bytes, 1/20 more and a chunk a field are not exceeded."""
+        """What may lie in gaps that are read over: the rows' own bytes,
+        1/20 more and a chunk a field are not exceeded."""
         needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
         a_chunk_each = sum(int(self.arrays[name].size.max()) for name in names)
         return int(needed * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
@@ -191,7 +192,8 @@ def _shard(shard: str, arrays: dict[str, list[int]], columns: dict[str, Any], me
             raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
         out[name] = ArrayChunks(
             max(1, int(columns["rows"][index[0]])), columns["offset"][index].astype(np.int64),
-            columns["size"][index].astype(np.int64), columns["crc32c"][index].astype(np.int64), [members[i] for i in index],
+            columns["size"][index].astype(np.int64), columns["crc32c"][index].astype(np.int64),
+            [members[i] for i in index],
         )  # fmt: skip
     if METADATA not in out:
         raise MissingObjectError(f"the chunk table has no zarr.json for {shard}; run `archive verify`")

@@ -27,8 +27,8 @@ def check(storage: Storage, parent: Commit, fresh: pa.Table, session: str, known
     )
     if clash:
         raise DuplicateEpisodeError(
-            f"two ranks or writers gave an episode the id {clash[0]!r} at the same time ({len(clash)} such ids in all); "
-            "nothing was committed: give other ids, or write new revisions with replace=True"
+            f"two ranks or writers gave an episode the id {clash[0]!r} at the same time ({len(clash)} such ids in "
+            "all); nothing was committed: give other ids, or write new revisions with replace=True"
         )
 
 

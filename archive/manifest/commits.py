@@ -1,4 +1,5 @@
-"""Commits: small numbered files, created once, never overwritten, never deleted; the only thing that makes data visible.
+"""Commits: small numbered files, created once, never overwritten, never deleted;
+the only thing that makes data visible.
 
 Two lines: the body as JSON, and its SHA-256. Each names its parent's. A commit carries a transaction key, so that the
 same intent is committed once however often it is tried and by however many processes.
@@ -153,8 +154,8 @@ class CommitLog:
                 cause = AmbiguousWriteError(str(e))
             if time.monotonic() > stop:
                 raise CommitUnknownError(
-                    f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
-                    "call commit() again: it will be committed once"
+                    f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} "
+                    "was made; call commit() again: it will be committed once"
                 ) from cause
             time.sleep(0.05)
 

@@ -27,7 +27,8 @@ _OF_LAST = (
 )  # fmt: skip
 COLUMNS = (
     "episode_id", "length", "return", "complete", "model_weights_uuids", "update_count_min", "update_count_max",
-    "terminated", "truncated", "reason", "env_id", "rank", "run", "session", "buffer", "metadata", "created_at", "commit",
+    "terminated", "truncated", "reason", "env_id", "rank", "run", "session", "buffer", "metadata", "created_at",
+    "commit",
 )  # fmt: skip
 
 

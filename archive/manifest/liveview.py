@@ -1,4 +1,5 @@
-"""Pure, no I/O: the live steps of a checkpoint, found in the segments table: which rows of which segment, in live order."""
+"""Pure, no I/O: the live steps of a checkpoint, found in the segments table: which rows of which segment,
+in live order."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SEGMENT_COLUMNS = ("session", "buffer", "rank", "env_id", "position", "length", 
 
 
 class Located(NamedTuple):
-    """Pieces of segments in live order: steps [lo, hi) of segment `row`, standing at `position` of the live run `run`."""
+    """Pieces of segments in live order: steps [lo, hi) of segment `row`,
+    standing at `position` of the live run `run`."""
 
     run: Ints
     row: Ints
@@ -105,8 +107,9 @@ def _check_complete(live: pa.Table, found: Located, lo: Ints, hi: Ints) -> None:
     if len(bad):
         row = live.slice(int(bad[0]), 1).to_pylist()[0]
         raise CorruptManifestError(
-            f"the live set names steps {row['lo']} to {row['hi']} of env {row['stream_env']}, rank {row['stream_rank']}, "
-            f"session {row['session']!r}, of which only {int(steps[bad[0]])} are in the segments table; run `archive verify`"
+            f"the live set names steps {row['lo']} to {row['hi']} of env {row['stream_env']}, rank "
+            f"{row['stream_rank']}, session {row['session']!r}, of which only {int(steps[bad[0]])} are in the segments "
+            "table; run `archive verify`"
         )
 
 

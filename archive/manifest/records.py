@@ -153,8 +153,8 @@ class Lineage(Record):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
-    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; None in early
-    archives."""
+    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; None in
+    early archives."""
 
     name: str
     step: int

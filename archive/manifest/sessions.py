@@ -58,8 +58,8 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
             raise UsageError(f"the {what} must not be empty")
     if len(escape(session or "-")) > MAX_SESSION_BYTES:
         raise UsageError(
-            f"the session {session!r:.80} is too long: {MAX_SESSION_BYTES} bytes at most, three for each byte that is no "
-            "letter, digit, '-' or '_'; give a shorter one"
+            f"the session {session!r:.80} is too long: {MAX_SESSION_BYTES} bytes at most, three for each byte that is "
+            "no letter, digit, '-' or '_'; give a shorter one"
         )
     return Place(rank, world_size, run, session or _session(world_size, run))
 
@@ -160,7 +160,8 @@ def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, mad
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
-    """A session is of one run; and a run begins once, but for a fork without a whole checkpoint, which loses nothing."""
+    """A session is of one run; and a run begins once, but for a fork without a whole checkpoint,
+    which loses nothing."""
     for run, entry in head.runs.items():
         if run != who.run and who.session in entry.sessions:
             raise SessionInUseError(
@@ -190,8 +191,8 @@ def _claim_rank(storage: Storage, who: Place) -> None:
         return
     except AlreadyExistsError as e:
         raise SessionInUseError(
-            f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted job "
-            "needs a session name of its own (session=...)"
+            f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted "
+            "job needs a session name of its own (session=...)"
         ) from e
 
 
@@ -200,8 +201,8 @@ def read_claim(storage: Storage, key: str) -> Claim:
     claim = read_small(storage, key, Claim, CorruptStateError)
     if layout.rank_key(claim.session, claim.rank) != key:
         raise CorruptStateError(
-            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not belong "
-            "there; put the right one back from a copy"
+            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not "
+            "belong there; put the right one back from a copy"
         )
     return claim
 

@@ -77,7 +77,8 @@ def load(storage: Reads, kind: str, refs: Sequence[FileRef], columns: Sequence[s
 def _parsed(
     storage: Reads, kind: str, refs: Sequence[FileRef], found: Sequence[bytes], columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """The rows of files of one kind, from their bytes; CorruptManifestError if they are not as many as the commit says."""
+    """The rows of files of one kind, from their bytes;
+    CorruptManifestError if they are not as many as the commit says."""
     parts = []
     for ref, data in zip(refs, found, strict=True):
         where = storage.full_url(ref.path)

@@ -1,4 +1,5 @@
-"""Pure, no I/O: the manifest's tables, field by field, and their Parquet bytes. archive/FORMAT.md says what they mean."""
+"""Pure, no I/O: the manifest's tables, field by field, and their Parquet bytes.
+archive/FORMAT.md says what they mean."""
 
 from __future__ import annotations
 
@@ -161,7 +162,8 @@ def _constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
 
 
 def load() -> None:
-    """Import what making and reading tables takes: Arrow imports pandas, if it is there, with the first list it converts."""
+    """Import what making and reading tables takes: Arrow imports pandas, if it is there,
+    with the first list it converts."""
     loads(dumps(from_columns("live", {"rank": [0], "buffer": [""]})), "live", where="")
 
 
@@ -187,9 +189,9 @@ def dumps(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     encodings = {f.name: _ENCODINGS[f.type] for f in table.schema if f.type in _encodings()}
     pq.write_table(
-        table, sink, compression="zstd", compression_level=1, use_dictionary=[*dictionaries, "model_weights_uuids.list.element"],
-        column_encoding=encodings, write_statistics=["commit", "update_count_min", "update_count_max"],
-        row_group_size=1 << 18, store_schema=False,
+        table, sink, compression="zstd", compression_level=1,
+        use_dictionary=[*dictionaries, "model_weights_uuids.list.element"], column_encoding=encodings,
+        write_statistics=["commit", "update_count_min", "update_count_max"], row_group_size=1 << 18, store_schema=False,
     )  # fmt: skip
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 

@@ -26,7 +26,8 @@ _LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, 
 
 @dataclass
 class Counts:
-    """What some gathering took. chunks: distinct chunks; hits: of these in memory; disk_hits: of these in the disk cache."""
+    """What some gathering took. chunks: distinct chunks; hits: of these in memory;
+    disk_hits: of these in the disk cache."""
 
     requests: int = 0
     bytes: int = 0

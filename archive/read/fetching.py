@@ -19,8 +19,8 @@ def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: str)
         data = views[piece.request][piece.start : piece.start + piece.size]
         if chunkindex.stored_checksum(data, piece) != piece.crc32c:
             raise CorruptChunkError(
-                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner} lies, "
-                "does not match its checksum; run `archive verify`"
+                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner} "
+                "lies, does not match its checksum; run `archive verify`"
             )
         out[piece.member] = _plain(data) if piece.array == METADATA else data
     return out

@@ -1,4 +1,5 @@
-"""Pure, no I/O: rows of one stored array in bounded memory, whole chunks at a time, the least recently used leave first.
+"""Pure, no I/O: rows of one stored array in bounded memory, whole chunks at a time,
+the least recently used leave first.
 
 Rows of a chunk lie in pages of one large array, so that rows of any chunks of any shards are one `take`. The large
 array's memory is only touched where a page was filled.
@@ -39,7 +40,8 @@ class RowPool:
         self._tick = 0
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on; what is held stays if the room grows, and is dropped if it shrinks."""
+        """Hold at most so many bytes from now on; what is held stays if the room grows,
+        and is dropped if it shrinks."""
         pages = max_bytes // self.page_bytes
         if pages == self._pages:
             return
@@ -96,7 +98,8 @@ class RowPool:
         chunk = number + self.first_chunk[shards]
         if len(chunk) and (int(rows.min()) < 0 or (chunk >= self._stop_chunk[shards]).any()):
             raise CorruptManifestError(
-                f"the segments table names rows of {self.array!r} that no chunk of its shard holds; run `archive verify`"
+                f"the segments table names rows of {self.array!r} that no chunk of its shard holds; run `archive "
+                "verify`"
             )
         return chunk, row
 

@@ -1,4 +1,5 @@
-"""Archives that refer to shards of other archives: reading from several roots, each opened only if the caller allows it.
+"""Archives that refer to shards of other archives: reading from several roots,
+each opened only if the caller allows it.
 
 A key `base:<archive id>:<key>` lies in another archive, whose URL the commit names. Nothing is opened because a bucket
 says so: the caller lists the URLs (or beginnings of URLs) that may be, when opening the archive.
@@ -87,8 +88,8 @@ class Roots:
             url = self.url_of(base)
             if not self.allows(base):
                 raise UnsafePathError(
-                    f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not allowed; "
-                    f"open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
+                    f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not "
+                    f"allowed; open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
                 )
             _, options = (
                 self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})

@@ -71,9 +71,9 @@ class Connection:
         """Names a root (URL, path or UPath); sends nothing.
 
         At most `concurrency` requests run at once; each is retried for at most `deadline_s` (default 120), and for
-        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that one process alone writes
-        here, which permits stores without a create-only put: what is to be created is then looked for first. Where the
-        promise is broken, the later of two writers overwrites the other's commit.
+        `first_answer_s` while nothing there could be reached yet. `single_writer` promises that one process alone
+        writes here, which permits stores without a create-only put: what is to be created is then looked for first.
+        Where the promise is broken, the later of two writers overwrites the other's commit.
         """
         deadline_s = DEADLINE_S if deadline_s is None else deadline_s
         if concurrency < 1 or deadline_s <= 0:

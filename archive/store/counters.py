@@ -21,8 +21,8 @@ in_child(_renew_lock)
 
 @dataclass
 class IOStats:
-    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error; apart from these,
-    calls that the store answered with "not there" or "already there", which is what callers often ask for."""
+    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error; apart from
+    these, calls that the store answered with "not there" or "already there", which is what callers often ask for."""
 
     get: int = 0
     put: int = 0

@@ -50,9 +50,9 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
         )
     if verb == "create" and gave_up.kind is Kind.UNSUPPORTED:
         return NotExclusiveError(
-            f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers could "
-            "overwrite each other; nothing was written. Use another store, or open with single_writer=True if one "
-            "process alone writes there"
+            f"{where}: the store has no create-only put (it does not know If-None-Match: {detail}), so two writers "
+            "could overwrite each other; nothing was written. Use another store, or open with single_writer=True if "
+            "one process alone writes there"
         )
     if gave_up.kind is Kind.TRANSIENT:
         return DeadlineError(
@@ -75,9 +75,9 @@ def described(error: Exception, scrub: Callable[[str], str]) -> str:
 
 
 _MOCKED = (
-    "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it out, start "
-    "moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': <its address>}; see "
-    "archive/docs/how-to/testing.md, 'Test your own code'"
+    "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it "
+    "out, start moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': "
+    "<its address>}; see archive/docs/how-to/testing.md, 'Test your own code'"
 )
 
 
@@ -107,7 +107,8 @@ _ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
 
 
 def printable_cause(error: Exception, scrub: Callable[[str], str]) -> Exception:
-    """`error`, or a plain stand-in where its text, or that of what caused it, holds a credential or acts on a terminal."""
+    """`error`, or a plain stand-in where its text, or that of what caused it,
+    holds a credential or acts on a terminal."""
     texts = [text for one in chain_of(error) for text in (str(one), repr(one))]
     if all(visible(scrub(text)) == text for text in texts):
         return error

@@ -28,7 +28,8 @@ class Patience:
         self._first_answer_s = None
 
     def failed(self, what: str, why: str, error: Exception, elapsed_s: float, deadline_s: float) -> bool:
-        """A request failed and may be tried again; whether to give up. After some seconds the log says what is going on."""
+        """A request failed and may be tried again; whether to give up.
+        After some seconds the log says what is going on."""
         if not unreached(error):
             self.answered()
         limit_s = min(deadline_s, self._first_answer_s or deadline_s)

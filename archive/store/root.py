@@ -125,8 +125,8 @@ def _checked_path(path: str) -> str:
     if match := _BROKEN.fullmatch(path):
         scheme = match[1]
         raise UsageError(
-            f"{path!r} is neither a URL nor a usual path, and would make a folder {scheme + ':'!r}: write {scheme}://... as text "
-            f"(pathlib drops a slash), or ./{path} for a local folder of that name"
+            f"{path!r} is neither a URL nor a usual path, and would make a folder {scheme + ':'!r}: write "
+            f"{scheme}://... as text (pathlib drops a slash), or ./{path} for a local folder of that name"
         )
     return path
 

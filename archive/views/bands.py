@@ -41,7 +41,9 @@ def series_of(found: Mapping[str, pa.Table]) -> tuple[dict[str, Series], str]:
     updates = {name: numbers(table["update_count_max"].to_pylist()) for name, table in found.items()}
     known = any(np.isfinite(x).any() for x in updates.values())
     out = {
-        name: Series(updates[name] if known else np.arange(table.num_rows, dtype=float), numbers(table["return"].to_pylist()))
+        name: Series(
+            updates[name] if known else np.arange(table.num_rows, dtype=float), numbers(table["return"].to_pylist())
+        )
         for name, table in found.items()
     }  # fmt: skip
     return out, UPDATES if known else ORDER
@@ -88,7 +90,8 @@ def short(value: float) -> str:
 
 
 def chart(series: Mapping[str, Series], xlabel: str, ylabel: str) -> Markup:
-    """Bands of 10 to 90 and 25 to 75 percent and the median of each series; few values as dots too. Empty without any."""
+    """Bands of 10 to 90 and 25 to 75 percent and the median of each series; few values as dots too.
+    Empty without any."""
     drawn = {name: bands for name, one in series.items() if len((bands := spread(one)).at)}
     if not drawn:
         return Markup("")

@@ -90,7 +90,8 @@ def histogram(values: Any, label: str, *, bins: int = 24, width: int = 240, heig
 
 
 def _binned(known: Values, low: float, high: float, bins: int) -> tuple[Any, list[str]]:
-    """How many values each bar has, and which. Of whole numbers each bar has as many, so that none stands out for that."""
+    """How many values each bar has, and which. Of whole numbers each bar has as many,
+    so that none stands out for that."""
     if max(-low, high) < 2**50 and (known == np.rint(known)).all():
         wide = max(1, math.ceil((high - low + 1) / bins))
         edges = low + wide * np.arange(math.ceil((high - low + 1) / wide) + 1) - 0.5

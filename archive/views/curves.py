@@ -1,4 +1,5 @@
-"""Pure, no I/O: the curves of a field as a page draws them, with their values at each step, of which it may tell fewer."""
+"""Pure, no I/O: the curves of a field as a page draws them, with their values at each step,
+of which it may tell fewer."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class _Page:
             if space < 0:
                 break
         raise UsageError(
-            f"the page of episode {self.about['id']!r} does not fit into max_bytes={max_bytes}: it takes {len(text.encode())} "
-            "with next to nothing on it; allow more, or name fewer fields="
+            f"the page of episode {self.about['id']!r} does not fit into max_bytes={max_bytes}: it takes "
+            f"{len(text.encode())} with next to nothing on it; allow more, or name fewer fields="
         )
 
     def _text(self, shown: Sequence[Shown], why: str) -> str:

@@ -1,4 +1,5 @@
-"""Pure, no I/O: pictures as a page plays them: deflated pixels, of fewer rows, columns and pictures where room is short."""
+"""Pure, no I/O: pictures as a page plays them: deflated pixels, of fewer rows,
+columns and pictures where room is short."""
 
 from __future__ import annotations
 

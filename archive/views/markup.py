@@ -26,7 +26,8 @@ def join(parts: Iterable[Any]) -> Markup:
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x; floats have two digits."""
+    """An element. Attributes that are None are left out; `class_` is class, `data_x` is data-x;
+    floats have two digits."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(visible(_attribute(value)))}"'
         for key, value in attributes.items()

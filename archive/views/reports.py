@@ -62,7 +62,8 @@ def checkpoint(
     about: Mapping[str, Any], per_rank: Mapping[int, int], buffers: Any, discarded: Any, progress: Any,
     found: pa.Table | None = None, fields: Mapping[str, str] | None = None,
 ) -> Report:  # fmt: skip
-    """A checkpoint: what it holds, rank by rank and buffer by buffer; how its episodes are spread, if they are given."""
+    """A checkpoint: what it holds, rank by rank and buffer by buffer; how its episodes are spread,
+    if they are given."""
     title = f"{about['name']} of run {about['run']}"
     held = summaries.checkpoint(per_rank, buffers, discarded, progress)
     return Report("Checkpoint", title, [facts(about), held], found, fields)

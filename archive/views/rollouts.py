@@ -1,4 +1,5 @@
-"""Pure, no I/O: which fields of an episode are a language rollout (tokens, what goes with them, messages, texts of roles).
+"""Pure, no I/O: which fields of an episode are a language rollout (tokens, what goes with them, messages,
+texts of roles).
 
 A step is a turn with lists of tokens, or one token, or a whole rollout of a group.
 """
@@ -111,7 +112,8 @@ def _tracks(lists: Mapping[str, list[Array]]) -> list[Track]:
 
 
 def _owner(path: str, rows: list[Array], tracks: list[Track]) -> Track | None:
-    """The tokens that these numbers are of: as many at each step, or the last of them, as of a prompt with its answer."""
+    """The tokens that these numbers are of: as many at each step, or the last of them,
+    as of a prompt with its answer."""
     fits = [t for t in tracks if all(len(a) == len(b) for a, b in zip(rows, t.rows, strict=True))]
     if not fits and any(map(len, rows)) and OF_TOKENS.search(_name(path)):
         fits = [t for t in tracks if all(len(a) <= len(b) for a, b in zip(rows, t.rows, strict=True))]

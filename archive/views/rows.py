@@ -1,4 +1,5 @@
-"""Pure, no I/O: a page's table of episodes as columns, small enough for a hundred thousand of them; the script draws it."""
+"""Pure, no I/O: a page's table of episodes as columns, small enough for a hundred thousand of them;
+the script draws it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SPREAD = ("return", "steps", "update count")  # histograms that follow what is f
 
 
 def listed(found: pa.Table) -> tuple[Markup, dict[str, Any]]:
-    """The place of the table on the page, and what the script draws in it: the newest rows, as many as there is room for."""
+    """The place of the table on the page, and what the script draws in it: the newest rows,
+    as many as there is room for."""
     if not found.num_rows:
         return Markup(""), {}
     most = MAX_ROWS

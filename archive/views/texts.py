@@ -1,4 +1,5 @@
-"""Pure, no I/O: the text of each step: strings, messages and JSON as people read them, tokens and other numbers in short."""
+"""Pure, no I/O: the text of each step: strings, messages and JSON as people read them,
+tokens and other numbers in short."""
 
 from __future__ import annotations
 

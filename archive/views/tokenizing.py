@@ -14,7 +14,8 @@ def decoder(tokenizer: Any) -> Decode | None:
     """A function of a list of ids that returns text.
 
     tokenizer: such a function, something with such a `decode` (of tokenizers, transformers, tiktoken), or a name: a
-    folder or file, or what the Hugging Face Hub calls it; that needs the package transformers or tokenizers. None: none.
+    folder or file, or what the Hugging Face Hub calls it; that needs the package transformers or tokenizers.
+    None: none.
     """
     if tokenizer is None:
         return None

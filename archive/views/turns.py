@@ -172,7 +172,8 @@ def _beginning(block: Block, share: float) -> Block | None:
 
 
 def about(rollout: Rollout) -> dict[str, Any]:
-    """Names of what tokens can be coloured and dimmed by, the likeliest first, with the range of each signal's values."""
+    """Names of what tokens can be coloured and dimmed by, the likeliest first,
+    with the range of each signal's values."""
     signals: dict[str, dict[str, Any]] = {}
     for name in sorted({n for t in rollout.tracks for n in t.signals}, key=_liking):
         every = np.concatenate([r for t in rollout.tracks for r in t.signals.get(name, [])]).astype(np.float64)

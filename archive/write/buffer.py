@@ -65,8 +65,8 @@ class Buffer:
             with self._writer._changes(wait=True):
                 return self._inner.add_episode(
                     steps, model_weights_uuid=model_weights_uuid, update_count=update_count, env_id=env_id,
-                    episode_id=episode_id, terminated=terminated, truncated=truncated, metadata=metadata, replace=replace,
-                    first=first, last=last, schema=schema,
+                    episode_id=episode_id, terminated=terminated, truncated=truncated, metadata=metadata,
+                    replace=replace, first=first, last=last, schema=schema,
                 )  # fmt: skip
 
     def append(
@@ -123,8 +123,8 @@ class Buffer:
             self._inner.set_weights(uuid, update_count)
 
     def evict(self, env_id: int | None = None, *, before: int | None = None, positions: Any = None) -> None:
-        """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open, or
-        those in a list or array of positions."""
+        """Steps of an env row have left the buffer: all before a position, those in a range (start, stop), half-open,
+        or those in a list or array of positions."""
         with self._writer._entered(), self._writer._changes(wait=True):
             self._inner.evict(env_id, before, positions)
 

@@ -110,8 +110,8 @@ class BufferWriter:
         count = fields.length
         self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
         block = Block(
-            shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count), np.full(count, index, np.int64),
-            weights.uuid, weights.update_count, index, env, start,
+            shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count),
+            np.full(count, index, np.int64), weights.uuid, weights.update_count, index, env, start,
         )  # fmt: skip
         self._collected.keep(block)
         return record.id
@@ -119,7 +119,8 @@ class BufferWriter:
     def append(
         self, steps: Any, *, env_ids: Any = None, first: Any = None, last: Any = None, episode_ids: Any = None,
         terminated: Any = None, truncated: Any = None, model_weights_uuid: Any = None, update_count: Any = None,
-        metadata: dict[str, Any] | None = None, positions: Any = None, owned: bool = False, declared: Schema | None = None,
+        metadata: dict[str, Any] | None = None, positions: Any = None, owned: bool = False,
+        declared: Schema | None = None,
     ) -> Ints:  # fmt: skip
         """As `Buffer.append`.  owned: the arrays are the buffer's from now on.  declared: what these fields mean, where
         that is not what the buffer's schema says."""
@@ -140,8 +141,8 @@ class BufferWriter:
         self._closed = [*self._closed, *self.streams.take_broken_off()]
         self._track(rows.env_ids, assigned.positions, assigned.episodes)
         block = Block(
-            schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid, weights.update_count,
-            int(assigned.episodes[0]) if single and fields.length else None,
+            schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid,
+            weights.update_count, int(assigned.episodes[0]) if single and fields.length else None,
         )  # fmt: skip
         self._collected.keep(block, owned=owned)
         return assigned.positions.copy()  # the block keeps its own until it is written
@@ -158,9 +159,9 @@ class BufferWriter:
                 continue
             if not self._kinds.only_guesses_differ(record.fields, schema):
                 raise FieldError(
-                    f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open episode "
-                    f"{record.id!r} ({self._kinds.difference(record.fields, schema)}); give the same fields for all steps of "
-                    "an episode, or close it first"
+                    f"the steps of env {env} differ in fields, dtypes or shapes from the earlier steps of its open "
+                    f"episode {record.id!r} ({self._kinds.difference(record.fields, schema)}); give the same fields "
+                    "for all steps of an episode, or close it first"
                 )
             if self._collected.has(record.fields):
                 self._collected.submit(record.fields)  # the earlier steps are written first
@@ -261,7 +262,8 @@ class BufferWriter:
         opened = {env: self.streams.records[i].id for env, i in self.streams.open_episodes().items()}
         made = cut.make(
             self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
-            (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state, incomplete=incomplete,
+            (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state,
+            incomplete=incomplete,
         )  # fmt: skip
         return replace(made, discarded=self.losses.unreported(made.discarded))
 
@@ -269,8 +271,9 @@ class BufferWriter:
         """So many steps left the buffer before they were appended: counted, and a warning the first time."""
         if not self.losses.mark():
             logging.getLogger("archive").warning(
-                "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to the archive; "
-                "append more often, or make the ring longer. More of them are counted in `discarded` of the checkpoints",
+                "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to the "
+                "archive; append more often, or make the ring longer. More of them are counted in `discarded` of the "
+                "checkpoints",
                 self.name, steps, episodes,
             )  # fmt: skip
         self.losses.add("overwritten", episodes, steps)

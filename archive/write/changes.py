@@ -1,7 +1,9 @@
-"""What one call changes in a writer: all of it or nothing, also where a KeyboardInterrupt ends it; and what it sends off.
+"""What one call changes in a writer: all of it or nothing, also where a KeyboardInterrupt ends it;
+and what it sends off.
 
 What is ready for the store waits in the outbox until the call's changes are kept, because what was sent off cannot be
-taken back. A call of many shards sends earlier, for want of memory: if it is interrupted then, the writer must be closed.
+taken back. A call of many shards sends earlier, for want of memory: if it is interrupted then,
+the writer must be closed.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class Changes:
         """Take back what an interrupted call has left. ClosedError if that cannot be done."""
         if self._spilled:
             raise ClosedError(
-                "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and open "
-                "another; what was committed stands, what was added since then is not in the archive"
+                "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and "
+                "open another; what was committed stands, what was added since then is not in the archive"
             )
         self.undo.settle()
 

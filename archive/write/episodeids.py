@@ -42,9 +42,10 @@ class Ids:
         """Refuse to replace a known episode by one of which no step is given."""
         if name is not None and self._is_known(name):
             raise FieldError(
-                f"no steps were given for episode {name!r}, which would be replaced by one of length 0; nothing was changed: "
-                "to change its metadata, read it and add it again whole (with its weights, update count and flags), "
-                f"w.add_episode(arc.episodes[{name!r}].read(), episode_id={name!r}, replace=True, metadata={{...}})"
+                f"no steps were given for episode {name!r}, which would be replaced by one of length 0; nothing was "
+                "changed: to change its metadata, read it and add it again whole (with its weights, update count and "
+                f"flags), w.add_episode(arc.episodes[{name!r}].read(), episode_id={name!r}, replace=True, "
+                f"metadata={{...}})"
             )
 
     def _is_known(self, name: str) -> bool:
@@ -57,8 +58,8 @@ class Ids:
         known = self._is_known(name)
         if known and not replace:
             raise DuplicateEpisodeError(
-                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its steps) for a "
-                "new revision"
+                f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its "
+                "steps) for a new revision"
             )
         assert self._known is not None
         self._undo.member(self._known, name)

@@ -26,7 +26,8 @@ class Weights(NamedTuple):
 
 
 def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fields, ShardSchema]:
-    """The fields of some steps, their rows in agreement. Empty lists are of the kind that their field is `known` to be."""
+    """The fields of some steps, their rows in agreement.
+    Empty lists are of the kind that their field is `known` to be."""
     fields = _of_known_kind(normalise(nest, schema), known)
     return fields, shard_schema(fields.specs, schema)
 
@@ -176,7 +177,8 @@ def texts(value: Any, length: int, what: str) -> Sequence[str | None] | None:
 
 
 def rows(
-    length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any, positions: Any
+    length: int, given_envs: Any, first: Any, last: Any, episode_ids: Any, terminated: Any, truncated: Any,
+    positions: Any
 ) -> Rows:  # fmt: skip
     """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
     run = given_envs is not None and np.ndim(given_envs) == 0
@@ -201,8 +203,8 @@ def check_single(fields: Fields, rows: Rows) -> None:
     inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
     if several or inner or fields.length == 0:
         raise FieldError(
-            "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; append "
-            "the env rows and episodes one by one, or use add_episode"
+            "steps with a field on an 'offset' or 'free' axis must be a run of one or more steps of one episode; "
+            "append the env rows and episodes one by one, or use add_episode"
         )
     check_rows(fields, last=rows.last is not None and bool(rows.last[-1]))
 

@@ -135,8 +135,8 @@ def rows_alone(of: Callable[[], pa.Table | None]) -> Work:
 class Pipeline:
     """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in.
 
-    What is handed in stays listed until it is forgotten, which is after the commit. The list is what counts: whoever waits
-    sees to it that all of it is begun, so an interrupt between two lines leaves nothing that nobody will finish.
+    What is handed in stays listed until it is forgotten, which is after the commit. The list is what counts: whoever
+    waits sees to it that all of it is begun, so an interrupt between two lines leaves nothing that nobody will finish.
     """
 
     def __init__(

@@ -34,7 +34,8 @@ class SegmentRows:
         """
         episodes, positions, lengths = slab.episode.tolist(), slab.position.tolist(), slab.length.tolist()
         rows: list[dict[str, Any]] = [{}] * len(episodes)
-        # episodes as they were begun: of two revisions the newer is the later; steps as they follow, beginning with none
+        # episodes as they were begun: of two revisions the newer is the later; steps as they follow, beginning with
+        # none
         for i in np.lexsort((slab.position, slab.episode)).tolist():
             rows[i] = row = self._segment(episodes[i], positions[i], lengths[i], epoch)
             record, reward = self._records[row.pop("index")], slab.reward[i]
@@ -43,8 +44,8 @@ class SegmentRows:
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
         return self._table(
             columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
-            extents=tables.extents(slab.extents, len(episodes)), schema=slab.schema.dumps(), model_weights_uuids=slab.uuids,
-            update_count_min=slab.update_min, update_count_max=slab.update_max,
+            extents=tables.extents(slab.extents, len(episodes)), schema=slab.schema.dumps(),
+            model_weights_uuids=slab.uuids, update_count_min=slab.update_min, update_count_max=slab.update_max,
         )  # fmt: skip
 
     def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:

@@ -26,8 +26,11 @@ def pen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         buffers.append(
             EpisodeBuffer(
                 id=i, seed=7 + i, rewards=rng.normal(size=n), terminations=last & (i == 0), truncations=last & (i == 1),
-                observations={"state": rng.normal(size=(n + 1, 2)), "image": rng.integers(0, 255, (n + 1, 8, 8, 3), np.uint8)},
-                actions=(rng.integers(0, 4, n), rng.normal(size=(n, 3)).astype(np.float32)), infos={"x": np.arange(n + 1)},
+                observations={
+                    "state": rng.normal(size=(n + 1, 2)), "image": rng.integers(0, 255, (n + 1, 8, 8, 3), np.uint8),
+                },
+                actions=(rng.integers(0, 4, n), rng.normal(size=(n, 3)).astype(np.float32)),
+                infos={"x": np.arange(n + 1)},
             )
         )  # fmt: skip
     seen = {"state": spaces.Box(-np.inf, np.inf, (2,), np.float64), "image": spaces.Box(0, 255, (8, 8, 3), np.uint8)}

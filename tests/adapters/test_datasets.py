@@ -1,4 +1,5 @@
-"""Minari, d3rlpy's and D4RL's files, LeRobot: into an archive and back, checked with the real packages where they install."""
+"""Minari, d3rlpy's and D4RL's files, LeRobot: into an archive and back,
+checked with the real packages where they install."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.support.backends import make_backend
 from tests.support.dataset_files import LENGTHS, flat, fresh, same, write_flat, write_lerobot
 from tests.support.worlds import STORES
 
-# -- Minari --------------------------------------------------------------------------------------------------------------
+# -- Minari ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -85,7 +86,7 @@ def test_what_follows_the_last_step_is_known_from_next_of(pen: Any) -> None:
     assert [only.observations[key].tolist() for key in "xy"] == [[0, 1, 2, 3]] * 2
 
 
-# -- npz and HDF5 --------------------------------------------------------------------------------------------------------
+# -- npz and HDF5 ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
@@ -162,7 +163,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     assert not arc.refresh().checkpoints
 
 
-# -- LeRobot -------------------------------------------------------------------------------------------------------------
+# -- LeRobot -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -1,4 +1,5 @@
-"""Ragged data out to other systems: chosen fields of any adapter, from the library and the command line; lists in LeRobot."""
+"""Ragged data out to other systems: chosen fields of any adapter, from the library and the command line;
+lists in LeRobot."""
 
 from __future__ import annotations
 

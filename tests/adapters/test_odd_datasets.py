@@ -86,7 +86,7 @@ def test_a_file_whose_arrays_do_not_fit_together_is_refused(odd: dict[str, Any],
     assert len(arc.refresh().checkpoints) == 0
 
 
-# -- LeRobot ---------------------------------------------------------------------------------------------------------------
+# -- LeRobot -----------------------------------------------------------------------------------------------------------
 
 
 def test_lerobot_gets_no_episode_without_steps(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_lerobot_loses_no_field(odd: dict[str, Any], match: str, tmp_path: Path)
     assert not (tmp_path / "x" / "meta").exists()
 
 
-# -- Minari ----------------------------------------------------------------------------------------------------------------
+# -- Minari ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

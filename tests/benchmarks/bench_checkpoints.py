@@ -125,9 +125,15 @@ def measure() -> Sequence[common.Row]:
     shards = -(-found["new_bytes"] // (64 * 2**20))
     mib, beyond = 2**20, found["extra_bytes"] - found["first_bytes"]
     return [
-        common.bounded("second checkpoint, 5 % new: bytes against the bound", found["bytes_out"] / found["bound"], most=1),
-        common.bounded("second checkpoint: PUTs (2 per 64 MB and 5 of the commit)", found["puts"], most=2 * shards + 5, unit=""),
-        common.bounded("second checkpoint: time against the first", found["second_s"] / found["first_s"], most=0.15, **found),
+        common.bounded(
+            "second checkpoint, 5 % new: bytes against the bound", found["bytes_out"] / found["bound"], most=1
+        ),
+        common.bounded(
+            "second checkpoint: PUTs (2 per 64 MB and 5 of the commit)", found["puts"], most=2 * shards + 5, unit=""
+        ),
+        common.bounded(
+            "second checkpoint: time against the first", found["second_s"] / found["first_s"], most=0.15, **found
+        ),
         common.bounded(
             "caller blocked by the first, against a copy of the new bytes to fresh memory",
             found["blocked_s"] / found["fresh_copy_s"],

@@ -46,10 +46,13 @@ def segment_rows(first: int, count: int, total: int) -> Any:
     return tables.from_columns(
         "segments",
         {
-            "episode_id": [f"{SESSION}-{r:05d}-{n:09d}" for r, n in zip(rank.tolist(), (number // RANKS).tolist(), strict=True)],
+            "episode_id": [
+                f"{SESSION}-{r:05d}-{n:09d}" for r, n in zip(rank.tolist(), (number // RANKS).tolist(), strict=True)
+            ],
             "session": SESSION, "buffer": "default", "rank": rank, "env_id": number // RANKS % 16,
-            "position": number // 1024 * 200, "sequence": number // RANKS, "replaces": False, "start": number % 1000 * 200,
-            "shard": shards.take(pa.array(number // 1000 - first // 1000)), "length": np.full(count, 200), "schema": "{}",
+            "position": number // 1024 * 200, "sequence": number // RANKS, "replaces": False,
+            "start": number % 1000 * 200, "shard": shards.take(pa.array(number // 1000 - first // 1000)),
+            "length": np.full(count, 200), "schema": "{}",
             "model_weights_uuids": pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), uuids),
             "update_count_min": update, "update_count_max": update, "first": True, "last": True, "terminated": True,
             "truncated": False, "episode_start": 0, "return": np.random.default_rng(first).normal(size=count),

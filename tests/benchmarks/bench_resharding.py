@@ -178,7 +178,9 @@ def local() -> list[common.Row]:
         common.bounded(
             f"{size}: than that with all env rows of a rank at once", times[1] / times[2], unit="x", theirs_s=times[1]
         ),
-        common.bounded(f"{size}: bytes a rank reads, against its 1/N", TARGETS * most / all_bytes, most=1.05, bytes=most),
+        common.bounded(
+            f"{size}: bytes a rank reads, against its 1/N", TARGETS * most / all_bytes, most=1.05, bytes=most
+        ),
         common.bounded(f"{size}: requests a rank makes", max(r["requests"] for r in ours), unit=""),
     ]  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Writing and reading 1 GB of 84x84 uint8 frames on local disk, against torch.save and torch.load of the same tensors."""
+"""Writing and reading 1 GB of 84x84 uint8 frames on local disk,
+against torch.save and torch.load of the same tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""archive.buffers.TrajectoryReplayBuffer beside RLinf's: batches of 256 transitions of frames, in memory and from disk."""
+"""archive.buffers.TrajectoryReplayBuffer beside RLinf's: batches of 256 transitions of frames,
+in memory and from disk."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def measure() -> Sequence[common.Row]:
     return [
         common.bounded("in memory, against RLinf's", cached, least=1, ours=found["cached"], peer=found["peer_cached"]),
         common.bounded(
-            "from disk, against RLinf's .pt files", uncached, least=10, ours=found["uncached"], peer=found["peer_uncached"]
+            "from disk, against RLinf's .pt files", uncached, least=10, ours=found["uncached"],
+            peer=found["peer_uncached"]
         ),
         common.bounded("a resume of 500 trajectories, none in memory", found["uncached"]["load_s"], unit="s"),
         common.bounded("a checkpoint with nothing new", saved["bytes"] / 1024, most=64, unit="KB", **saved),

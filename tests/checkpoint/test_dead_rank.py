@@ -49,7 +49,8 @@ def test_two_of_three_ranks_save_what_they_have_when_they_are_told_to_end(tmp_pa
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.dead_rank", json.dumps({"url": url, "folder": str(tmp_path), "rank": r})],
+            [sys.executable, "-m", "tests.support.dead_rank",
+             json.dumps({"url": url, "folder": str(tmp_path), "rank": r})],
             env=env, stderr=subprocess.PIPE, text=True,
         )
         for r in range(3)

@@ -221,9 +221,9 @@ def test_several_buffers_have_their_own_everything() -> None:
 
 def test_state_trees_come_back_as_they_were() -> None:
     state = {
-        "cursors": np.arange(5), 7: (1, [2.5, None, True], b"\x00\xff"), ("a", 1): {"big": 2**200, "inf": float("-inf")},
-        "scalar": np.float32(3.5), "text": "é", "none": None, "empty": {},
-        "generator": np.random.default_rng(3).bit_generator.state,
+        "cursors": np.arange(5), 7: (1, [2.5, None, True], b"\x00\xff"),
+        ("a", 1): {"big": 2**200, "inf": float("-inf")}, "scalar": np.float32(3.5), "text": "é", "none": None,
+        "empty": {}, "generator": np.random.default_rng(3).bit_generator.state,
     }  # fmt: skip
     arc = fresh()
     with arc.writer() as w:

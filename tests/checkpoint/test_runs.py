@@ -1,4 +1,5 @@
-"""Runs as values: what belongs to each, from the tables and commits alone; several side by side; on the command line."""
+"""Runs as values: what belongs to each, from the tables and commits alone; several side by side;
+on the command line."""
 
 from __future__ import annotations
 

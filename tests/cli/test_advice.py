@@ -1,4 +1,5 @@
-"""What a message advises can be done from where it is read: each argument that one names is an option of the command line."""
+"""What a message advises can be done from where it is read: each argument that one names is an option of the command
+line."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ def test_show_tells_of_one_episode(url: str) -> None:
 def test_text_is_shown_step_by_step(tmp_path: Path) -> None:
     with archive.create(tmp_path / "said").writer(schema=archive.Schema(json=["turn"])) as w:
         steps = {
-            "says": ["one\ntwo", HOSTILE], "tokens": [np.arange(2), np.arange(3)], "turn": [{"role": "user", "content": "hi"}] * 2
+            "says": ["one\ntwo", HOSTILE], "tokens": [np.arange(2), np.arange(3)],
+            "turn": [{"role": "user", "content": "hi"}] * 2
         }  # fmt: skip
         w.add_episode(steps, episode_id="e")
     text = printed("show", tmp_path / "said", "e", "-r", "says", "-r", "tokens", "-r", "turn")

@@ -1,4 +1,5 @@
-"""The command line: comparing, resharding, exporting and importing; what it asks before, and what it shows meanwhile."""
+"""The command line: comparing, resharding, exporting and importing; what it asks before,
+and what it shows meanwhile."""
 
 from __future__ import annotations
 

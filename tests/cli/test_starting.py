@@ -60,8 +60,8 @@ def test_every_command_takes_the_common_options(name: str) -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "archive.cli", *arguments], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        check=False,
+        [sys.executable, "-m", "archive.cli", *arguments], cwd=ROOT, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Lists as fields: what they are stored as does not depend on what happens to be in them; what changes often is told of."""
+"""Lists as fields: what they are stored as does not depend on what happens to be in them;
+what changes often is told of."""
 
 from __future__ import annotations
 

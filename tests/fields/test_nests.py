@@ -63,7 +63,8 @@ class Leaf(namedtuple("Leaf", ["x"])):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("make", [Point, Inner, lambda x, y: Model(x=x, y=y), lambda x, y: MappingProxyType({"x": x, "y": y}),
+@pytest.mark.parametrize("make", [Point, Inner, lambda x, y: Model(x=x, y=y),
+                                  lambda x, y: MappingProxyType({"x": x, "y": y}),
                                   lambda x, y: OrderedDict(x=x, y=y)])  # fmt: skip
 def test_records_of_every_kind_are_nests(make: Any) -> None:
     x, y = np.arange(T), {"z": np.ones((T, 2))}

@@ -1,4 +1,5 @@
-"""What has a bound is read within it, and JSON that is too deep, too long or of another shape is an error that names it."""
+"""What has a bound is read within it, and JSON that is too deep,
+too long or of another shape is an error that names it."""
 
 from __future__ import annotations
 

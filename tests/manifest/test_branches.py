@@ -355,8 +355,8 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any
 def test_what_stands_is_what_the_format_says(history: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
     branches, rows = history
     kinds = {"session": pa.dictionary(pa.int32(), pa.string()), "rank": pa.int32(), "sequence": pa.int64(),
-             "predecessor": pa.string(), "replaces": pa.bool_(), "commit": pa.int64(), "created_at": pa.timestamp("us", tz="UTC"),
-             "episode_id": pa.string()}  # fmt: skip
+             "predecessor": pa.string(), "replaces": pa.bool_(), "commit": pa.int64(),
+             "created_at": pa.timestamp("us", tz="UTC"), "episode_id": pa.string()}  # fmt: skip
     table = pa.table({n: pa.array([r[n] for r in rows], k) for n, k in kinds.items()})
     known = Branches.of(pa.Table.from_pylist(branches) if branches else pa.table({}))
     detail = table.select(chains.DETAIL)

@@ -61,7 +61,8 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
         before = earlier[-1] if kind == "goes on" else draw(st.sampled_from(earlier)) if kind == "resumes" else None
         rows.append({
             "episode_id": name, "session": "s", "rank": 0, "sequence": sequence, "commit": 1 + sequence // 3,
-            "predecessor": chains.address("s", 0, before["sequence"]) if before else None, "replaces": kind == "replaces",
+            "predecessor": chains.address("s", 0, before["sequence"]) if before else None,
+            "replaces": kind == "replaces",
         })  # fmt: skip
     return rows
 
@@ -85,7 +86,8 @@ def row(
     name: str, sequence: int, commit: int = 1, *, after: int | None = None, session: str = "s", replaces: bool = False
 ) -> dict[str, Any]:
     before = None if after is None else chains.address("s", 0, after)
-    return {"episode_id": name, "session": session, "rank": 0, "sequence": sequence, "commit": commit, "predecessor": before,
+    return {"episode_id": name, "session": session, "rank": 0, "sequence": sequence, "commit": commit,
+            "predecessor": before,
             "replaces": replaces}  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Commits: made once whatever happens to the answer, never lost, never half there; failures in the background surface."""
+"""Commits: made once whatever happens to the answer, never lost, never half there;
+failures in the background surface."""
 
 from __future__ import annotations
 

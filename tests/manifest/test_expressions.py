@@ -30,8 +30,8 @@ ROWS: list[dict[str, Any]] = [
     ]
 ]
 COLUMN_TYPES = {
-    "length": pa.int64(), "return": pa.float64(), "reason": pa.dictionary(pa.int32(), pa.string()), "complete": pa.bool_(),
-    "terminated": pa.bool_(), "metadata": pa.string(),
+    "length": pa.int64(), "return": pa.float64(), "reason": pa.dictionary(pa.int32(), pa.string()),
+    "complete": pa.bool_(), "terminated": pa.bool_(), "metadata": pa.string(),
 }  # fmt: skip
 EMPTY = archive.create(f"memory://{uuid.uuid4().hex}").episodes.table.schema  # of the columns that no row here has
 
@@ -58,7 +58,8 @@ class Term(NamedTuple):
     values: list[bool | None]
 
 
-OPERATORS = {"=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne, "<": operator.lt, "<=": operator.le,
+OPERATORS = {"=": operator.eq, "==": operator.eq, "!=": operator.ne, "<>": operator.ne, "<": operator.lt,
+             "<=": operator.le,
              ">": operator.gt, ">=": operator.ge}  # fmt: skip
 NUMBERS = st.sampled_from(["0", "1", "2", "-1", "1.5", ".5", "2e0", "1E2", "+7", "-3.0", "100", "9999999999"])
 TEXTS = st.sampled_from(["gap", "it's", "", 'a"b\\', "and", "other"])

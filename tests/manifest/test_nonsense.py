@@ -1,4 +1,5 @@
-"""Well-formed nonsense under right checksums: every key of every record is dropped, and takes values of each wrong kind.
+"""Well-formed nonsense under right checksums: every key of every record is dropped,
+and takes values of each wrong kind.
 
 What comes of it is the library's error, which names the object, or a value that is as good as another.
 """
@@ -30,7 +31,8 @@ NONSENSE: tuple[Any, ...] = (
 
 
 def filled(root: Path) -> Path:
-    """An archive with everything in it: two runs, one of them forked and resumed, kept by a rule; a partial checkpoint."""
+    """An archive with everything in it: two runs, one of them forked and resumed, kept by a rule;
+    a partial checkpoint."""
     arc = archive.create(str(root))
     with arc.writer(keep=Keep(last=2, every=5, best=("loss", "min")), session="first") as w:
         w.append({"x": np.arange(4)}, env_ids=0, first=True, update_count=3, model_weights_uuid="w")
@@ -131,15 +133,17 @@ def test_a_document_that_is_no_object(root: Path, value: Any) -> None:
 
 
 REFUSED: tuple[tuple[str, Any], ...] = (
-    ("segments", None), ("runs", None), ("bases", {"a": {"url": None}}), ("number", 10**40), ("created_at", float("inf")),
-    ("runs.main.sequences", {"x": 1}), ("runs.main.sequences", {"0": float("inf")}), ("runs.main.sequences", {"-1": 1}),
-    ("runs.main.sequences", {"0": -1}), ("runs.main.superseded", "first"), ("runs.main.keep", {"last": 0}),
-    ("runs.main.keep", {"last": "2"}), ("runs.main.keep", {"best": ["loss", "sideways"]}), ("runs.main.latest", None),
-    ("runs.main.latest.commit", "2"), ("segments.0.rows", 2**70), ("segments.0.commit", [1]), ("segments.0.crc32c", -1),
-    ("checkpoint.world_size", 2**40), ("checkpoint.world_size", 0), ("checkpoint.ranks", []), ("checkpoint.step", 1.5),
-    ("checkpoint.metrics", {"loss": "1"}), ("checkpoint.metrics", {"loss": 10**400}), ("checkpoint.lineage", {"config": 5}),
-    ("checkpoint.buffers.replay.steps", -1), ("checkpoint.discarded", {"open": {"steps": 1}}), ("checkpoint.whole", 1),
-    ("checkpoint.sequences", {"zero": 1}), ("added", {"segments": None}), ("live", {}), ("chunks", []), ("message", 5),
+    ("segments", None), ("runs", None), ("bases", {"a": {"url": None}}), ("number", 10**40),
+    ("created_at", float("inf")), ("runs.main.sequences", {"x": 1}), ("runs.main.sequences", {"0": float("inf")}),
+    ("runs.main.sequences", {"-1": 1}), ("runs.main.sequences", {"0": -1}), ("runs.main.superseded", "first"),
+    ("runs.main.keep", {"last": 0}), ("runs.main.keep", {"last": "2"}),
+    ("runs.main.keep", {"best": ["loss", "sideways"]}), ("runs.main.latest", None), ("runs.main.latest.commit", "2"),
+    ("segments.0.rows", 2**70), ("segments.0.commit", [1]), ("segments.0.crc32c", -1), ("checkpoint.world_size", 2**40),
+    ("checkpoint.world_size", 0), ("checkpoint.ranks", []), ("checkpoint.step", 1.5),
+    ("checkpoint.metrics", {"loss": "1"}), ("checkpoint.metrics", {"loss": 10**400}),
+    ("checkpoint.lineage", {"config": 5}), ("checkpoint.buffers.replay.steps", -1),
+    ("checkpoint.discarded", {"open": {"steps": 1}}), ("checkpoint.whole", 1), ("checkpoint.sequences", {"zero": 1}),
+    ("added", {"segments": None}), ("live", {}), ("chunks", []), ("message", 5),
 )  # fmt: skip
 
 

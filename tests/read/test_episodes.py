@@ -173,8 +173,9 @@ def test_table_and_pandas() -> None:
     assert first["env_id"] is None or np.isnan(first.pop("env_id"))
     assert list(first.pop("model_weights_uuids")) == ["u"]
     assert {k: v for k, v in first.items() if v is not None and v == v} == {
-        "length": 2, "return": 2.0, "complete": True, "update_count_min": 3.0, "update_count_max": 3.0, "terminated": False,
-        "rank": 0, "session": "s", "run": "main", "buffer": "replay", "metadata": '{"k":[1]}', "commit": 2,
+        "length": 2, "return": 2.0, "complete": True, "update_count_min": 3.0, "update_count_max": 3.0,
+        "terminated": False, "rank": 0, "session": "s", "run": "main", "buffer": "replay", "metadata": '{"k":[1]}',
+        "commit": 2,
     }  # fmt: skip
     assert arc.episodes.table["env_id"].to_pylist() in ([None, 5], [5, None])
     assert fresh().episodes.table.num_rows == len(fresh().episodes.to_pandas()) == 0
@@ -217,8 +218,9 @@ def test_tensors() -> None:
     import ml_dtypes
 
     nest = {
-        "f": np.arange(3, dtype=">f4"), "b": np.ones(3, ml_dtypes.bfloat16), "s": ["a", "b", "c"], "t": [np.arange(2)] * 3,
-        "when": np.zeros(3, "M8[s]"), "j": [1, None, "x"], "deep": {"none": None, "flag": np.array([True, False, True])},
+        "f": np.arange(3, dtype=">f4"), "b": np.ones(3, ml_dtypes.bfloat16), "s": ["a", "b", "c"],
+        "t": [np.arange(2)] * 3, "when": np.zeros(3, "M8[s]"), "j": [1, None, "x"],
+        "deep": {"none": None, "flag": np.array([True, False, True])},
     }  # fmt: skip
     with arc.writer(schema=Schema(json=["j"])) as w:
         w.add_episode(nest)

@@ -27,7 +27,8 @@ def many() -> archive.Archive:
             buffers = [w if i % 3 else w.buffer("demo") for i in range(10)]
             for i, buffer in enumerate(buffers):
                 kind = {"model_weights_uuid": UUIDS[i % 4], "update_count": 10 * i} if i != 3 else {}
-                buffer.append({"t": np.arange(2), "reward": np.full(2, float(i))}, env_ids=i, episode_ids=f"{session}-{i}",
+                buffer.append({"t": np.arange(2), "reward": np.full(2, float(i))}, env_ids=i,
+                              episode_ids=f"{session}-{i}",
                               metadata={"i": i, "task": "push" if i % 2 else "pull"}, **kind)  # fmt: skip
             w.commit()
             w.weights(UUIDS[0], 95)

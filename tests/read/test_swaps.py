@@ -1,4 +1,5 @@
-"""Objects that change places: what one says of itself is compared with what leads to it, so no read takes one for another."""
+"""Objects that change places: what one says of itself is compared with what leads to it,
+so no read takes one for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""M ranks save, N ranks resume: every step, priority and id where it belongs, around the circle, by threads and processes."""
+"""M ranks save, N ranks resume: every step, priority and id where it belongs, around the circle,
+by threads and processes."""
 
 from __future__ import annotations
 
@@ -206,7 +207,7 @@ def test_skipped_replay_of_the_same_world_size_resumes_empty() -> None:
     assert checkpoint(again, 2).buffers["replay"]["steps"] == 0
 
 
-# -- the circle ----------------------------------------------------------------------------------------------------------
+# -- the circle --------------------------------------------------------------------------------------------------------
 
 
 def live_of(ck: Checkpoint) -> list[int]:
@@ -344,7 +345,7 @@ def test_resuming_from_an_older_checkpoint_supersedes_the_tail() -> None:
     assert sorted(live_of(archive.open(url).checkpoints["step-1"])) == sorted(np.concatenate(old).tolist())
 
 
-# -- real processes ------------------------------------------------------------------------------------------------------
+# -- real processes ----------------------------------------------------------------------------------------------------
 
 
 SOAK = [(1, 8, 3), (8, 5, 1), (2, 7, 6), (6, 4, 8)]

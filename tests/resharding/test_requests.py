@@ -83,8 +83,8 @@ def check(proxied: Proxied, ck: Checkpoint, targets: Sequence[int], row_bytes: i
             )  # fmt: skip
             total.shards += limit.shards
         print(
-            f"{ck.world_size} -> {n}: {fetched / 1e6:.2f} MB of {total.needed / 1e6:.2f} needed, {requests} requests of "
-            f"{total.requests:.0f}, {total.shards} shards crossed"
+            f"{ck.world_size} -> {n}: {fetched / 1e6:.2f} MB of {total.needed / 1e6:.2f} needed, {requests} requests "
+            f"of {total.requests:.0f}, {total.shards} shards crossed"
         )
 
 

@@ -45,7 +45,7 @@ def steps_of(plan: resharding.Plan) -> list[list[int]]:
     return [[t for data in share.read(["t"]) for t in data["t"].tolist()] for share in shares(plan)]
 
 
-# -- fields --------------------------------------------------------------------------------------------------------------
+# -- fields ------------------------------------------------------------------------------------------------------------
 
 
 AXES = Schema(
@@ -60,8 +60,8 @@ def trajectory(rng: np.random.Generator, steps: int, number: int) -> dict[str, A
         "obs": obs[:-1], "next": {"obs": obs[1:]}, "frames": rng.integers(0, 255, (steps + 1, 3), np.uint8),
         "tokens": [rng.integers(0, 99, rng.integers(0, 4)) for _ in range(steps)], "goal": rng.normal(size=5),
         "note": [{"at": i} for i in range(steps)], "deep": {"er": {"flag": rng.random(steps) < 0.5}},
-        "env": np.full(steps, number), "traj": np.full(steps, number, np.int16), "name": np.array([f"t{number}"] * steps),
-        "reward": np.ones(steps),
+        "env": np.full(steps, number), "traj": np.full(steps, number, np.int16),
+        "name": np.array([f"t{number}"] * steps), "reward": np.ones(steps),
     }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_text_ids_are_not_cut_to_the_old_width() -> None:
     assert [ep.env for ep in share] == [0, 1]
 
 
-# -- several buffers, weights, filters -------------------------------------------------------------------------------------
+# -- several buffers, weights, filters ---------------------------------------------------------------------------------
 
 
 def test_buffers_are_dealt_out_each_for_itself() -> None:
@@ -188,7 +188,8 @@ def test_filters_are_those_of_episodes() -> None:
     ck = save(writers)
     for given in (
         {"model_weights_uuid": "w1"}, {"update_count": (2, 5)}, {"complete": True}, {"complete": False}, {"rank": 1},
-        {"where": "length > 3"}, {"update_count": (0, 4), "where": "return < 2 and complete"}, {"env_id": 0, "buffer": "replay"},
+        {"where": "length > 3"}, {"update_count": (0, 4), "where": "return < 2 and complete"},
+        {"env_id": 0, "buffer": "replay"},
     ):  # fmt: skip
         want = sorted(e.id for e in ck.episodes.filter(**given))
         plan = resharding.plan(ck, world_size=3, filter=given)
@@ -199,7 +200,7 @@ def test_filters_are_those_of_episodes() -> None:
     assert resharding.plan(ck, world_size=1, filter="length = 6").steps == [12]
 
 
-# -- what is cut, incomplete or dropped -------------------------------------------------------------------------------------
+# -- what is cut, incomplete or dropped --------------------------------------------------------------------------------
 
 
 def test_independent_steps_are_cut_anywhere_and_exactly() -> None:
@@ -392,7 +393,7 @@ def test_partial_checkpoints_only_when_asked() -> None:
     assert save(again, 2).buffers["replay"]["steps"] == 6
 
 
-# -- plans as values -------------------------------------------------------------------------------------------------------
+# -- plans as values ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_a_share_that_streams_is_read_in_bounded_memory(monkeypatch: pytest.Monk
     assert_in_place(filled, share)
 
 
-# -- open episodes ------------------------------------------------------------------------------------------------------
+# -- open episodes -----------------------------------------------------------------------------------------------------
 
 OPEN = [(0, 0, 3, True), (0, 3, 2, True), (1, 5, 2, True), (1, 7, 3, False), (2, 0, 0, True), (3, 9, 1, True)]
 
@@ -153,7 +153,7 @@ def test_dropping_is_for_plans() -> None:
     assert_in_place(ring.fill(dropped, num_envs=4, max_length=8, unfinished="drop"), dropped)
 
 
-# -- other sizes, other devices -------------------------------------------------------------------------------------------
+# -- other sizes, other devices ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_envs", "max_length"), [(3, 16), (3, 11), (5, 40)])
@@ -179,7 +179,7 @@ def test_tensors_are_on_the_device_asked_for() -> None:
     assert {t.device.type for t in tensors} == {"meta"}
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def ragged(i: int, steps: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +204,10 @@ TWO = [(0, 0, 3, False), (0, 3, 2, False), (1, 0, 2, False)]
 @pytest.mark.parametrize(
     ("kind", "match", "share", "how"),
     [
-        (CapacityError, r"steps in env row 1, the ring has 1 rows; plan with num_envs=1", Planned(TWO), {"num_envs": 1}),
-        (CapacityError, r"env row 0 of the share has 5 steps, the ring 4 slots.*1 steps too many in 1 rows.*max_length=4",
+        (CapacityError, r"steps in env row 1, the ring has 1 rows; plan with num_envs=1", Planned(TWO),
+         {"num_envs": 1}),
+        (CapacityError,
+         r"env row 0 of the share has 5 steps, the ring 4 slots.*1 steps too many in 1 rows.*max_length=4",
          Planned(TWO), {"max_length": 4}),
         (UsageError, "without an env row", Planned([(-1, 0, 3, False)]), {}),
         (UsageError, "hole before position 4", Planned([(0, 0, 3, False), (0, 4, 2, False)]), {}),
@@ -235,7 +237,7 @@ def test_a_layout_that_is_not_what_is_read_is_refused(read: int, match: str) -> 
         ring.fill(share, num_envs=2, max_length=5)
 
 
-# -- priority trees ---------------------------------------------------------------------------------------------------------
+# -- priority trees ----------------------------------------------------------------------------------------------------
 
 
 def test_leaves_without_a_step_are_set_too() -> None:
@@ -268,7 +270,7 @@ def test_a_column_that_is_no_priority_is_refused() -> None:
         ring.rebuild(torch.zeros(12), filled, "loss")
 
 
-# -- the circle: saved on 3 ranks, filled and gone on with on 2 ------------------------------------------------------------
+# -- the circle: saved on 3 ranks, filled and gone on with on 2 --------------------------------------------------------
 
 
 def steps_of(buffers: dict[str, Any], priority: torch.Tensor, live: torch.Tensor) -> dict[bytes, float]:

@@ -168,7 +168,7 @@ class Tree:
         self[index] = values
 
 
-# -- rings that go on ---------------------------------------------------------------------------------------------------
+# -- rings that go on --------------------------------------------------------------------------------------------------
 
 
 def test_only_what_is_new_is_appended() -> None:
@@ -320,7 +320,7 @@ def test_leaves_of_all_kinds_and_strides(pos: tuple[int, ...]) -> None:
     w.close()
 
 
-# -- what the caller gets and does not pay ------------------------------------------------------------------------------
+# -- what the caller gets and does not pay -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [8, [8, 5, 2]], ids=["same pace", "own pace"])
@@ -436,7 +436,7 @@ def test_eviction_leaves_whole_shards_behind(monkeypatch: pytest.MonkeyPatch) ->
     w.close()
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def refused(kind: type[Exception], match: str, change: Any) -> None:
@@ -482,7 +482,7 @@ def test_a_ring_that_is_behind_its_writer_is_refused() -> None:
     w.close()
 
 
-# -- speed --------------------------------------------------------------------------------------------------------------
+# -- speed -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.bench

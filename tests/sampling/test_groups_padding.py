@@ -1,4 +1,5 @@
-"""Groups of episodes are drawn whole, and what differs in length is padded with a mask that says where there is data."""
+"""Groups of episodes are drawn whole, and what differs in length is padded with a mask that says where there is
+data."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def test_bad_calls(arc: archive.Archive, how: dict[str, Any], match: str) -> Non
         Sampler(arc, **how)
 
 
-# -- padding -------------------------------------------------------------------------------------------------------------
+# -- padding -----------------------------------------------------------------------------------------------------------
 
 
 def check_padded(batch: dict[str, Any], episodes: list[int], *, pad: int = 0, left: bool = False) -> None:

@@ -108,8 +108,8 @@ def test_priorities_that_are_none_are_refused() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=12), st.sampled_from(["step", "window", "episode"]), st.integers(1, 4),
-    st.data(),
+    st.lists(st.integers(0, 9), min_size=1, max_size=12), st.sampled_from(["step", "window", "episode"]),
+    st.integers(1, 4), st.data(),
 )  # fmt: skip
 def test_units_are_those_of_a_plain_list(lengths: list[int], kind: str, length: int, data: Any) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))

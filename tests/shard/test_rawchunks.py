@@ -1,4 +1,5 @@
-"""Chunks that are made and read without zarr are the bytes that zarr makes; memory that is used again is never shared."""
+"""Chunks that are made and read without zarr are the bytes that zarr makes;
+memory that is used again is never shared."""
 
 from __future__ import annotations
 

@@ -394,7 +394,10 @@ def test_both_sides_of_a_fork_go_on() -> None:
 
 
 def test_import_is_lazy() -> None:
-    code = "import archive.shard.groups, archive.shard.packing, sys; sys.exit('zarr' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import archive.shard.groups, archive.shard.packing, sys; "
+        "sys.exit('zarr' in sys.modules or 'numpy' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -1,4 +1,5 @@
-"""A store that does not answer: the log says so after seconds, a wrong address is given up soon, a wrong scheme at once."""
+"""A store that does not answer: the log says so after seconds, a wrong address is given up soon,
+a wrong scheme at once."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_a_scheme_that_nobody_knows_is_told_at_once(url: str, meant: str) -> Non
 
 def test_the_loop_of_an_older_fsspec_is_renewed_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setitem(sys.modules, "fsspec.asyn", SimpleNamespace(reset_lock=lambda: made.append(os.getpid())))  # type: ignore[arg-type]
+    stand_in: Any = SimpleNamespace(reset_lock=lambda: made.append(os.getpid()))
+    monkeypatch.setitem(sys.modules, "fsspec.asyn", stand_in)
     plain._renew_loop()
     assert made == [os.getpid()]
     newer: Any = SimpleNamespace(reset_lock=made.clear, reset_after_fork=None)

@@ -80,7 +80,8 @@ def test_a_spawned_child_reads(backend: Backend) -> None:
     assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
 
 
-# A thread that is not Python's own, and calls into Python to hand over an answer, is not done when Python begins to end.
+# A thread that is not Python's own, and calls into Python to hand over an answer, is not done when Python begins to
+# end.
 SLOW_CALLBACKS = """
 import asyncio, sys, threading, time
 

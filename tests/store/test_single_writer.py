@@ -31,7 +31,10 @@ def passing_over(proxied: Proxied) -> None:
 @everywhere
 def test_without_the_promise_the_error_says_what_to_do(proxied: Proxied) -> None:
     without_condition(proxied)
-    words = r"(?s)create s3a?://.*archive\.json: the store has no create-only put .*(?:injected|NotImpl).*single_writer=True"
+    words = (
+        r"(?s)create s3a?://.*archive\.json: the store has no create-only put .*"
+        r"(?:injected|NotImpl).*single_writer=True"
+    )
     for make in (archive.create, lambda *a, **how: archive.open(*a, create=True, **how)):
         with pytest.raises(NotExclusiveError, match=words):
             make(proxied.url, storage_options=proxied.storage_options)

@@ -41,8 +41,8 @@ class ReplayBuffer(nn.Module):
     their step types and discounts."""
 
     def __init__(
-        self, num_envs: int, max_length: int, *, prioritized: bool = True, episodic: bool = True, mini_batch_length: int = 1,
-        ignored: int = 0,
+        self, num_envs: int, max_length: int, *, prioritized: bool = True, episodic: bool = True,
+        mini_batch_length: int = 1, ignored: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self._num_envs, self._max_length, self._lock = num_envs, max_length, None
@@ -56,7 +56,8 @@ class ReplayBuffer(nn.Module):
         shape = (num_envs, max_length)
         for name, dtype, inner in [
             ("step_type", torch.int32, ()), ("reward", torch.float32, ()), ("discount", torch.float32, ()),
-            ("env_id", torch.int64, ()), ("observation|image", torch.uint8, (2, 2)), ("observation|number", torch.int64, ()),
+            ("env_id", torch.int64, ()), ("observation|image", torch.uint8, (2, 2)),
+            ("observation|number", torch.int64, ()),
         ]:  # fmt: skip
             self.register_buffer(f"time_step|{name}", torch.zeros(*shape, *inner, dtype=dtype))
         self.register_buffer("action", torch.zeros(*shape, 2, dtype=torch.bfloat16))

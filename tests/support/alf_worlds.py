@@ -49,7 +49,8 @@ def returns_of(buffers: list[ReplayBuffer]) -> dict[int, tuple[float, float, flo
                 assert number not in out
                 assert int(rb.field("observation|image")[env, slot, 0, 0]) == number % 251
                 out[number] = (
-                    rb.leaf(env, slot), float(rb._episodic_discounted_return[env, slot]), float(rb.field("reward")[env, slot])
+                    rb.leaf(env, slot), float(rb._episodic_discounted_return[env, slot]),
+                    float(rb.field("reward")[env, slot])
                 )  # fmt: skip
     return out
 

@@ -78,8 +78,9 @@ class Page:
 def chromium(folder: Path) -> Iterator[str]:
     """A running browser's debugging address."""
     command = [
-        installed(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--disable-dev-shm-usage",
-        "--no-first-run", "--disable-background-networking", f"--user-data-dir={folder}", "about:blank",
+        installed(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+        "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", f"--user-data-dir={folder}",
+        "about:blank",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

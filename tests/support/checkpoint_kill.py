@@ -1,8 +1,8 @@
 """Run as a program: four processes checkpoint, one kills itself at its k-th storage operation, then somebody resumes.
 
-Usage: python -m tests.support.checkpoint_kill '{"url": ..., "options": {...}, "victim": 0, "kills": [0, 5, ...] or null for all}'
-Prints one JSON line: what each kill led to. Processes are forked off this one, which has only imported things, so that
-many kills take little time.
+Usage: python -m tests.support.checkpoint_kill '{"url": ..., "options": {...}, "victim": 0, "kills": [0, 5, ...] or null
+for all}' Prints one JSON line: what each kill led to. Processes are forked off this one, which has only imported
+things, so that many kills take little time.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
     def opened() -> archive.Archive:
         return facade.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
 
-    ranks = {rank: forked(lambda rank=rank: run_rank(opened(), rank, victim, k)) for rank in range(RANKS)}  # type: ignore[misc]
+    ranks = {rank: forked(lambda rank=rank: run_rank(opened(), rank, victim, k)) for rank in range(RANKS)}
     codes = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in ranks.items()}
     assert all(code == 0 for rank, code in codes.items() if rank != victim), codes
     assert codes[victim] in (0, -signal.SIGKILL), codes

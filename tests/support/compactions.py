@@ -11,7 +11,8 @@ import archive
 import resharding
 
 SCHEMA = archive.Schema(
-    axes={"state": "offset", "tokens": "ragged", "goal": "free", "one": "free"}, next_of={"next/obs": "obs"}, json=["info"],
+    axes={"state": "offset", "tokens": "ragged", "goal": "free", "one": "free"}, next_of={"next/obs": "obs"},
+    json=["info"],
 )  # fmt: skip
 
 
@@ -20,9 +21,9 @@ def plain(start: int, count: int) -> dict[str, Any]:
     at = np.arange(start, start + count)
     rng = np.random.default_rng(start)
     return {
-        "k": at, "obs": rng.random((count, 3)).astype(np.float32), "reward": at * 0.5, "small": at.astype(ml_dtypes.bfloat16),
-        "text": [f"{i} ü" for i in at], "wide": np.array([f"{i}" for i in at]), "flag": at % 2 == 0,
-        "nan": at * np.float64("nan"),
+        "k": at, "obs": rng.random((count, 3)).astype(np.float32), "reward": at * 0.5,
+        "small": at.astype(ml_dtypes.bfloat16), "text": [f"{i} ü" for i in at], "wide": np.array([f"{i}" for i in at]),
+        "flag": at % 2 == 0, "nan": at * np.float64("nan"),
         "none": None, "empty": {}, "void": np.zeros((count, 0)), "when": at.astype("M8[s]"), "z": at + 1j,
     }  # fmt: skip
 
@@ -91,8 +92,8 @@ class Job:
     def save(self, step: int) -> Any:
         ids = self.w.live["episode_id"].to_pylist()
         return self.w.checkpoint(
-            step, columns={"priority": priorities(self.w)}, attributes={"age": dict.fromkeys(ids, step)}, state={"cursor": step},
-            progress={"epoch": step},
+            step, columns={"priority": priorities(self.w)}, attributes={"age": dict.fromkeys(ids, step)},
+            state={"cursor": step}, progress={"epoch": step},
         ).result()  # fmt: skip
 
     def opened(self) -> archive.Archive:

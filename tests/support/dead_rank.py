@@ -1,6 +1,7 @@
 """Run as a program by every rank of three: steps and checkpoints until it is told to end; rank 1 is killed meanwhile.
 
-Usage: python -m tests.support.dead_rank '{"url": ..., "folder": ..., "rank": 0}'. `folder` gets rank-N.log, one JSON line each.
+Usage: python -m tests.support.dead_rank '{"url": ..., "folder": ..., "rank": 0}'. `folder` gets rank-N.log,
+one JSON line each.
 """
 
 from __future__ import annotations

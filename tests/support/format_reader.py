@@ -1,4 +1,5 @@
-"""Reads an archive from what archive/FORMAT.md says, without this library: `python format_reader.py FOLDER` prints it as JSON.
+"""Reads an archive from what archive/FORMAT.md says,
+without this library: `python format_reader.py FOLDER` prints it as JSON.
 
 Loads whole files and decodes whole shards: short, not fast.
 """
@@ -106,7 +107,8 @@ def chunk_file(row: Row) -> Row | None:
 
 
 def origins(rows: Iterable[Row]) -> dict[str, Row]:
-    """Session -> what it goes on from: the rows of each, as {"parent", "parent_run", "run", "seen": {rank: sequence}}."""
+    """Session -> what it goes on from: the rows of each, as {"parent", "parent_run", "run",
+    "seen": {rank: sequence}}."""
     out: dict[str, Row] = {}
     for row in rows:
         out.setdefault(row["session"], {**row, "seen": {}})["seen"][row["rank"]] = row["sequence"]

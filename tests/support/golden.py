@@ -1,7 +1,7 @@
 """The archive that tests/golden keeps, as one that an earlier version wrote; written anew by this program.
 
-python -m tests.support.golden regenerate            # both layouts, after a new version of the format (see CONTRIBUTING.md)
-python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
+python -m tests.support.golden regenerate            # both layouts, after a new version of the format (see
+CONTRIBUTING.md) python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _first_session(w: Any) -> None:
 def _append(w: Any, start: int, stop: int) -> None:
     for env in (0, 1):
         w.append(
-            stream(env, start, stop), env_ids=env, first=start == 0, terminated=env == 0 and stop == 4, episode_ids=f"env {env}"
+            stream(env, start, stop), env_ids=env, first=start == 0, terminated=env == 0 and stop == 4,
+            episode_ids=f"env {env}"
         )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Ranks of a training job in threads: every step has a number, which its fields, its checksum and its priority follow."""
+"""Ranks of a training job in threads: every step has a number, which its fields,
+its checksum and its priority follow."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def fields_of(t: Array, env: Any = 0, traj: Any = 0, stride: Any = 1) -> dict[st
     """The steps numbered t; of the same env row, the next one is numbered t + stride."""
     envs, trajectories = np.broadcast_to(env, len(t)), np.broadcast_to(traj, len(t))
     return {
-        "t": t, "sum": checksum(t), "x": image(t), "stride": np.broadcast_to(stride, len(t)), "env": envs.astype(np.int32),
-        "traj": trajectories.astype(np.int64), "reward": (t % 3).astype(np.float32),
+        "t": t, "sum": checksum(t), "x": image(t), "stride": np.broadcast_to(stride, len(t)),
+        "env": envs.astype(np.int32), "traj": trajectories.astype(np.int64), "reward": (t % 3).astype(np.float32),
         "ids": {"env": envs.astype(np.uint8), "traj": trajectories.astype(np.float64)},
         "next": {"x": image(t + stride)},
     }  # fmt: skip

@@ -126,7 +126,8 @@ def plain_state(made: Any) -> dict[str, Any]:
         "files": sorted(made._trajectory_file_path),
         "window": [made._window_cache_size, made._window_cache_version, made._window_cache_ids],
         "ends": [made._window_cache_cumulative_ends, made._window_cache_cumulative_ends_tensor],
-        "samples": [made._total_samples, made._window_cache_total_samples], "generator": made.random_generator.get_state(),
+        "samples": [made._total_samples, made._window_cache_total_samples],
+        "generator": made.random_generator.get_state(),
         "cache": [cache.cache, cache._last_slot, cache._slot_to_id, cache._traj_num_samples, cache._traj_key_lengths],
         "held": {number: cache.get(number) for number in cache.cache},
     }  # fmt: skip

@@ -73,7 +73,8 @@ def buffer(
     given = {"writer": writer} if writer is not None else {}
     return kind(
         storage=LazyTensorStorage(capacity) if storage is None else storage,
-        sampler=RandomSampler() if sampler is None else sampler, generator=generator, batch_size=batch_size, **given, **options,
+        sampler=RandomSampler() if sampler is None else sampler, generator=generator, batch_size=batch_size, **given,
+        **options,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Trajectories [T, B, ...] whose every value says which trajectory, step and env it is of, and buffers that hold them."""
+"""Trajectories [T, B, ...] whose every value says which trajectory, step and env it is of,
+and buffers that hold them."""
 
 from __future__ import annotations
 
@@ -57,9 +58,9 @@ def make(trajectory: int, steps: int = 4, envs: int = 2, *, extra: int = 1, kind
     n = number(trajectory, steps, envs)
     done = flags(n, extra)
     return kind(
-        max_episode_length=50, model_weights_id=f"weights-{trajectory}_{trajectory * 10}", actions=torch.cat([n, -n], -1),
-        intervene_flags=n.repeat(1, 1, 2) % 3 == 0, rewards=n / 2, terminations=done.clone(), truncations=~done,
-        dones=done, prev_logprobs=n.clone(), versions=n.clone(),
+        max_episode_length=50, model_weights_id=f"weights-{trajectory}_{trajectory * 10}",
+        actions=torch.cat([n, -n], -1), intervene_flags=n.repeat(1, 1, 2) % 3 == 0, rewards=n / 2,
+        terminations=done.clone(), truncations=~done, dones=done, prev_logprobs=n.clone(), versions=n.clone(),
         forward_inputs={"tokens": n.long().repeat(1, 1, 3)},
         curr_obs={"image": n.to(torch.int32)[..., None].expand(-1, -1, 2, 2).clone(), "half": n.to(torch.bfloat16)},
         next_obs={"image": (n + 100).to(torch.int32)[..., None].expand(-1, -1, 2, 2).clone()},

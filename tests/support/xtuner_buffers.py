@@ -39,8 +39,9 @@ def rollout(group: int, i: int, count: int = 5, **given: Any) -> RolloutState:
     rng = np.random.default_rng(group * 100 + i)
     ids = rng.integers(0, 150_000, count).tolist()
     values: dict[str, Any] = {
-        "group_id": group, "rollout_id": group * 10 + i, "message": [{"role": "user", "content": f"question {group} é"}],
-        "prompt_ids": [1, 2, group], "tokens": [1, 2, group, *ids], "response": f"answer {group}.{i}", "response_ids": ids,
+        "group_id": group, "rollout_id": group * 10 + i,
+        "message": [{"role": "user", "content": f"question {group} é"}], "prompt_ids": [1, 2, group],
+        "tokens": [1, 2, group, *ids], "response": f"answer {group}.{i}", "response_ids": ids,
         "logprobs": rng.normal(size=count).tolist(), "response_mask": [1] * count,
         "response_model_steps": [3] * (count - 1) + [4 + i], "reward": {"score": float(i)}, "status": Status.COMPLETED,
         "finish_reason": "stop", "seq_staleness": 1, "sample_params": SampleParams(temperature=0.5),

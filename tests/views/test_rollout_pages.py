@@ -43,8 +43,8 @@ def turns() -> dict[str, Any]:
 
 def flat(n: int = 12) -> dict[str, Any]:
     return {
-        "token_ids": np.arange(n), "logprob": np.where(np.arange(n) == 5, -np.inf, -0.5), "loss_mask": np.arange(n) >= 4,
-        "reward": np.zeros(n),
+        "token_ids": np.arange(n), "logprob": np.where(np.arange(n) == 5, -np.inf, -0.5),
+        "loss_mask": np.arange(n) >= 4, "reward": np.zeros(n),
     }  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_by_its_file(tmp_path: Path) -> None:
         assert tokens.pieces([0, 1, 2], found) == ["<s>", " hello", " you"]
 
 
-# -- the bound on bytes --------------------------------------------------------------------------------------------------
+# -- the bound on bytes ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_a_page_is_bounded_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatc
         one.to_html(max_bytes=3000)
 
 
-# -- in a browser --------------------------------------------------------------------------------------------------------
+# -- in a browser ------------------------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_drawn(address: str, tmp_path: Path) -> None:

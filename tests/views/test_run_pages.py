@@ -1,4 +1,5 @@
-"""Pages of archives, runs and episodes in a real browser: rows are sorted and filtered, any number of them, and stay text."""
+"""Pages of archives, runs and episodes in a real browser: rows are sorted and filtered, any number of them,
+and stay text."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ FIRST = "document.querySelector('#rows tbody tr:nth-child(2) td').textContent"
 
 def typed(name: str, text: str) -> str:
     return (
-        f"(() => {{ const input = [...document.querySelectorAll('#rows input')].find((i) => i.ariaLabel === 'filter by {name}');"
-        f"input.value = {json.dumps(text)}; input.dispatchEvent(new Event('input')); }})()"
+        f"(() => {{ const input = [...document.querySelectorAll('#rows input')].find((i) => i.ariaLabel === 'filter by "
+        f"{name}');input.value = {json.dumps(text)}; input.dispatchEvent(new Event('input')); }})()"
     )
 
 
@@ -72,7 +73,8 @@ def test_a_hundred_thousand_episodes_are_sorted_and_filtered(address: str, tmp_p
         loop_s.append(asyncio.get_running_loop().time() - started)
         for name, wanted, count in [
             ("return", "10..20", 71), ("update count", ">= 9990", 100), ("run", "JOB1", 50000), ("steps", "=5", 1031),
-            ("episode", "000000123", 1), ("complete", "no", 33334), ("weights", "weights-99", 1000), ("rank", "<1", 25000),
+            ("episode", "000000123", 1), ("complete", "no", 33334), ("weights", "weights-99", 1000),
+            ("rank", "<1", 25000),
         ]:  # fmt: skip
             await page.evaluate(typed(name, wanted))
             assert (await page.evaluate(COUNT)).startswith(f"{count:,} of 100,000 episodes"), (name, wanted)

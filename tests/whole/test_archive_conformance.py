@@ -47,7 +47,8 @@ def test_duckdb_finds_the_same_rows(tmp_path: Path) -> None:
     with duckdb.connect() as connection:
         found = connection.execute(f"SELECT {columns} FROM read_parquet(?)", [arc.manifest_urls]).fetchall()
         best = connection.execute(
-            "SELECT episode_id FROM read_parquet(?) WHERE update_count_max >= 5 AND list_contains(model_weights_uuids, 'w1') "
+            "SELECT episode_id FROM read_parquet(?) WHERE update_count_max >= 5 AND list_contains(model_weights_uuids, "
+            "'w1') "
             'ORDER BY "return" DESC',
             [arc.manifest_urls],
         ).fetchall()

@@ -1,4 +1,5 @@
-"""kill -9 of one of four processes at any storage operation of a checkpoint: the old one or the new one, whole, and on."""
+"""kill -9 of one of four processes at any storage operation of a checkpoint: the old one or the new one, whole,
+and on."""
 
 from __future__ import annotations
 

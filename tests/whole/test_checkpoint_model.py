@@ -1,7 +1,7 @@
 """Random histories of a writer, with checkpoints and resumes from any of them, against a model in plain lists.
 
-What comes after a checkpoint (steps, ends, plain commits) is in no branch that goes on from there; the archive shows each
-episode as the newest session that has it does.
+What comes after a checkpoint (steps, ends, plain commits) is in no branch that goes on from there; the archive shows
+each episode as the newest session that has it does.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ PLACES = (*golden.ARCHIVES, "packed", "directory")
 
 def run(*arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,7 +89,8 @@ def test_checkpoints_are_what_was_written(found: Any, name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_branches_are_followed_as_the_document_says(tmp_path: Path, seed: int) -> None:
-    """Runs that go back at random, with ends and tails left behind: the reader and the library see the same episodes."""
+    """Runs that go back at random, with ends and tails left behind: the reader and the library see the same
+    episodes."""
     rng = np.random.default_rng(seed)
     arc = archive.create(str(tmp_path / "a"))
     resume: Any = None

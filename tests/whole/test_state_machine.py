@@ -98,7 +98,8 @@ class WriterMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(known)) if replace else f"named-{self.names}"
         values = self.take(n)
         nest = self.nest(values) if n else {"t": np.zeros(0, np.int64)}
-        got = self.writer.add_episode(nest, env_id=None if env < 0 else env, episode_id=name, replace=replace, first=first,
+        got = self.writer.add_episode(nest, env_id=None if env < 0 else env, episode_id=name, replace=replace,
+                                      first=first,
                                       last=last or n == 0, terminated=True if last else None)  # fmt: skip
         assert got == name
         for known_places in (self.world.live, self.world.empty):
@@ -124,8 +125,9 @@ class WriterMachine(RuleBasedStateMachine):
             ids.append(f"id-{self.clock}-{i}" if named else None)
         nest = self.nest(values) if rows else {"t": np.zeros(0, np.int64)}
         got = self.writer.append(
-            nest, env_ids=[r[0] for r in rows], first=[r[1] for r in rows] if use_first else None, last=[r[2] for r in rows],
-            terminated=[r[2] for r in rows], positions=positions if jumps else None, episode_ids=ids if named else None,
+            nest, env_ids=[r[0] for r in rows], first=[r[1] for r in rows] if use_first else None,
+            last=[r[2] for r in rows], terminated=[r[2] for r in rows], positions=positions if jumps else None,
+            episode_ids=ids if named else None,
         )  # fmt: skip
         assert got.tolist() == positions
         owner = {

@@ -1,4 +1,5 @@
-"""Text from a bucket acts on nothing: no escape sequence, no turned direction, whatever is printed, logged or raised."""
+"""Text from a bucket acts on nothing: no escape sequence, no turned direction, whatever is printed,
+logged or raised."""
 
 from __future__ import annotations
 

@@ -157,9 +157,9 @@ def test_a_refused_call_leaves_nothing_behind() -> None:
         with pytest.raises(DuplicateEpisodeError, match="'a'"):
             w.append({"t": np.arange(4)}, env_ids=[1, 1, 0, 1], episode_ids=["a", "b", "c", "a"])
         for wrong in (
-            {"env_ids": [0, 1]}, {"env_ids": [-1, 0, 1]}, {"env_ids": [0.5, 1, 2]}, {"last": [True]}, {"episode_ids": ["a"]},
-            {"model_weights_uuid": ["a"]}, {"update_count": [1]}, {"update_count": 2**63}, {"update_count": 1.5},
-            {"update_count": "nofield"}, {"metadata": 3}, {"episode_ids": ["\ud800", "b", "c"]},
+            {"env_ids": [0, 1]}, {"env_ids": [-1, 0, 1]}, {"env_ids": [0.5, 1, 2]}, {"last": [True]},
+            {"episode_ids": ["a"]}, {"model_weights_uuid": ["a"]}, {"update_count": [1]}, {"update_count": 2**63},
+            {"update_count": 1.5}, {"update_count": "nofield"}, {"metadata": 3}, {"episode_ids": ["\ud800", "b", "c"]},
         ):  # fmt: skip
             with pytest.raises(UsageError):
                 w.append({"t": np.arange(3)}, **wrong)

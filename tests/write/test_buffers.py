@@ -57,8 +57,8 @@ def test_weights_of_one_value_of_each_step_and_of_a_field() -> None:
         w.add_episode({"t": np.arange(2)}, episode_id="column", model_weights_uuid=np.array([["p"], ["q"]]))
     got = {e.id: (e.model_weights_uuids, e.update_counts) for e in reopened(arc).episodes}
     assert got == {
-        "before": ([str(name)], (5, 6)), "given": (["v"], (6, 7)), "steps": (["a", "b"], (7, 10)), "field": (["y", "x"], (1, 4)),
-        "none": ([], None), "empty": ([], None), "column": (["p", "q"], None),
+        "before": ([str(name)], (5, 6)), "given": (["v"], (6, 7)), "steps": (["a", "b"], (7, 10)),
+        "field": (["y", "x"], (1, 4)), "none": ([], None), "empty": ([], None), "column": (["p", "q"], None),
     }  # fmt: skip
 
 

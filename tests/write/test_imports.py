@@ -1,4 +1,5 @@
-"""The first checkpoint waits for no import: a writer has them made in the background, and forks do not get in between."""
+"""The first checkpoint waits for no import: a writer has them made in the background,
+and forks do not get in between."""
 
 from __future__ import annotations
 

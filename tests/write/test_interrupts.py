@@ -1,4 +1,5 @@
-"""A KeyboardInterrupt at any line of a call: what it had taken is in or out as a whole, and nothing waits without end."""
+"""A KeyboardInterrupt at any line of a call: what it had taken is in or out as a whole,
+and nothing waits without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An episode id means one episode: duplicates are refused, revisions replace what was there, superseded tails vanish."""
+"""An episode id means one episode: duplicates are refused, revisions replace what was there,
+superseded tails vanish."""
 
 from __future__ import annotations
 

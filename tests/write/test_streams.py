@@ -1,4 +1,5 @@
-"""Which position and episode each row gets: Streams.assign, which is vectorised, against an oracle that goes row by row."""
+"""Which position and episode each row gets: Streams.assign, which is vectorised,
+against an oracle that goes row by row."""
 
 from __future__ import annotations
 

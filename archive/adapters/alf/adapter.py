@@ -24,7 +24,8 @@ def save(buffers: Any, writer: Writer, *, step: int, **options: Any) -> Pending:
     """Checkpoint a replay buffer, or several as {name: buffer}: what the writer has not seen, and what changes.
 
     options: those of `Writer.checkpoint`, such as progress, metrics, name, save_replay and wait.
-    Everything is copied before this returns; the rest happens in the background, and its errors come with the next call.
+    Everything is copied before this returns; the rest happens in the background,
+    and its errors come with the next call.
     """
     skipped = options.get("save_replay", True) is False
     saved = {} if skipped else {name: _saved(rb, writer, name) for name, rb in several(buffers).items()}

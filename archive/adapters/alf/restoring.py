@@ -141,7 +141,8 @@ class _Restoring:
         self.step_type[env, position % self.target.max_length] = kind.to(self.step_type.dtype)
 
     def _renumber(self) -> None:
-        """Env ids in the data are those of the row, also where the archive was written without saying which they are."""
+        """Env ids in the data are those of the row, also where the archive was written without saying which they
+        are."""
         live = self.filled.live
         rows = torch.arange(len(live), device=live.device)[:, None].expand(live.shape)
         for path, leaf in self.fields.items():

@@ -83,6 +83,6 @@ def check_kinds(fields: Mapping[Path, Any], target: Target) -> None:
         dtype, shape = target.kinds[path]
         if not isinstance(leaf, torch.Tensor) or (leaf.dtype, tuple(leaf.shape[2:])) != (dtype, shape):
             raise FieldError(
-                f"field {'/'.join(path)!r} is {leaf.dtype} {list(leaf.shape[2:])} in the share, {dtype} {list(shape)} in "
-                "the buffer; make the buffer with the data spec that was saved"
+                f"field {'/'.join(path)!r} is {leaf.dtype} {list(leaf.shape[2:])} in the share, {dtype} {list(shape)} "
+                "in the buffer; make the buffer with the data spec that was saved"
             )

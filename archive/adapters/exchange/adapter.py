@@ -24,7 +24,8 @@ def restore(
     """Fill a buffer with what a share, or a rank of a checkpoint of another system, has; what there was of it.
 
     target: a TorchRL ReplayBuffer of tensordicts, RLinf's TrajectoryReplayBuffer, or ALF's ReplayBuffer.
-    existing: "error" if the buffer holds anything, "replace" to empty it first. Nothing is changed if anything does not fit.
+    existing: "error" if the buffer holds anything, "replace" to empty it first.
+    Nothing is changed if anything does not fit.
     """
     load, held = _kind(target)
     check_room(existing, held, f"the {type(target).__name__}")
@@ -77,7 +78,8 @@ def _check_capacity(rb: Any, steps: int) -> None:
     room = int(rb.storage.max_size)
     if steps > room:
         raise UsageError(
-            f"the share has {steps} transitions, the buffer takes {room}; plan with capacity={room}, which drops the oldest"
+            f"the share has {steps} transitions, the buffer takes {room}; plan with capacity={room}, which drops the "
+            "oldest"
         )
 
 

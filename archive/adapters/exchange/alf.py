@@ -57,7 +57,8 @@ class _Dealt:
         longest = int((position + length).max(initial=0))
         if longest > self.target.max_length:
             raise CapacityError(
-                f"a row would have {longest} steps, the buffer takes {self.target.max_length}; plan with capacity= for fewer"
+                f"a row would have {longest} steps, the buffer takes {self.target.max_length}; plan with capacity= for "
+                "fewer"
             )
         no = np.zeros(len(env), bool)
         return SimpleNamespace(env_id=env, position=position, length=length, open=no, headless=no)

@@ -78,7 +78,8 @@ def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
     about = {
         "index_columns": ["task"], "column_indexes": [], "pandas_version": "2.0.0",
         "columns": [
-            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None},
+            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64",
+             "metadata": None},
             {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
         ],
     }  # fmt: skip

@@ -94,7 +94,8 @@ class _Writing:
             self._features[name] = {key: value for key, value in self._known[name].items() if key != "kept"}
         self._pending.append(pa.table({n: cells_of(a) if kinds[n] else column_of(a) for n, a in columns.items()}))
         self._listed.append(
-            {"episode_index": len(self._listed), "tasks": list(tasks), "length": length, "dataset_from_index": self._frames,
+            {"episode_index": len(self._listed), "tasks": list(tasks), "length": length,
+             "dataset_from_index": self._frames,
              "dataset_to_index": self._frames + length, **places}
         )  # fmt: skip
         self._frames += length

@@ -29,8 +29,8 @@ def import_dataset(
 ) -> Checkpoint:  # fmt: skip
     """Add a dataset's episodes, as one checkpoint named after its folder.
 
-    on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded (and
-    images decoded), "skip" leaves them out, "error" refuses a dataset that has some.
+    on_video: "decode" makes fields of videos and images, "keep" has each episode's part of a video as it was encoded
+    (and images decoded), "skip" leaves them out, "error" refuses a dataset that has some.
     """
     check_option("on_video", on_video, ("error", "skip", "decode", "keep"))
     store = Storage.connect(url, storage_options)
@@ -46,8 +46,8 @@ def import_dataset(
     pictures = [name for name, about in features.items() if about["dtype"] in ("video", "image")]
     if pictures and on_video == "error":
         raise UsageError(
-            f"{url} has videos or images ({', '.join(pictures)}): on_video='decode' makes fields of them, on_video='skip' "
-            "leaves them out"
+            f"{url} has videos or images ({', '.join(pictures)}): on_video='decode' makes fields of them, "
+            "on_video='skip' leaves them out"
         )
     read = pictures if on_video in ("decode", "keep") else []
     clips = [name for name in read if features[name]["dtype"] == "video"] if on_video == "keep" else []

@@ -1,4 +1,5 @@
-"""Pictures as LeRobot has them: PNG cells of Parquet files, by PyAV (extra "video"), and what the statistics take of them."""
+"""Pictures as LeRobot has them: PNG cells of Parquet files, by PyAV (extra "video"),
+and what the statistics take of them."""
 
 from __future__ import annotations
 

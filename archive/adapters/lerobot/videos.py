@@ -106,7 +106,8 @@ class _File:
                 continue
             if abs(at_s - wanted_s) > half:
                 raise IntegrityError(
-                    f"{self.path} has a frame at {at_s:.3f} s and none at {wanted_s:.3f} s, which {self._fps:g} a second want"
+                    f"{self.path} has a frame at {at_s:.3f} s and none at {wanted_s:.3f} s, which {self._fps:g} a "
+                    "second want"
                 )
             found.append(frame.to_ndarray(format=MODES[self._channels]))
             if len(found) == count:
@@ -144,8 +145,8 @@ class _File:
                 continue
             if not begun and not packet.is_keyframe:
                 raise FieldError(
-                    f"{self.path} has no key frame at {start_s:.3f} s, where an episode begins, so that its frames cannot be "
-                    "kept as they are: on_video='decode'"
+                    f"{self.path} has no key frame at {start_s:.3f} s, where an episode begins, so that its frames "
+                    "cannot be kept as they are: on_video='decode'"
                 )
             begun = True
             packet.pts -= offset
@@ -206,8 +207,8 @@ class Recorder:
             options = {"qp": "0", "preset": "veryfast"} if codec == "libx264rgb" else {}
         if not exact and (height % 2 or width % 2):
             raise UsageError(
-                f"pictures of {height} x {width} pixels have no video by {codec}, which wants even sides; video=True is "
-                "without loss and takes them"
+                f"pictures of {height} x {width} pixels have no video by {codec}, which wants even sides; video=True "
+                "is without loss and takes them"
             )
         self._file += 1
         self._frames = 0

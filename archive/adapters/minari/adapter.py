@@ -68,7 +68,8 @@ def export_dataset(
     """Make a Minari dataset of episodes that have steps; the MinariDataset.
 
     fields: read only these.
-    observations, actions, rewards: names of the fields, where they are not the usual ones.  next_observations: the field
+    observations, actions, rewards: names of the fields, where they are not the usual ones.
+    next_observations: the field
     (or nest) whose last row follows the last step, where observations have only one row a step; default is what the
     archive's `Schema(next_of=...)` says.
     spaces: default those that the import noted, else boxes without bounds.  options: those of Minari's
@@ -181,8 +182,8 @@ def _one_more(root: Path, steps: dict[str, Any], following: Mapping[Path, Path],
     rows = None if after is None else lookup(steps, after)
     if len(value) != episode.length or not isinstance(rows, (np.ndarray, list)) or not len(rows):
         raise FieldError(
-            f"episode {episode.id!r} has {len(value)} rows of {show(root)!r} for {episode.length} steps, Minari has one "
-            "more: the one after the last step; name the field that has it: next_observations='next/obs' (archives "
+            f"episode {episode.id!r} has {len(value)} rows of {show(root)!r} for {episode.length} steps, Minari has "
+            "one more: the one after the last step; name the field that has it: next_observations='next/obs' (archives "
             "written with Schema(next_of=...) say it themselves)"
         )
     return np.concatenate([value, rows[-1:]])

@@ -75,7 +75,8 @@ def _by_role(steps: dict[str, Any], episode: Episode, names: Mapping[str, str | 
 
 
 def _known(values: Any, length: int, name: str) -> Array:
-    """One row a step, of a dtype that these files know: strings of fixed width, as those of any width would be pickled."""
+    """One row a step, of a dtype that these files know: strings of fixed width,
+    as those of any width would be pickled."""
     array = row(values, length, name)
     if array.dtype.kind == "V":
         raise FieldError(f"field {name!r} is {array.dtype}, which these files don't know; archive it as another dtype")
@@ -194,7 +195,8 @@ def _dataset(item: Any) -> Any:
 def _encoded(suffix: str, arrays: Mapping[str, Any], where: str) -> bytes:
     out = io.BytesIO()
     if suffix == ".npz":
-        np.savez_compressed(out, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+        named: dict[str, Any] = {name: np.asarray(value) for name, value in arrays.items()}
+        np.savez_compressed(out, **named)
     elif suffix in HDF5:
         with system("h5py", "h5py").File(out, "w") as file:
             for name, value in arrays.items():

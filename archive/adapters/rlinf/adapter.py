@@ -50,8 +50,8 @@ _log = logging.getLogger("archive")
 def save(buffers: Any, writer: Writer, *, step: int, on_missing: str = "error", **options: Any) -> Pending:
     """Checkpoint a live TrajectoryReplayBuffer, or several by name; only trajectories not seen before are written.
 
-    on_missing: what becomes of trajectories whose files are gone or damaged: "error", or "skip" to leave them out (in the
-    state's list of lost ones).  options: those of `Writer.checkpoint`.
+    on_missing: what becomes of trajectories whose files are gone or damaged: "error", or "skip" to leave them out (in
+    the state's list of lost ones).  options: those of `Writer.checkpoint`.
     """
     check_option("on_missing", on_missing, ON_MISSING)
     found = several(buffers)
@@ -111,8 +111,8 @@ def import_checkpoint(
 
     source: any fsspec URL.  step: default the largest update count in the file names, else 0.
     on_missing: "error" lists every file that is gone, damaged or disagrees with the index, and imports nothing; "skip"
-    imports the rest (see `problems`). The oldest that an index lists may be gone either way: RLinf saves its last window
-    only; they are counted.  allow_pickle: load `.pkl` files. Unsafe: a pickle is a program; nothing but
+    imports the rest (see `problems`). The oldest that an index lists may be gone either way: RLinf saves its last
+    window only; they are counted.  allow_pickle: load `.pkl` files. Unsafe: a pickle is a program; nothing but
     tensors, arrays and plain values is taken from it, but trust whoever could write it.
     split: make an episode of each env's episodes; RLinf cannot read them back.
     """
@@ -173,8 +173,8 @@ def export_checkpoint(
 def merge(ck: Checkpoint, arc: Archive, *, buffer: str = MAIN_BUFFER, name: str | None = None) -> Checkpoint:
     """A checkpoint of one rank with the trajectories of all, in the order of RLinf's tool, numbered from 0.
 
-    That is by number, then by rank as folder names sort (rank_10 before rank_2). Nothing is copied: it refers to the same
-    data.  name: default that of `ck` with "-merged".
+    That is by number, then by rank as folder names sort (rank_10 before rank_2). Nothing is copied: it refers to the
+    same data.  name: default that of `ck` with "-merged".
     """
     chosen = order.merged(order.places(ck, buffer))
     return order.saved_as(ck, arc, buffer, chosen, name or f"{ck.name}-merged", _session("merge"))

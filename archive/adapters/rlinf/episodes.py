@@ -74,7 +74,7 @@ def _one_a_step(value: torch.Tensor, steps: int, key: str) -> torch.Tensor:
     found = one_a_step(value, steps, leading=True) if len(value) > steps else value
     if found is None:
         raise IntegrityError(
-            f"{key} has {len(value) - steps} rows more than there are steps ({steps}), which do not make as many epochs; "
-            "import without split=True"
+            f"{key} has {len(value) - steps} rows more than there are steps ({steps}), which do not make as many "
+            "epochs; import without split=True"
         )
     return found

@@ -206,8 +206,8 @@ def _tree(
             if on_missing == "skip":
                 return None
             raise IntegrityError(
-                f"trajectory {number} of the replay buffer cannot be read from {buffer._trajectory_file_path[number]} ({e}); "
-                "put its file back, or save with on_missing='skip'"
+                f"trajectory {number} of the replay buffer cannot be read from {buffer._trajectory_file_path[number]} "
+                f"({e}); put its file back, or save with on_missing='skip'"
             ) from e
     return _from_cache(buffer, number, entry)
 

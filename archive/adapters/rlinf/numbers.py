@@ -42,8 +42,8 @@ class Trajectories:
             metadata = _metadata(ep)
             if ep.length != metadata["T"]:
                 raise UsageError(
-                    f"of trajectory {ep.id!r} the plan keeps {ep.length} of {metadata['T']} steps; RLinf's are whole: plan "
-                    "with max_episodes= instead of max_length="
+                    f"of trajectory {ep.id!r} the plan keeps {ep.length} of {metadata['T']} steps; RLinf's are whole: "
+                    "plan with max_episodes= instead of max_length="
                 )
             tree = from_steps(data, metadata)
             yield Numbered(number, index_entry(metadata, number), ep.id, metadata.get(NUMBER), tree)
@@ -92,6 +92,7 @@ def _metadata(episode: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = episode.metadata
     if "T" not in metadata or "shape" not in metadata:
         raise UsageError(
-            f"episode {episode.id!r} is no trajectory [T, B, ...] of RLinf (imported with split=True, or another system's)"
+            f"episode {episode.id!r} is no trajectory [T, B, ...] of RLinf (imported with split=True, or another "
+            "system's)"
         )
     return metadata

@@ -22,15 +22,16 @@ _LISTED = 50
 
 
 def folders(storage: Storage) -> dict[int, Folder]:
-    """Rank -> folder: of `rank_*` below the root, or the root itself as rank 0. Nothing of their trajectories is read."""
+    """Rank -> folder: of `rank_*` below the root, or the root itself as rank 0.
+    Nothing of their trajectories is read."""
     names = storage.list("")
     if METADATA in names or any(index in names for index in INDEXES):
         return {0: _folder(storage, "")}
     ranks = {int(found[1]): found[0] for name in names if (found := _RANK.fullmatch(name))}
     if not ranks:
         raise NotFoundError(
-            f"{storage.url} is no replay buffer of RLinf: it has neither {METADATA} nor rank_* folders. Give the folder "
-            "that holds them, such as .../sac_components/replay_buffer"
+            f"{storage.url} is no replay buffer of RLinf: it has neither {METADATA} nor rank_* folders. Give the "
+            "folder that holds them, such as .../sac_components/replay_buffer"
         )
     out = {
         rank: _folder(storage, ranks[rank]) if rank in ranks else Folder(storage, "") for rank in range(max(ranks) + 1)
@@ -45,8 +46,9 @@ def check_pickle(found: Mapping[int, Folder], allow_pickle: bool) -> None:
     pickled = [f.url(name) for f in found.values() for name in f.files.values() if name.endswith(".pkl")]
     if pickled and not allow_pickle:
         raise UsageError(
-            f"{pickled[0]} and {len(pickled) - 1} more are pickle files, and loading those may run code that is in them: "
-            "give allow_pickle=True only if you trust everybody who could write them, or save the buffer in the format 'pt'"
+            f"{pickled[0]} and {len(pickled) - 1} more are pickle files, and loading those may run code that is in "
+            "them: give allow_pickle=True only if you trust everybody who could write them, or save the buffer in the "
+            "format 'pt'"
         )
 
 
@@ -94,7 +96,8 @@ def _folder(storage: Storage, prefix: str) -> Folder:
         out.entries = _entries(out, index, body)
     lacking = [wanted for number, entry in out.entries.items() if (wanted := _find_file(out, number, entry, found))]
     if lacking and out.files and not out.files.keys() & set(list(out.entries)[: len(lacking)]):
-        why = f"its {len(lacking)} oldest trajectories of {len(out.entries)} have no files: RLinf saves its last window only"
+        gone = f"its {len(lacking)} oldest trajectories of {len(out.entries)}"
+        why = f"{gone} have no files: RLinf saves its last window only"
         out.note(index, "outlived", why)
     else:
         for name, number in lacking:

@@ -1,6 +1,7 @@
 """RLinf's Trajectory as the steps of one episode, and back to the bit: shared by the adapter and the buffer.
 
-A trajectory is a nest of tensors [T, B, ...]: T steps of B envs at once. It becomes an episode of T steps, B an inner axis.
+A trajectory is a nest of tensors [T, B, ...]: T steps of B envs at once. It becomes an episode of T steps,
+B an inner axis.
 
 | of the trajectory | where it is kept |
 |---|---|
@@ -186,7 +187,8 @@ def _from_rest(fields: Mapping[str, Any]) -> list[Any]:
         skeleton = json.loads(fields[_SKELETON][0])
     except (ValueError, LookupError, TypeError, RecursionError) as e:
         raise IntegrityError(
-            f"what is no tensor of a trajectory cannot be read ({e}): read the field {REST!r} with it, or verify the archive"
+            f"what is no tensor of a trajectory cannot be read ({e}): read the field {REST!r} with it, or verify the "
+            "archive"
         ) from e
     arrays = {key: value for key, value in fields.items() if key != _SKELETON}
     return list(trees.unflatten(skeleton, arrays, where="trajectory"))
@@ -215,7 +217,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def one_a_step(value: torch.Tensor, steps: int, *, leading: bool) -> torch.Tensor | None:
-    """The rows of a field that belong to the steps, where each epoch has an extra one; None if those are no whole epochs.
+    """The rows of a field that belong to the steps, where each epoch has an extra one;
+    None if those are no whole epochs.
 
     leading: the extra row is the first of its epoch (done flags), else the last (values of the state after it).
     """

@@ -93,11 +93,13 @@ def restore(
     existing: str = "error",
     unfinished: str | None = None,
 ) -> Any:
-    """Fill a replay buffer, or several by name, from a share or (`rank=`) from a checkpoint; the Report, by name if several.
+    """Fill a replay buffer, or several by name, from a share or (`rank=`) from a checkpoint; the Report,
+    by name if several.
 
-    existing: "replace" empties a buffer that holds something; "error" refuses. A buffer whose steps can't be read or don't
-    fit is left empty, never with a part of them.
-    unfinished: "continue" leaves open trajectories to be gone on with, "close" ends them in the buffer (truncated, done).
+    existing: "replace" empties a buffer that holds something; "error" refuses. A buffer whose steps can't be read or
+    don't fit is left empty, never with a part of them.
+    unfinished: "continue" leaves open trajectories to be gone on with,
+    "close" ends them in the buffer (truncated, done).
     Default: as the share was planned, which is "continue" where nothing moves and "close" elsewhere.
     """
     share, every = common.share_of(source, rank), _parts(objects)
@@ -111,7 +113,8 @@ def restore(
         given = Given(share, shares[name], unfinished or shares[name].rules.unfinished)
         if unfinished == "drop" and given.layout.open.any():
             raise UsageError(
-                f"buffer {name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., unfinished='drop')"
+                f"buffer {name!r} has unfinished trajectories, and only a plan drops: resharding.plan(..., "
+                "unfinished='drop')"
             )
         reports[name] = _restore(parts, given)
     return common.as_given(objects, reports)

@@ -25,8 +25,9 @@ class ArchiveCheckpointer:
         rb.loads("s3://bucket/runs/42")                   # the newest; at other capacities or world sizes too
 
     Or, of a buffer that there is: `torchrl.ArchiveCheckpointer(rb)`. `dumps` returns when the checkpoint is committed.
-    storage_options: as `archive.open` takes them.  rank, world_size: as `arc.writer` takes them.  run: which one to save
-    to and load from; default: "main", and for loading the only one that has checkpoints.  buffer: the name in the archive.
+    storage_options: as `archive.open` takes them.  rank, world_size: as `arc.writer` takes them.  run: which one to
+    save to and load from; default: "main", and for loading the only one that has checkpoints.
+    buffer: the name in the archive.
     options: those of `torchrl.save`.  `close()` ends the writers that it holds.
     """
 

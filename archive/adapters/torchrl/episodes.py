@@ -1,4 +1,5 @@
-"""Where the trajectories of a storage begin and end: by a trajectory key, by ends, or not at all (steps on their own)."""
+"""Where the trajectories of a storage begin and end: by a trajectory key, by ends,
+or not at all (steps on their own)."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def _check_json(item: Any, here: Path) -> None:
         jsontree.dumps(item, where=show(here))
     except ArchiveError as e:
         raise FieldError(
-            f"an item of the storage has a {type(item).__name__} in {show(here)!r}, which cannot be saved without pickle; "
-            "store tensors, arrays, numbers, strings, or dicts and lists of them"
+            f"an item of the storage has a {type(item).__name__} in {show(here)!r}, which cannot be saved without "
+            "pickle; store tensors, arrays, numbers, strings, or dicts and lists of them"
         ) from e
 
 

@@ -119,8 +119,8 @@ def class_named(module: str, name: str) -> Any:
         found = None if found is None else getattr(found, part, None)
     if not isinstance(found, type) or not module_tensordict().is_tensorclass(found):
         raise UsageError(
-            f"the steps are of class {name.rpartition('.')[2]}, and this process has no {module}.{name}: import it first; or "
-            "extend the buffer with one of them, and restore with existing='replace'"
+            f"the steps are of class {name.rpartition('.')[2]}, and this process has no {module}.{name}: import it "
+            "first; or extend the buffer with one of them, and restore with existing='replace'"
         )
     return found
 

@@ -59,8 +59,8 @@ def parts_of(rb: Any, name: str) -> Parts:
     storage, storages = parts.storage, module("storages")
     if not isinstance(storage, storages.TensorStorage | storages.ListStorage):
         raise UsageError(
-            f"buffer {name!r} has a {type(storage).__name__}; tensor storages (lazy or memory-mapped) and lists are saved, "
-            "others keep their data elsewhere"
+            f"buffer {name!r} has a {type(storage).__name__}; tensor storages (lazy or memory-mapped) and lists are "
+            "saved, others keep their data elsewhere"
         )
     if getattr(storage, "shared_init", False) and not storage.initialized and storage._init_event.is_set():
         storage._wait_for_init()  # takes up the memory that another process has made for it

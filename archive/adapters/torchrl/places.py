@@ -72,7 +72,8 @@ class Given:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the steps go: the cell of each step in the share's order (NONE: no room in a rectangle), in how many rows."""
+    """Where the steps go: the cell of each step in the share's order (NONE: no room in a rectangle),
+    in how many rows."""
 
     cell: Ints
     rows: int

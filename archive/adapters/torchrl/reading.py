@@ -19,7 +19,8 @@ Batches = Iterator[tuple[int, dict[str, Any]]]
 
 
 def batches(given: Given) -> Batches:
-    """(number of the first step, steps) in order, of one source rank and one kind of fields, some megabytes at a time."""
+    """(number of the first step, steps) in order, of one source rank and one kind of fields,
+    some megabytes at a time."""
     rows = Gather(given.part.episodes, cache_bytes=_CACHE_BYTES)
     try:
         groups = _alike(given)

@@ -39,7 +39,8 @@ def restore(parts: Parts, given: Given) -> Report:
 
 
 def _empty(parts: Parts) -> None:
-    """By `rb.empty()`, as kinds of buffer have more to forget; also where the writer is one of data that does not change."""
+    """By `rb.empty()`, as kinds of buffer have more to forget;
+    also where the writer is one of data that does not change."""
     for sampler in parts.samplers.values():
         sampler._empty()
     if isinstance(parts.writer, module("writers").ImmutableDatasetWriter):

@@ -88,7 +88,8 @@ class Prioritized(Other):
         sampler._maybe_init_from_storage(self.parts.storage)
         if len(cells) and int(cells.max()) >= self._room:
             raise UsageError(
-                f"the sampler has room for {sampler._max_capacity} priorities, the storage for more; make both of one size"
+                f"the sampler has room for {sampler._max_capacity} priorities, the storage for more; make both of one "
+                "size"
             )
         mine = own.get("values", {}) if "_alpha" in own.get("values", {}) else None
         for name in ("_alpha", "_beta", "_eps") if known else ():

@@ -1,4 +1,5 @@
-"""Appending what a writer has not seen of a storage, evicting what has left it, and the columns that say where it lay."""
+"""Appending what a writer has not seen of a storage, evicting what has left it,
+and the columns that say where it lay."""
 
 from __future__ import annotations
 

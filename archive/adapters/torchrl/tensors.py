@@ -171,7 +171,8 @@ class TensorCells(Cells):
             path = min(differ)
             where = "the checkpoint has" if path in given else "the storage has"
             raise FieldError(
-                f"only {where} a field {show(path)!r}; restore into a buffer whose storage has the same fields, or none yet"
+                f"only {where} a field {show(path)!r}; restore into a buffer whose storage has the same fields, or "
+                "none yet"
             )
 
     def _index(self, cells: Ints) -> Any:

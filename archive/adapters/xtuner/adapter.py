@@ -216,7 +216,8 @@ def _strange_tasks(manager: Any, items: list[Any]) -> list[str]:
     names = {task.task_name for task in manager.task_runners}
     strange = sorted({item.task_name for item in items} - names)
     return [
-        f"groups of task {name!r} are kept, but the manager has no such task; if it was renamed: restore(tasks={{{name!r}: "
+        f"groups of task {name!r} are kept, but the manager has no such task; if it was renamed: "
+        f"restore(tasks={{{name!r}: "
         "NEW}})"
         for name in strange
     ]

@@ -1,7 +1,7 @@
 """Pure, no I/O: rollouts taken apart: their arrays as rows of fields, the rest as JSON.
 
-Works on the public fields of whatever the rollouts are (pydantic models or dataclasses). What is not JSON is written as a
-dict of one key, its tag, beginning with `TAG`.
+Works on the public fields of whatever the rollouts are (pydantic models or dataclasses). What is not JSON is written as
+a dict of one key, its tag, beginning with `TAG`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Pure, no I/O: a group of rollouts as the fields and metadata of one episode; one step is one rollout.
 
-Tokens and other long lists of numbers, arrays and tensors become ragged fields of one entry a rollout; the rest is JSON:
+Tokens and other long lists of numbers, arrays and tensors become ragged fields of one entry a rollout; the rest is
+JSON:
 metadata, or where it is long the text field `long`.
 """
 
@@ -51,7 +52,8 @@ def encode(group: Sequence[Any], task_name: str, resolve: Resolve) -> Encoded:
     long_common, common = _split(common)
     parts = [_split(row) for row in own]
     about = {
-        "format": FORMAT, "common": common, "rollouts": [short for _, short in parts], "unset": [unset for _, unset in rows],
+        "format": FORMAT, "common": common, "rollouts": [short for _, short in parts],
+        "unset": [unset for _, unset in rows],
     }  # fmt: skip
     group_id = getattr(group[0], "group_id", None) if group else None
     metadata = {"task_name": task_name, "group_id": group_id, "size": len(group), "xtuner": about}

@@ -73,7 +73,8 @@ def source_of(share: Any, name: str, *, for_manager: bool) -> Source:
     for rank, state in states.items():
         if not isinstance(state, dict) or "next_uid" not in state:
             raise NotFoundError(
-                f"rank {rank} saved no XTuner replay buffer as {name!r}; restore with {{name: object}} to say which is meant"
+                f"rank {rank} saved no XTuner replay buffer as {name!r}; restore with {{name: object}} to say which is "
+                "meant"
             )
         if state["format"] > groups.FORMAT:
             raise UpgradeError(f"buffer {name!r} was saved in format {state['format']}: upgrade this library")
@@ -145,8 +146,8 @@ def _attributes(attributes: Mapping[str, Mapping[str, Any]], episode: Any, name:
     own = {key: values[episode.id] for key, values in attributes.items() if episode.id in values}
     if len(own["rollouts"]) != episode.length or episode.metadata["size"] != episode.length:
         raise CorruptStateError(
-            f"group {episode.id!r} has {episode.length} of {episode.metadata['size']} rollouts: plan with max_episodes=, "
-            "which keeps groups whole, rather than capacity="
+            f"group {episode.id!r} has {episode.length} of {episode.metadata['size']} rollouts: plan with "
+            "max_episodes=, which keeps groups whole, rather than capacity="
         )
     return own
 

@@ -1,8 +1,8 @@
 """XTuner's replay buffers as this package sees them: their items, their two counters, and how to fill them.
 
-Storages are used through their own verbs `get`, `put` and `delete`, so Naive, Pandas and others alike. Only the counters
-that give out uids and timestamps have no verb: they are read and set in place, so that ids of consumed items are not
-given out again.
+Storages are used through their own verbs `get`, `put` and `delete`, so Naive, Pandas and others alike. Only the
+counters that give out uids and timestamps have no verb: they are read and set in place, so that ids of consumed items
+are not given out again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def seen_as(item: Any, episode_id: str) -> Seen:
     return Seen(episode_id, groups.fingerprint(item.item), identity)
 
 
-# Replay buffer -> (archive, run, buffer's name, session) -> uid -> what was written there; what a restore found is under
+# Replay buffer -> (archive, run, buffer's name, session) -> uid -> what was written there; what a restore found is
+# under
 # no session.
 _Places = dict[tuple[str, str, str, str | None], dict[int, Seen]]
 _seen: weakref.WeakKeyDictionary[Any, _Places] = weakref.WeakKeyDictionary()

@@ -29,7 +29,7 @@ def axis_of(spec: FieldSpec) -> Axis[Any]:
     kind = KINDS.get(spec.axis)
     if kind is None:
         raise CorruptManifestError(
-            f"field {show(spec.path)!r} is on axis {spec.axis!r}, which holds no data that this library can read; a newer one "
-            "may know it"
+            f"field {show(spec.path)!r} is on axis {spec.axis!r}, which holds no data that this library can read; a "
+            "newer one may know it"
         )
     return kind(spec)

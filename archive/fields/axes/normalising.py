@@ -66,8 +66,8 @@ def _check_next_of(specs: Mapping[str, FieldSpec], schema: Schema) -> None:
             spec = specs[escape_path(path)]
             if spec.axis != "step":
                 raise FieldError(
-                    f"field {show(path)!r} is in Schema(next_of=...) and on axis {spec.axis!r}; only fields of one row a step "
-                    "repeat each other's next rows: leave it out of next_of"
+                    f"field {show(path)!r} is in Schema(next_of=...) and on axis {spec.axis!r}; only fields of one row "
+                    "a step repeat each other's next rows: leave it out of next_of"
                 )
 
 
@@ -79,7 +79,8 @@ def _steps(specs: Mapping[str, FieldSpec], data: Mapping[str, Value]) -> int:
     if len(counts) > 1:
         listed = ", ".join(f"{show(specs[n].path)}: {k}" for n, k in sorted(said.items()))
         raise FieldError(
-            f"fields differ in their number of steps ({listed}); declare the axis of those that are not one row a step, "
+            f"fields differ in their number of steps ({listed}); declare the axis of those that are not one row a "
+            "step, "
             "as in Schema(axes={'obs': 'offset'}) for T+1 observations or 'free'"
         )
     if not counts:

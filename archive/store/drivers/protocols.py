@@ -66,8 +66,8 @@ class Create(Protocol):
         ...
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        """Make an object, whole or not at all, only if there is none: FileExistsError. Atomic: looking and making are one
-        step of the store."""
+        """Make an object, whole or not at all, only if there is none: FileExistsError. Atomic: looking and making are
+        one step of the store."""
         ...
 
 

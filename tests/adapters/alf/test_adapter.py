@@ -70,7 +70,7 @@ def test_the_restored_buffer_goes_on_as_the_saved_one() -> None:
     assert_same(rb, other)
 
 
-# -- saves that follow ---------------------------------------------------------------------------------------------------
+# -- saves that follow -------------------------------------------------------------------------------------------------
 
 
 def test_a_second_save_uploads_only_what_is_new() -> None:
@@ -202,7 +202,7 @@ def test_fewer_slots_keep_the_newest_steps_and_report_the_rest() -> None:
     assert kept.items() <= all_of_it.items()
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_a_restore_that_does_not_fit_changes_nothing() -> None:

@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_system_has_no_ring_to_export(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-# -- ALF itself ----------------------------------------------------------------------------------------------------------
+# -- ALF itself --------------------------------------------------------------------------------------------------------
 
 
 def real(num_envs: int = 3, max_length: int = 16, **options: Any) -> Any:

@@ -29,8 +29,12 @@ ODD: dict[str, dict[str, Any]] = {
     "no tensor": {"max_episode_length": 3, "forward_inputs": {"task": "push"}},
     "nothing": {},
     "empty tensors": {"rewards": torch.zeros(T, B, 0), "versions": torch.zeros(0, 3), "actions": torch.zeros(T, 0)},
-    "numbers": {"rewards": torch.ones(T, B), "forward_inputs": {"a": torch.tensor(2.5), "b": torch.tensor(1).bfloat16()}},
-    "other rows": {"rewards": torch.ones(T, B), "prev_values": torch.ones(T + 1, B), "forward_inputs": {"x": torch.ones(3)}},
+    "numbers": {
+        "rewards": torch.ones(T, B), "forward_inputs": {"a": torch.tensor(2.5), "b": torch.tensor(1).bfloat16()},
+    },
+    "other rows": {
+        "rewards": torch.ones(T, B), "prev_values": torch.ones(T + 1, B), "forward_inputs": {"x": torch.ones(3)},
+    },
     "small floats": {"rewards": torch.ones(T, B).to(torch.float8_e5m2), "actions": torch.ones(T, B).to(torch.uint16)},
     "not tensors": {
         "rewards": torch.ones(T, B), "curr_obs": {"task": ["push", ("a", 1)], "n": np.arange(3), "r": 2**70},

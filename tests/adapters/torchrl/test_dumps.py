@@ -63,7 +63,8 @@ def appended(url: str) -> int:
 
 
 def test_dumping_again_uploads_what_is_new_also_after_loading(checkpointer: Any) -> None:
-    """TorchRL can't dump a full ring that it has just loaded with some checkpointers, and writes it whole with the others."""
+    """TorchRL can't dump a full ring that it has just loaded with some checkpointers,
+    and writes it whole with the others."""
     url = "memory://dumps/again"
     rb = buffer(50, checkpointer=checkpointer())
     rb.extend(steps(0, 60))
@@ -205,7 +206,10 @@ def test_replay_and_demo_as_a_job_has_them() -> None:
 
 
 def test_the_adapter_is_imported_without_torchrl() -> None:
-    code = "import archive, sys; import archive.adapters.torchrl; print('torchrl' in sys.modules, 'tensordict' in sys.modules)"
+    code = (
+        "import archive, sys; import archive.adapters.torchrl; "
+        "print('torchrl' in sys.modules, 'tensordict' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False", "False"]
 

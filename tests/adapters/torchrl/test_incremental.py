@@ -206,7 +206,8 @@ def test_many_small_writes_are_remembered_in_little_room(world: World) -> None:
 
 
 def test_items_to_which_sampling_adds_fields() -> None:
-    """A lazy stack's samples are its items, so what `sample()` sets on them appears there: behind the storage's back."""
+    """A lazy stack's samples are its items, so what `sample()` sets on them appears there: behind the storage's
+    back."""
 
     def make(seed: int) -> Any:
         sampler = PrioritizedSampler(30, 0.7, 0.9)

@@ -1,4 +1,5 @@
-"""TorchRL: storages x samplers x writers x transforms, saved and restored in the middle of use beside a twin that was not.
+"""TorchRL: storages x samplers x writers x transforms,
+saved and restored in the middle of use beside a twin that was not.
 
 Both go on writing, sampling with the same seeds and updating: all results are equal. The default run takes one of each
 kind with each of another; the marker soak runs them all.

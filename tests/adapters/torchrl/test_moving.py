@@ -19,8 +19,8 @@ from tests.support.worlds import STORES, WORLDS, save_world, shares
 
 import torch  # isort: skip
 from torchrl.data import (  # isort: skip
-    LazyTensorStorage, ListStorage, PrioritizedSampler, SamplerWithoutReplacement, SliceSampler, SliceSamplerWithoutReplacement,
-    TensorDictMaxValueWriter,
+    LazyTensorStorage, ListStorage, PrioritizedSampler, SamplerWithoutReplacement, SliceSampler,
+    SliceSamplerWithoutReplacement, TensorDictMaxValueWriter,
 )  # fmt: skip
 
 SLICES: dict[str, Any] = {"slice_len": 2, "strict_length": False}

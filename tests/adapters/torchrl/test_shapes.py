@@ -14,7 +14,9 @@ from tests.support.torchrl_buffers import assert_same_samples, buffer, rectangle
 from tests.support.worlds import save_world
 
 import torch  # isort: skip
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection, tensorclass  # isort: skip
+from tensordict import (  # isort: skip
+    LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection, tensorclass,
+)  # fmt: skip
 from torchrl.data import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage  # isort: skip
 
 

@@ -20,8 +20,8 @@ from tests.support.worlds import save_world
 import torch  # isort: skip
 from tensordict import TensorDict  # isort: skip
 from torchrl.data import (  # isort: skip
-    LazyMemmapStorage, LazyTensorStorage, ListStorage, PrioritizedSampler, TensorDictMaxValueWriter, TensorDictReplayBuffer,
-    TensorStorage,
+    LazyMemmapStorage, LazyTensorStorage, ListStorage, PrioritizedSampler, TensorDictMaxValueWriter,
+    TensorDictReplayBuffer, TensorStorage,
 )  # fmt: skip
 from torchrl.data.replay_buffers.her import HERReplayBuffer  # isort: skip
 

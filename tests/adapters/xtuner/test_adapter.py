@@ -1,4 +1,5 @@
-"""XTuner's replay buffers through the archive: exact, incremental, by public fields, whatever the storage and policy."""
+"""XTuner's replay buffers through the archive: exact, incremental, by public fields,
+whatever the storage and policy."""
 
 from __future__ import annotations
 
@@ -45,9 +46,10 @@ KINDS = [(s, p) for s in (NaiveStorage, PandasStorage) for p in (FIFOReplayPolic
 def odd_group(number: int) -> list[RolloutState]:
     """What else a rollout may hold."""
     deep: dict[str, Any] = {
-        "empty": {}, "$xt.ref": [1], "score": np.float32(1.5), "many": list(range(100)), "image": np.ones((3, 40, 40), np.uint8),
-        "bf": torch.arange(2000, dtype=torch.bfloat16), "set": {3, 1}, "bytes": b"\x00\xff", "nan": float("nan"),
-        "status": Status.FILTERED, "numbered": {7: "a"}, "text": "long " * 300,
+        "empty": {}, "$xt.ref": [1], "score": np.float32(1.5), "many": list(range(100)),
+        "image": np.ones((3, 40, 40), np.uint8), "bf": torch.arange(2000, dtype=torch.bfloat16), "set": {3, 1},
+        "bytes": b"\x00\xff", "nan": float("nan"), "status": Status.FILTERED, "numbered": {7: "a"},
+        "text": "long " * 300,
     }  # fmt: skip
     bare = RolloutState(message=[], mm_info={"pixel_values": np.zeros((0, 4), np.float32)})
     bare.response = "\ud800 alone"

@@ -54,7 +54,8 @@ def test_one_of_several_that_cannot_be_read_leaves_the_others_alone() -> None:
 def test_tensors_without_a_dimension_and_names_that_look_alike_come_back() -> None:
     odd = {
         "number": torch.tensor(5), "flag": torch.tensor(True), "half": torch.tensor(1.5, dtype=torch.bfloat16),
-        "zero": np.array(3), "x": [np.zeros(2000, np.int64), np.ones(2000, np.float32)], "x~2": np.full(2000, 7, np.int8),
+        "zero": np.array(3), "x": [np.zeros(2000, np.int64), np.ones(2000, np.float32)],
+        "x~2": np.full(2000, 7, np.int8),
     }  # fmt: skip
     arc, rb = fresh(), buffer()
     asyncio.run(rb.put([rollout(0, 0, mm_info=odd)], "math"))

@@ -218,8 +218,8 @@ def test_the_example_runs(request: pytest.FixtureRequest, tmp_path: Path) -> Non
 
         arc = archive.open(backend.url, create=True, storage_options=backend.storage_options)
         names: dict[str, Any] = {
-            "arc": arc, "ck": arc.checkpoints.latest, "manager": manager(), "train_one": train_one, "steps": last, "interval": 1,
-            "xtuner": xtuner, "resharding": resharding,
+            "arc": arc, "ck": arc.checkpoints.latest, "manager": manager(), "train_one": train_one, "steps": last,
+            "interval": 1, "xtuner": xtuner, "resharding": resharding,
         }  # fmt: skip
         body = "async def main():\n" + "\n".join(f"    {line}" for line in code.splitlines()) + "\n    w.close()\n"
         exec(body, names)

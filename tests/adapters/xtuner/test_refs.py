@@ -29,8 +29,8 @@ def ray() -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         ray.init(
-            address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder,
-            object_store_memory=80 * 1024 * 1024,
+            address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            _temp_dir=folder, object_store_memory=80 * 1024 * 1024,
         )  # fmt: skip
         try:
             yield ray

@@ -327,7 +327,8 @@ def test_identity_leaves_all_where_it_is(units: Units) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"policy": "best"}, {"incomplete": "x"}, {"unfinished": "x"}, {"capacity": -1}, {"num_envs": 0}, {"max_length": -2}],
+    [{"policy": "best"}, {"incomplete": "x"}, {"unfinished": "x"}, {"capacity": -1}, {"num_envs": 0},
+     {"max_length": -2}],
 )  # fmt: skip
 def test_rules_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):

@@ -173,7 +173,8 @@ def test_a_writers_commit_between_keeps_both(packed: Job, monkeypatch: pytest.Mo
 
 
 def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields with other rows than one a step, in episodes cut into many shards; few live steps, read in small batches."""
+    """Fields with other rows than one a step, in episodes cut into many shards; few live steps,
+    read in small batches."""
     monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 6000)
     monkeypatch.setattr("resharding.transfer.rewriting.SHARD_BYTES", 20_000)
     monkeypatch.setattr("resharding.transfer.rewriting.READ_BYTES", 5000)

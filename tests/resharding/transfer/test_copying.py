@@ -1,4 +1,5 @@
-"""Copies that a store makes by itself: counted at the server, compared afterwards, left out where they are not wanted."""
+"""Copies that a store makes by itself: counted at the server, compared afterwards,
+left out where they are not wanted."""
 
 from __future__ import annotations
 

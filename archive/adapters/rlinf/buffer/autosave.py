@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 
 class AutoSave:
-    """Calls `commit` in a thread of its own, `interval_s` after `added()`, soon after `hurry()`, and while `now()` waits.
+    """Calls `commit` in a thread of its own, `interval_s` after `added()`, soon after `hurry()`,
+    and while `now()` waits.
 
     An error is kept for `surface()`; the commit is tried again an interval later.
     """

@@ -61,8 +61,8 @@ def _committed(arc: Archive, run: str, buffer: str) -> Episodes:
     if not len(every):
         runs = ", ".join(map(repr, arc.head.runs)) or "none"
         raise NothingThereError(
-            f"the archive at {arc.url} (runs: {runs}) has no trajectories of run {run!r} in buffer {buffer!r}: auto_save "
-            "commits them, and save_checkpoint() makes a whole checkpoint once all ranks have called it"
+            f"the archive at {arc.url} (runs: {runs}) has no trajectories of run {run!r} in buffer {buffer!r}: "
+            "auto_save commits them, and save_checkpoint() makes a whole checkpoint once all ranks have called it"
         )
     return every
 

@@ -1,4 +1,5 @@
-"""Pure, no I/O: which trajectories a buffer has, in order; which of them are in memory; and drawing transitions of the newest."""
+"""Pure, no I/O: which trajectories a buffer has, in order; which of them are in memory;
+and drawing transitions of the newest."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ class Contents:
         self._window = None
 
     def trim(self) -> None:
-        """Let go of what there is no room for: the oldest leave, the oldest in memory that can be read are forgotten."""
+        """Let go of what there is no room for: the oldest leave,
+        the oldest in memory that can be read are forgotten."""
         own = None if self._limits.window is None else max(self._limits.window, self._loaded)
         most = min((n for n in (own, self._limits.most) if n is not None), default=len(self.entries))
         while len(self.entries) > most:

@@ -1,4 +1,5 @@
-"""Pure, no I/O: a trajectory [T, B, ...] as rows [T * B, ...] of transitions, and what is no transition's kept beside."""
+"""Pure, no I/O: a trajectory [T, B, ...] as rows [T * B, ...] of transitions,
+and what is no transition's kept beside."""
 
 from __future__ import annotations
 
@@ -97,8 +98,8 @@ def _transitions(path: Path, value: torch.Tensor, steps: int, envs: int) -> torc
     if found is None and is_done:
         extra = len(value) - steps
         raise FieldError(
-            f"{path[-1]} has {len(value)} rows, {extra} more than the trajectory's {steps} steps, which are not {extra} "
-            "epochs of equal length; give one extra row an epoch, or none"
+            f"{path[-1]} has {len(value)} rows, {extra} more than the trajectory's {steps} steps, which are not "
+            f"{extra} epochs of equal length; give one extra row an epoch, or none"
         )
     return value.detach()[:steps] if found is None else found
 
@@ -188,5 +189,6 @@ def _check_names(old: Any, new: set[Path]) -> None:
         if paths:
             raise FieldError(
                 f"a trajectory {what} field {show(min(paths))!r}, unlike those that the buffer has; nothing was added. "
-                "Make the buffer with missing='skip' to leave such fields out of batches, or missing=VALUE to fill them in"
+                "Make the buffer with missing='skip' to leave such fields out of batches, or missing=VALUE to fill "
+                "them in"
             )

@@ -71,7 +71,8 @@ def _share(ck: Checkpoint, where: Where, world_size: int | None) -> Any:
 
 
 def _part(ck: Checkpoint, where: Where, buffer: str, part: int, world_size: int | None) -> Any:
-    """One of `world_size` contiguous parts, by number, of all trajectories, or of those of the rank that a path names."""
+    """One of `world_size` contiguous parts, by number, of all trajectories,
+    or of those of the rank that a path names."""
     import resharding
 
     _, size = part_meant(where, part, world_size, 1, "")

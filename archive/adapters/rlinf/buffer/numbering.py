@@ -1,4 +1,5 @@
-"""Trajectory ids: which ones episodes have, numbered anew where ranks counted by themselves, and the next that is free."""
+"""Trajectory ids: which ones episodes have, numbered anew where ranks counted by themselves,
+and the next that is free."""
 
 from __future__ import annotations
 

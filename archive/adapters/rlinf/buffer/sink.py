@@ -1,4 +1,5 @@
-"""One rank's writer in one archive, for a buffer's trajectories: appended, committed in the background, checkpointed."""
+"""One rank's writer in one archive, for a buffer's trajectories: appended,
+committed in the background, checkpointed."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class TrajectoryReplayBuffer:
     newest trajectories stay in memory; transitions of others are read from the archive, and no more than the chunks
     they lie in.  sample_window_size: draw from that many of the newest trajectories; 0 for all.
     auto_save: append what is added to the archive at `auto_save_path`, in the background; it is committed every
-    `auto_save_interval_s`, and when more than `cache_size` wait for that. Without it all is in memory, older trajectories
-    than the window leave the buffer, nothing is written before save_checkpoint().  trajectory_format: of exports.
+    `auto_save_interval_s`, and when more than `cache_size` wait for that. Without it all is in memory, older
+    trajectories than the window leave the buffer, nothing is written before save_checkpoint().
+    trajectory_format: of exports.
 
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
@@ -117,12 +118,14 @@ class TrajectoryReplayBuffer:
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add_trajectories(
-        self, trajectories: Iterable[Any] | None, *, model_weights_uuid: str | None = None, model_update_count: int | None = None
+        self, trajectories: Iterable[Any] | None, *, model_weights_uuid: str | None = None,
+        model_update_count: int | None = None
     ) -> list[int]:  # fmt: skip
         """Add trajectories, copied; their ids. Each is RLinf's Trajectory, or any object or dict with the same fields.
 
         Those without any steps are passed over. All are looked at before the first is added.
-        model_weights_uuid, model_update_count: of the weights that made them; default: what their model_weights_id says.
+        model_weights_uuid, model_update_count: of the weights that made them;
+        default: what their model_weights_id says.
         """
         with self._writing:
             self._enter()
@@ -166,8 +169,8 @@ class TrajectoryReplayBuffer:
     def sample(self, num_chunks: int = 0, *, replace: bool = False) -> dict[str, Any]:
         """A batch of `num_chunks` transitions, nested dicts of tensors [num_chunks, ...].
 
-        Drawn uniformly, with replacement, from all transitions of the window; if it has fewer, as many as it has, unless
-        replace=True. EmptyBufferError (a RuntimeError) where it has none.
+        Drawn uniformly, with replacement, from all transitions of the window; if it has fewer, as many as it has,
+        unless replace=True. EmptyBufferError (a RuntimeError) where it has none.
         """
         self._sinks.each(Sink.surface)
         with self._lock:

@@ -1,4 +1,5 @@
-"""TrajectoryReplayBuffer as training uses it: batches, the window and the cache, filters, threads, RLinf's own datasets."""
+"""TrajectoryReplayBuffer as training uses it: batches, the window and the cache, filters, threads,
+RLinf's own datasets."""
 
 from __future__ import annotations
 
@@ -197,7 +198,8 @@ def test_threads_may_add_sample_and_save_at_once(tmp_path: Path) -> None:
 
 
 def test_what_is_not_in_memory_is_read_by_chunks(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """A batch takes about a request for each chunk, and a fraction of the trajectories' bytes; in memory it takes none."""
+    """A batch takes about a request for each chunk, and a fraction of the trajectories' bytes;
+    in memory it takes none."""
     backend = make_backend(request, "moto", tmp_path)
     options = {"storage_options": backend.storage_options, "sample_window_size": 0}
     frames = [make(i, steps=90) for i in range(8)]
