@@ -21,8 +21,10 @@ in_child(_renew_lock)
 
 @dataclass
 class IOStats:
-    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error; apart from
-    these, calls that the store answered with "not there" or "already there", which is what callers often ask for."""
+    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error.
+
+    answered_no: calls answered "not there" or "already there". That is often what is asked, so it is no error.
+    """
 
     get: int = 0
     put: int = 0

@@ -28,8 +28,7 @@ class Patience:
         self._first_answer_s = None
 
     def failed(self, what: str, why: str, error: Exception, elapsed_s: float, deadline_s: float) -> bool:
-        """A request failed and may be tried again; whether to give up.
-        After some seconds the log says what is going on."""
+        """Decide whether to give up on a failed request that may be tried again; after some seconds, log it."""
         if not unreached(error):
             self.answered()
         limit_s = min(deadline_s, self._first_answer_s or deadline_s)

@@ -66,8 +66,10 @@ class Create(Protocol):
         ...
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        """Make an object, whole or not at all, only if there is none: FileExistsError. Atomic: looking and making are
-        one step of the store."""
+        """Make an object, whole or not at all, only if there is none: FileExistsError.
+
+        Atomic: looking and making are one step of the store.
+        """
         ...
 
 
@@ -79,8 +81,10 @@ class Head(Protocol):
 
 class List(Protocol):
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
-        """Find the names directly below the folder `prefix`, those of folders with a final slash, in any order, and the
-        number of requests that took. What was made before is found: never cached."""
+        """Find the names directly below the folder `prefix`, and the number of requests that took.
+
+        Those of folders have a final slash; in any order. What was made before is found: nothing is cached.
+        """
         ...
 
 
