@@ -16,6 +16,10 @@ from archive.fields import Array, Path
 
 ROOT: Path = ("data",)  # the field of a storage that is one tensor, or of items without names
 INDEX: Path = ("index",)  # the field that some buffers add to what they are given
+ADDED = {
+    INDEX,
+    ("policy_version",),
+}  # fields that TorchRL adds by itself, the second for a sampler that minds staleness
 
 
 class Cells(ABC):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from archive.adapters import digests
-from archive.adapters.torchrl.cells import INDEX, ROOT, Cells
+from archive.adapters.torchrl.cells import ADDED, ROOT, Cells
 from archive.adapters.torchrl.outlines import (
     Outline,
     assembled,
@@ -166,7 +166,7 @@ class TensorCells(Cells):
         differ = given ^ set(self.leaves())
         held = self.storage._storage
         if is_collection(held) and not held.is_locked:
-            differ = set() if self._made else differ - {INDEX}
+            differ = set() if self._made else differ - ADDED
         if differ:
             path = min(differ)
             where = "the checkpoint has" if path in given else "the storage has"
