@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from archive.arrays import Ints, spans
-from archive.datasets.items import Kinds
+from archive.datasets.items import Collation
 from archive.fields import Derivation, FieldSpec, Path, dtypes, put, schema
 from archive.read import Bounds, Episodes, Gather, Selection
 
@@ -21,15 +21,15 @@ def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
     return [schema.loads(text) for text in texts]
 
 
-def kinds_of(
+def collation_of(
     schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation], *, varying: bool
-) -> Kinds:
+) -> Collation:
     """What collation has to know of the fields. In items of varying length, all of one row a step are ragged."""
     specs = [spec for one in schemas for spec in selection.specs(one).values()]
     axes = ("step", "offset", "ragged") if varying else ("ragged",)
     ragged = {s.path for s in specs if s.axis in axes and s.dtype != "json"}
     opaque = frozenset(s.path for s in specs if s.dtype == "json")
-    return Kinds(frozenset(ragged | ({d.name for d in derive} if varying else set())), opaque, varying)
+    return Collation(frozenset(ragged | ({d.name for d in derive} if varying else set())), opaque, varying)
 
 
 def row_bytes(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> int:

@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 
 from archive.arrays import Ints
 from archive.base import UsageError, cached_property
-from archive.datasets.batches import Batches, alike, kinds_of, row_bytes, schemas_of
+from archive.datasets.batches import Batches, alike, collation_of, row_bytes, schemas_of
 from archive.datasets.feeds import feed_of
-from archive.datasets.items import Items, Kinds
+from archive.datasets.items import Collation, Items
 from archive.datasets.rows import filled, first_row, row_of, spread
 from archive.fields import Ragged, ShardSchema, derived, mapped, to_tensors
 from archive.read import Bounds, Episodes, Selection, deriving
@@ -90,7 +90,7 @@ class EpisodeDataset(Dataset[Any]):
         each = deriving.read(self.episodes, numbers, starts, stops, self._selection, self.derive, self._bounds)
         parts = zip(each, numbers, (stops - starts).tolist(), strict=True)
         nests = [self._shaped(to_tensors(self._renumbered(d, np.full(n, number))), n) for d, number, n in parts]
-        return Items(len(nests), lambda i: self._finished(nests[i]), kinds=self._kinds)
+        return Items(len(nests), lambda i: self._finished(nests[i]), collation=self._collation)
 
     def keeping(self, steps: float) -> Self:
         """The same items; unless cache_bytes was given, the chunks of about so many steps are kept."""
@@ -129,8 +129,8 @@ class EpisodeDataset(Dataset[Any]):
         return schemas_of(self.episodes)
 
     @cached_property
-    def _kinds(self) -> Kinds:
-        return kinds_of(self._schemas, self._selection, self.derive, varying=self._varying)
+    def _collation(self) -> Collation:
+        return collation_of(self._schemas, self._selection, self.derive, varying=self._varying)
 
     @cached_property
     def _batches(self) -> Batches | None:

@@ -17,7 +17,7 @@ from archive.base import FieldError, show
 from archive.fields import Path, Ragged, mapped, to_tensors
 
 
-class Kinds(NamedTuple):
+class Collation(NamedTuple):
     """What values do not show.
 
     ragged: fields, or nests of such, whose rows differ in number from item to item.  opaque: fields of JSON, which are
@@ -60,12 +60,17 @@ class Items(Sequence[Any]):
     """The items of a batch: each made when asked for, or all of them stacked in `whole`."""
 
     def __init__(
-        self, count: int, make: Callable[[int], Any], *, whole: dict[str, Any] | None = None, kinds: Kinds | None = None
+        self,
+        count: int,
+        make: Callable[[int], Any],
+        *,
+        whole: dict[str, Any] | None = None,
+        collation: Collation | None = None,
     ) -> None:
         self._count = count
         self._make = make
         self.whole = whole
-        self.kinds = kinds or Kinds()
+        self.collation = collation or Collation()
 
     def __len__(self) -> int:
         return self._count
@@ -81,7 +86,7 @@ class Items(Sequence[Any]):
     def part(self, start: int, stop: int) -> Items:
         """Some of them that follow one another; of items that were not stacked."""
         count = len(range(self._count)[start:stop])
-        return Items(count, lambda i: self._make(start + i), kinds=self.kinds)
+        return Items(count, lambda i: self._make(start + i), collation=self.collation)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._make, range(self._count))
@@ -90,7 +95,7 @@ class Items(Sequence[Any]):
 def merged(items: Sequence[Any]) -> dict[str, Any]:
     """The items of a batch as one nest; those that were read together are not taken apart first."""
     whole = getattr(items, "whole", None)
-    out: dict[str, Any] = getattr(items, "kinds", Kinds()).merged(list(items)) if whole is None else whole
+    out: dict[str, Any] = getattr(items, "collation", Collation()).merged(list(items)) if whole is None else whole
     return out
 
 

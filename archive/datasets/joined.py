@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from archive.arrays import Ints
 from archive.base import FieldError, UsageError, show
 from archive.datasets.datasets import checked
-from archive.datasets.items import Items, Kinds
+from archive.datasets.items import Collation, Items
 from archive.datasets.iterable import fetch
 from archive.fields import Path, Ragged, mapped
 
@@ -102,8 +102,9 @@ def _joined(parts: Sequence[Sequence[Any]], back: Ints) -> Sequence[Any]:
     if wholes and all(w is not None for w in wholes):
         index = torch.from_numpy(back)
         whole = mapped(concatenated(wholes), lambda rows: rows[index])
-    kinds = [part.kinds for part in parts if isinstance(part, Items)]
-    ragged, opaque = (frozenset[Path]().union(*sets) for sets in ([k.ragged for k in kinds], [k.opaque for k in kinds]))
-    joined = Kinds(ragged, opaque, any(k.varying for k in kinds))
+    collations = [part.collation for part in parts if isinstance(part, Items)]
+    ragged = frozenset[Path]().union(*(one.ragged for one in collations))
+    opaque = frozenset[Path]().union(*(one.opaque for one in collations))
+    joined = Collation(ragged, opaque, any(one.varying for one in collations))
     order = [every[i] for i in back.tolist()]
-    return Items(len(order), lambda i: order[i][0][order[i][1]], whole=whole, kinds=joined)
+    return Items(len(order), lambda i: order[i][0][order[i][1]], whole=whole, collation=joined)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, run_tails, spans
 from archive.manifest.branches import Mask
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _chained(
     created = part["created_at"].cast(pa.int64()).fill_null(0)
     ages = [column.to_numpy() for column in (part["sequence"], created, part["commit"])]
     order = np.lexsort((*ages, may, episode))
-    tails = order[np.flatnonzero(np.r_[episode[order][1:] != episode[order][:-1], True])]
+    tails = order[run_tails(episode[order])]
     lengths, chained = _walked(tails, before)
     if live is not None:
         wanted = np.flatnonzero(np.isin(rows, live()))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive.arrays import offsets_of, run_starts
 from archive.base import ColumnError, UsageError, check_text, escape, jsontree
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
@@ -96,10 +97,8 @@ def _joined(runs: Runs) -> Runs:
     full = runs.pick(runs.length > 0)
     empty = runs.pick(runs.length == 0)
     if len(full.env):
-        ends = (full.position + full.length, full.lo + full.length)
-        seam = (full.env[1:] != full.env[:-1]) | (full.stream[1:] != full.stream[:-1])
-        seam |= (full.position[1:] != ends[0][:-1]) | (full.lo[1:] != ends[1][:-1])
-        heads = np.flatnonzero(np.r_[True, seam])
+        before = offsets_of(full.length)[:-1]  # steps follow one another as long as these grow as positions do
+        heads = run_starts(full.env, full.stream, full.position - before, full.lo - before)
         full = full.pick(heads)._replace(length=np.add.reduceat(full.length, heads))
     both = Runs(*map(np.concatenate, zip(full, empty, strict=True)))
     return both.pick(np.lexsort((both.position, both.env)))

@@ -10,8 +10,8 @@ import numpy as np
 from archive import Archive
 from archive.arrays import Ints
 from archive.base import UsageError
-from resharding.transfer.chosen import Chosen
 from resharding.transfer.destination import Destination, How, taken_from
+from resharding.transfer.outgoing import Outgoing
 from resharding.transfer.transfer import transfer
 
 
@@ -28,7 +28,7 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
     target = Destination(to, **how)
     given = [urls] if isinstance(urls, (str, Archive)) else urls
     sources = [target.source(url) for url in given]
-    return transfer([Chosen(source, source.index.chains.rows) for source in sources], target)
+    return transfer([Outgoing(source, source.index.chains.rows) for source in sources], target)
 
 
 def split(url: Any, to: Any, count: int, **how: Unpack[How]) -> Archive:
@@ -50,6 +50,6 @@ def filter(url: Any, to: Any, **options: Any) -> Archive:
     return transfer([_episodes(source, source.episodes.filter(**options).numbers)], target)
 
 
-def _episodes(source: Archive, chosen: Ints) -> Chosen:
+def _episodes(source: Archive, chosen: Ints) -> Outgoing:
     parts = [source.index.chains.of(int(i)) for i in chosen]
-    return Chosen(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))
+    return Outgoing(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))

@@ -31,16 +31,16 @@ from archive.manifest import (
     tablefiles,
     tables,
 )
-from resharding.transfer.chosen import Chosen, copied, referred
 from resharding.transfer.destination import Destination
 from resharding.transfer.engines import check_engine
 from resharding.transfer.holdings import COLUMNS, Holdings, rows_of
+from resharding.transfer.outgoing import Outgoing, copied, referred
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def transfer(selections: Sequence[Chosen], target: Destination) -> Archive:
+def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
     """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
     check_engine(target.engine, *(s.archive.url for s in selections))
     present = target.present()
@@ -58,7 +58,7 @@ def transfer(selections: Sequence[Chosen], target: Destination) -> Archive:
     return archive.refresh()
 
 
-def _check_places(selections: Sequence[Chosen], target: Destination, present: Archive | None) -> None:
+def _check_places(selections: Sequence[Outgoing], target: Destination, present: Archive | None) -> None:
     """Refuse what cannot work, before anything is written."""
     for source in (s.archive for s in selections):
         if present and source.id == present.id:
@@ -76,7 +76,7 @@ def _protocol(url: str) -> str:
     return url.partition("://")[0]
 
 
-def _fresh(selections: Sequence[Chosen], present: Snapshot | None, where: str) -> list[Chosen]:
+def _fresh(selections: Sequence[Outgoing], present: Snapshot | None, where: str) -> list[Outgoing]:
     """Without the rows that the target, or a source before, has already. An id of something else is refused."""
     known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
     out = []
@@ -85,11 +85,11 @@ def _fresh(selections: Sequence[Chosen], present: Snapshot | None, where: str) -
         rows = [selection.names[i] for i in new]
         known.check(rows, partial(getattr, selection, "origin"), where)
         known.add(rows)
-        out.append(Chosen(selection.archive, selection.rows[np.array(new, np.int64)]))
+        out.append(Outgoing(selection.archive, selection.rows[np.array(new, np.int64)]))
     return out
 
 
-def _branches(selections: Sequence[Chosen], present: Snapshot | None) -> Branches:
+def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branches:
     """What sessions went on from, as far as it tells how the episodes that are transferred stand, and is not there."""
     known = present.branches if present else Branches({}, {})
     origins: dict[str, Origin] = {}
@@ -102,7 +102,7 @@ def _branches(selections: Sequence[Chosen], present: Snapshot | None) -> Branche
 
 
 def _commit(
-    archive: Archive, selections: tuple[Sequence[Chosen], Sequence[Chosen]], rows: pa.Table, session: str, copy: bool
+    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, session: str, copy: bool
 ) -> None:  # fmt: skip
     """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
     log = CommitLog(archive.storage, archive.id, archive.head)
@@ -130,14 +130,14 @@ def _commit(
     log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
 
 
-def _transaction(selections: Sequence[Chosen], copy: bool, branches: Branches) -> str:
+def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
     what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
     what += [list(branches.origins)] if branches else []
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
-def _claim_sessions(archive: Archive, selections: Sequence[Chosen]) -> None:
+def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:
     """Take the names of the sessions that come along, so that no later writer numbers its rows like theirs."""
 
     runs = {session: run for s in selections for session, run in run_of_session(s.archive.snapshot).items()}
@@ -153,7 +153,7 @@ def _claim_sessions(archive: Archive, selections: Sequence[Chosen]) -> None:
         list(pool.map(claim, places))
 
 
-def _bases(selections: Sequence[Chosen]) -> dict[str, Base]:
+def _bases(selections: Sequence[Outgoing]) -> dict[str, Base]:
     out: dict[str, Base] = {}
     for selection in selections:
         out |= selection.archive.head.bases

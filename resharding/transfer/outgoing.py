@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Outgoing:
     """Rows of one archive's segments table that go to another."""
 
     archive: Archive
@@ -52,7 +52,7 @@ def _as_columns(table: pa.Table) -> dict[str, Any]:
     return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
 
 
-def referred(selection: Chosen, archive: Archive, target: Destination) -> pa.Table:
+def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.Table:
     """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
     import pyarrow.compute as pc
 
@@ -85,7 +85,7 @@ def _pin(source: Any, target: Archive, keys: list[str]) -> None:
     source.put(f"pins/{target.id}-{digest}.json", json.dumps(pin.to_json()).encode())
 
 
-def copied(selection: Chosen, archive: Archive, target: Destination, session: str) -> pa.Table:
+def copied(selection: Outgoing, archive: Archive, target: Destination, session: str) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
     rows = selection.segments()
     if not rows.num_rows:
