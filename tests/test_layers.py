@@ -32,6 +32,7 @@ ROOMS = (
     "archive.shard",
     "archive.manifest",
     "archive.views",
+    "archive.read.chunks",
     "archive.read",
     "archive.write",
     "archive.checkpoint",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from archive.arrays.memory import Memory, Shelf, end_to_end
+from archive.arrays.memory import Memory, Shelf, end_to_end, reuse_freed_memory
+from archive.arrays.pieces import Pieces
 from archive.arrays.ranges import (
     Ints,
     Mask,
@@ -23,12 +24,14 @@ __all__ = [
     "Ints",
     "Mask",
     "Memory",
+    "Pieces",
     "Shelf",
     "coalesce",
     "covered",
     "end_to_end",
     "merge_runs",
     "offsets_of",
+    "reuse_freed_memory",
     "run_heads",
     "run_starts",
     "run_tails",

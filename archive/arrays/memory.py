@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_LARGEST_KEPT_BYTES = 31 * 1024 * 1024  # glibc maps anew what is larger than 32 MB, whatever was freed
 
 
 def _unused(pieces: Sequence[Any], references: int) -> Any:
@@ -67,6 +69,15 @@ class Shelf:
         held, self._rest = self._rest[: len(data)], self._rest[len(data) :]
         held[:] = data
         return held
+
+
+@cache
+def reuse_freed_memory() -> None:
+    """Let this process's allocator keep memory that was freed, up to some dozens of MB, for what is allocated next.
+
+    glibc maps large pieces anew each time, until one of that size was freed once: this is that one. It is never touched.
+    """
+    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 
 
 def end_to_end(parts: Sequence[Array]) -> Array:

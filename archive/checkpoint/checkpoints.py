@@ -31,7 +31,7 @@ from archive.manifest import (
     read_of,
     tablefiles,
 )
-from archive.read import Episodes, LiveParts, Reader
+from archive.read import Episodes, Reader, Spans
 from archive.store import Storage
 from archive.views import reports
 
@@ -261,7 +261,7 @@ class Checkpoint:
         """The episodes that are live in it, with their live steps, in order (rank, buffer, env row, time)."""
         heads, numbers = self.groups
         offsets = np.append(heads, len(self.located.row))
-        parts = LiveParts(offsets, self.located.row, self.located.lo, self.located.hi)
+        parts = Spans(offsets, self.located.row, self.located.lo, self.located.hi)
         return Episodes(self.reader, self.index, numbers, parts, self)
 
     def to_resume(self, rank: int | None = None) -> Resume:

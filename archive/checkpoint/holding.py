@@ -30,7 +30,7 @@ class Holding:
 
     def to_resume(self, rank: int | None = None) -> Resume:
         """What the writer goes on from. rank: as of a checkpoint's; this one knows its own."""
-        found = self.episodes.step_parts()
+        found = self.episodes.step_spans()
         place = np.arange(len(found.rows))
         taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has a position of its own
         pieces = Located(place, found.rows, found.lo, found.hi, np.cumsum(taken) - taken)

@@ -7,7 +7,18 @@ from archive.fields import derived, dtypes, nesting, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.kinds import Kinds
-from archive.fields.nesting import Array, Fields, Ragged, flatten, is_tensor, leaves, mapped, to_tensors, unflatten
+from archive.fields.nesting import (
+    Array,
+    Fields,
+    Ragged,
+    flatten,
+    is_tensor,
+    leaves,
+    mapped,
+    to_tensors,
+    unflatten,
+    unflatten_all,
+)
 from archive.fields.schema import (
     LENGTHS,
     NODES,
@@ -52,4 +63,5 @@ __all__ = [
     "to_path",
     "to_tensors",
     "unflatten",
+    "unflatten_all",
 ]

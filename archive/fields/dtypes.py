@@ -74,6 +74,20 @@ def from_stored(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, A
     return np.ascontiguousarray(stored).view(dtype).reshape(stored.shape[:-1])
 
 
+def as_stored(array: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any] | None:
+    """The memory of rows as a user has them, as rows in stored form; None where what is stored lies otherwise."""
+    dtype = to_numpy(logical)
+    if logical in ML_NAMES:
+        return array.view(np.dtype(f"u{dtype.itemsize}"))
+    if dtype.kind in "OU" or (dtype.byteorder == ">" and dtype.kind not in _BYTES_KINDS):
+        return None
+    if dtype.kind in "mM":
+        return array.view(np.dtype("<i8"))
+    if is_native(dtype):
+        return array
+    return array.view(np.uint8).reshape(*array.shape, dtype.itemsize) if array.flags.c_contiguous else None
+
+
 def to_numpy(logical: str) -> np.dtype[Any]:
     """The numpy dtype of a logical name; an unknown one is an error, never a guess."""
     if logical in ("str", "json"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -111,6 +111,24 @@ def _to_tensor(leaf: Any) -> Any:
     if isinstance(leaf, list):
         return [dtypes.to_torch(row) if isinstance(row, np.ndarray) else row for row in leaf]
     return dtypes.to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def unflatten_all(paths: Sequence[Path], columns: Sequence[Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    """The nested dicts of `count` rows of leaves; columns[i] has the leaf at paths[i] of each."""
+    below: dict[str, list[int]] = {}
+    for i, path in enumerate(paths):
+        below.setdefault(path[0], []).append(i)
+    made = []
+    for of in below.values():
+        if len(of) == 1 and len(paths[of[0]]) == 1:
+            made.append(columns[of[0]])
+        elif all(len(paths[i]) > 1 for i in of):
+            made.append(unflatten_all([paths[i][1:] for i in of], [columns[i] for i in of], count))
+        else:  # a node that is empty in some schemas
+            return [unflatten(dict(zip(paths, row, strict=True))) for row in zip(*columns, strict=True)]
+    if not made:
+        return [{} for _ in range(count)]
+    return [dict(zip(below, row, strict=True)) for row in zip(*made, strict=True)]
 
 
 def is_tensor(value: Any) -> bool:

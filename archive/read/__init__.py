@@ -3,29 +3,27 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import deriving, fetching
+from archive.read import deriving
+from archive.read.chunks import fetching
 from archive.read.deriving import Bounds
+from archive.read.destination import Destination
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
-from archive.read.fieldparts import Selection, empty_rows, episode_job
 from archive.read.gathering import Gather, IOStats
-from archive.read.liveparts import LiveParts
 from archive.read.reader import Reader
-from archive.read.segments import Part, Slice
+from archive.read.selection import Selection
+from archive.read.spans import Spans
 
 __all__ = [
     "Bounds",
+    "Destination",
     "Episode",
     "Episodes",
     "Gather",
     "IOStats",
-    "LiveParts",
-    "Part",
     "Reader",
     "Selection",
-    "Slice",
+    "Spans",
     "deriving",
-    "empty_rows",
-    "episode_job",
     "fetching",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import ArchiveError
-from archive.read.fieldparts import Selection
+from archive.read.selection import Selection
 
 MAX_BYTES = 32 * 1024 * 1024
 MAX_EPISODES = 256

@@ -9,10 +9,10 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import cached_property
+from archive.fields import Bools
 from archive.manifest import EpisodeIndex
-from archive.read.liveparts import LiveParts
 from archive.read.reader import Reader
-from archive.read.segments import Part, with_extra
+from archive.read.spans import Spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ class Chosen:
     """Some episodes, in order, by their numbers in the index; what is live of them, where they are a checkpoint's."""
 
     def __init__(
-        self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: LiveParts | None = None,
+        self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: Spans | None = None,
         attributes: Attributes | None = None,
     ) -> None:  # fmt: skip
         self._reader, self._index, self._live, self._attributes = reader, index, live, attributes
@@ -78,36 +78,51 @@ class Chosen:
         out: Ints = self._index.column("length").to_numpy()[self._chosen]
         return out
 
-    def step_parts(self) -> LiveParts:
-        """The rows of the segments table that hold the steps of each, and which steps of them, as arrays."""
+    def step_spans(self) -> Spans:
+        """The rows of the segments table that hold the steps of each, and which steps of them."""
         if self._live is not None:
             return self._live
         length = self._reader.snapshot.columns(["length"])["length"].to_numpy()
-        chain = self._index.chains
-        rows = chain.rows_of(self._chosen)
-        offsets = np.concatenate([[0], np.cumsum(np.diff(chain.offsets)[self._chosen])])
-        return LiveParts(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
+        offsets, rows = self._chains()
+        return Spans(offsets, rows, np.zeros(len(rows), np.int64), length[rows])
 
-    def _live_parts(self, i: int) -> list[Part]:
-        """The live parts of one, and empty ones for those of its other segments in which more may lie than their steps."""
-        assert self._live is not None
-        live, chain = self._live.of(i), self._index.chains.of(int(self._chosen[i])).tolist()
-        place = {row: k for k, row in enumerate(chain)}
-        beside = place.keys() - {p.row for p in live}
-        others = [Part(row, 0, 0) for row in beside if self._index.beyond_steps[row]]
-        return sorted([*live, *others], key=lambda p: (place.get(p.row, 0), p.lo)) if others else live
+    def spans(self) -> Spans:
+        """What reading each takes: its steps, and spans without steps for those of its other segments in which more may
+        lie than their steps."""
+        if self._live is None:
+            return self.step_spans()
+        offsets, rows = self._chains()
+        beside = self._index.beyond_steps[rows]
+        return _with_others(self._live, offsets, rows, beside) if beside.any() else self._live
 
-    def parts(self) -> list[list[Part]]:
-        """The segments of each, whole; what a Reader reads."""
-        if self._live is not None:
-            return [with_extra(whole, list(whole)) for whole in map(self._live_parts, range(len(self)))]
-        lengths = self._reader.snapshot.columns(["length"])["length"].to_numpy()
-        chain = self._index.chains
-        whole = [[Part(int(r), 0, int(lengths[r])) for r in chain.of(int(n))] for n in self._chosen]
-        return [with_extra(parts, list(parts)) for parts in whole]
+    def _chains(self) -> tuple[Ints, Ints]:
+        """The rows of the segments table of each, oldest first, end to end, and where those of each begin."""
+        chains = self._index.chains
+        counts = np.diff(chains.offsets)[self._chosen]
+        return np.append(0, np.cumsum(counts)), chains.rows_of(self._chosen)
 
 
-def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: LiveParts) -> pa.Table:
+def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans:
+    """Live spans, and spans without steps of those `rows` of the same episodes that are `beside` them, in order."""
+    span = int(max(rows.max(initial=0), live.rows.max(initial=0))) + 1
+    episode = np.repeat(np.arange(len(live)), np.diff(offsets))
+    chained, present = episode * span + rows, live.episode * span + live.rows
+    other = np.flatnonzero(beside & ~np.isin(chained, present))
+    if not len(other):
+        return live
+    by_key = np.argsort(chained, kind="stable")
+    found = np.minimum(np.searchsorted(chained[by_key], present), len(chained) - 1)
+    place = np.where(chained[by_key][found] == present, by_key[found] - offsets[live.episode], 0)
+    joined = np.append(live.episode, episode[other])
+    none = np.zeros(len(other), np.int64)
+    lo, hi, at = np.append(live.lo, none), np.append(live.hi, none), np.append(place, other - offsets[episode[other]])
+    grown = np.isin(joined, episode[other])  # the spans of other episodes stay in their order
+    order = np.lexsort((np.where(grown, lo, 0), np.where(grown, at, 0), joined))
+    ends = np.append(0, np.cumsum(np.bincount(joined, minlength=len(live))))
+    return Spans(ends, np.append(live.rows, rows[other])[order], lo[order], hi[order])
+
+
+def _cut_to(table: pa.Table, index: EpisodeIndex, chosen: Ints, live: Spans) -> pa.Table:
     """The table with the live steps' number as length; an episode that lost steps is not complete."""
     import pyarrow as pa
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from archive.arrays import Ints, spans
+from archive.base import UsageError
 from archive.fields import Bools, Derivation, Rows, parse, put
 from archive.read.chosen import Chosen
-from archive.read.fieldparts import Selection
-from archive.read.segments import cut
+from archive.read.selection import Selection
 
 
 class Bounds:
@@ -71,23 +71,30 @@ def read(
     """Steps [starts, stops) of episodes, with derived fields; fetched together, each chunk once."""
     if derive and bounds is None:
         return read(episodes, numbers, starts, stops, selection, derive, Bounds(episodes))
-    wholes = episodes.pick(numbers).parts()
-    groups = [cut(w, int(a), int(b)) for w, a, b in zip(wholes, starts, stops, strict=True)]
-    selections = [selection] * len(groups)
+    whole = episodes.pick(numbers).spans()
+    requests = [(whole.cut(starts, stops), selection)]
     reaches = [bounds.reach(d, numbers, starts, stops) for d in derive] if bounds is not None else []
     for derivation, (lo, hi) in zip(derive, reaches, strict=True):
         if derivation.fields:
-            groups += [cut(w, int(a), int(b)) for w, a, b in zip(wholes, lo, hi, strict=True)]
-            selections += [Selection(derivation.fields)] * len(wholes)
-    found = episodes.reader.read_each(groups, selections)
-    out, rest = found[: len(wholes)], iter(found[len(wholes) :])
+            requests.append((whole.cut(lo, hi), Selection(derivation.fields)))
+    out, *others = episodes.reader.read_each(requests)
+    rest = iter(others)
     for derivation, (lo, hi) in zip(derive, reaches, strict=True):
         assert bounds is not None
+        found: Sequence[dict[str, Any]] = next(rest) if derivation.fields else [{}] * len(out)
         for i in range(len(out)):
             one = slice(i, i + 1)
             rows = bounds.rows(numbers[one], starts[one], stops[one], lo[one], hi[one])
-            out[i] = put(out[i], derivation, derivation.of(next(rest) if derivation.fields else {}, rows))
+            out[i] = put(out[i], derivation, derivation.of(found[i], rows))
     return out
+
+
+def refuse_out(out: Any) -> None:
+    """UsageError where fields to derive are to go into memory of the caller's."""
+    if out is not None:
+        raise UsageError(
+            "out= is for fields as they are stored; read with out= first, and derive= in a call of its own"
+        )
 
 
 def read_one(alone: Chosen, start: int, stop: int | None, selection: Selection, derive: Any) -> dict[str, Any]:

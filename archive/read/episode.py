@@ -12,10 +12,10 @@ from archive.manifest import EpisodeIndex
 from archive.read import deriving
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
-from archive.read.fieldparts import Selection
-from archive.read.liveparts import LiveParts
+from archive.read.destination import Destination
 from archive.read.reader import Reader
-from archive.read.segments import Part, cut
+from archive.read.selection import Selection
+from archive.read.spans import Spans
 from archive.views import decoder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Episode:
     """One trajectory: what is known of it, and its steps on demand."""
 
     def __init__(
-        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: list[Part] | None = None,
+        self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: Spans | None = None,
         attributes: Attributes | None = None,
     ) -> None:  # fmt: skip
         self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
@@ -149,16 +149,13 @@ class Episode:
         found: list[str] = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
         return found
 
-    def parts(self, start: int = 0, stop: int | None = None) -> list[Part]:
+    def spans(self, start: int = 0, stop: int | None = None) -> Spans:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""
-        whole = self._live if self._live is not None else self._all_parts()
-        start, stop, _ = slice(start, stop).indices(self.length)
-        return cut(whole, start, stop)
-
-    def _all_parts(self) -> list[Part]:
-        rows = self._index.chains.of(self._number)
-        lengths = self._reader.snapshot.take(rows, ["length"])["length"].to_pylist()
-        return [Part(int(row), 0, int(n)) for row, n in zip(rows, lengths, strict=True)]
+        whole = self.alone().spans()
+        if start == 0 and stop is None:
+            return whole
+        first, last, _ = slice(start, stop).indices(self.length)
+        return whole.cut(np.array([first]), np.array([last]))
 
     def read(
         self,
@@ -169,23 +166,30 @@ class Episode:
         missing: Any = "error",
         ragged: str = "list",
         derive: Any = (),
+        out: Any = None,
     ) -> dict[str, Any]:
         """Steps [start, stop) as a nested dict of numpy arrays; only the chunks that hold them are read, and what the
-        fields to `derive` (see `archive.fields.derived`) need beyond them."""
+        fields to `derive` (see `archive.fields.derived`) need beyond them.
+
+        out: a nest of arrays or CPU tensors to decode into, see `Episodes.read`.
+        """
         selection = Selection(fields, missing, ragged)
+        if out is not None and not derive:
+            (filled,) = self._reader.read(self.spans(start, stop), selection, into=Destination(out))
+            return filled
         if derive:
+            deriving.refuse_out(out)
             return deriving.read_one(self.alone(), start, stop, selection, derive)
         if self._ahead is not None and start == 0 and stop is None:
             ahead, place = self._ahead
             if (found := ahead.read(place, selection)) is not None:
                 return found
-        (out,) = self._reader.read([self.parts(start, stop)], selection)
-        return out
+        (found,) = self._reader.read(self.spans(start, stop), selection)
+        return found
 
     def alone(self) -> Chosen:
         """This one, as one of some."""
-        live = None if self._live is None else LiveParts.of_one(self._live)
-        return Chosen(self._reader, self._index, np.array([self._number]), live, self._attributes)
+        return Chosen(self._reader, self._index, np.array([self._number]), self._live, self._attributes)
 
     @property
     def bounds(self) -> deriving.Bounds:

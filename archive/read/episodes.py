@@ -14,9 +14,10 @@ from archive.manifest import COLUMNS, matching
 from archive.read import deriving, sizes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
+from archive.read.chunks import Tails
+from archive.read.destination import Destination
 from archive.read.episode import Episode
-from archive.read.fieldparts import Selection
-from archive.read.reader import Tails
+from archive.read.selection import Selection
 
 if TYPE_CHECKING:
     import pandas
@@ -123,7 +124,7 @@ class Episodes(Chosen, Sequence["Episode"]):
                 yield ep
 
     def _read_run(self, start: int, stop: int, selection: Selection) -> list[dict[str, Any]]:
-        return self._reader.read(self[start:stop].parts(), selection)
+        return self._reader.read(self[start:stop].spans(), selection)
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
         part = self.pick(np.array(places, np.int64))
@@ -134,22 +135,29 @@ class Episodes(Chosen, Sequence["Episode"]):
                 self._index,
                 int(number),
                 row,
-                None if part._live is None else part._live_parts(i),
+                None if part._live is None else part._live.pick(np.array([i])),
                 self._attributes,
             )
             for i, (number, row) in enumerate(zip(part._chosen, rows, strict=True))
         ]
 
     def read(
-        self, fields: Any = None, *, missing: Any = "error", ragged: str = "list", derive: Any = ()
+        self, fields: Any = None, *, missing: Any = "error", ragged: str = "list", derive: Any = (), out: Any = None
     ) -> list[dict[str, Any]]:
         """The steps of all of them, a nested dict each, fetched together: each chunk is read once.
 
         fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
         for episodes that lack a field asked for.  derive: fields computed from others, see `archive.fields.derived`.
+        out: a nest of arrays or CPU tensors to decode into, of some of the fields or all: each has the rows of all episodes
+        end to end, in the dtype and shape in which they were archived. What is returned shares their memory; fields that
+        are not there come in memory of their own. FieldError for one that does not fit; after another error what they
+        hold is undefined.
         """
         selection = Selection(fields, missing, ragged)
-        return deriving.read_all(self, selection, derive) if derive else self._reader.read(self.parts(), selection)
+        if derive:
+            deriving.refuse_out(out)
+            return deriving.read_all(self, selection, derive)
+        return self._reader.read(self.spans(), selection, into=None if out is None else Destination(out))
 
     def stream(
         self,
@@ -172,7 +180,7 @@ class Episodes(Chosen, Sequence["Episode"]):
             data = (
                 deriving.read_all(run, selection, derive)
                 if derive
-                else self._reader.read(run.parts(), selection, tails)
+                else self._reader.read(run.spans(), selection, tails=tails)
             )
             data.reverse()
             for ep in run:
@@ -180,8 +188,8 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     def sizes(self, fields: Any = None) -> Ints:
         """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read. Text counts as 8 a value."""
-        parts = self.step_parts()
-        return sizes.of_parts(parts, self._reader.snapshot.take(parts.rows, sizes.COLUMNS), Selection(fields))
+        spans = self.step_spans()
+        return sizes.of_spans(spans, self._reader.snapshot.take(spans.rows, sizes.COLUMNS), Selection(fields))
 
     @property
     def fields(self) -> dict[str, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,15 +12,10 @@ import numpy as np
 
 from archive.arrays import Ints, spans
 from archive.base import UsageError
-from archive.fields import Path, Ragged, schema, unflatten
-from archive.read.chunkcache import as_disk_cache
-from archive.read.chunkstore import ChunkStore, Counts
+from archive.read.batches import Batches
+from archive.read.chunks import Counts, as_disk_cache
 from archive.read.episodes import Episodes
-from archive.read.fieldparts import Selection
-from archive.read.fieldrows import FieldPlan, Plans, Round, Rows, StepRows, plan_fields
-from archive.read.rowpool import Array, RowPool
-from archive.read.segments import cut
-from archive.read.stepmap import COLUMNS, Places, Segments, StepMap
+from archive.read.selection import Selection
 
 
 class IOStats(NamedTuple):
@@ -51,10 +45,13 @@ class Gather:
             raise UsageError(
                 f"cache_bytes={cache_bytes} must be 0 or more, and max_ahead_bytes={max_ahead_bytes} above 0"
             )
-        self.episodes, self.fields, self.missing = episodes, fields, missing
-        self.cache_bytes, self.max_ahead_bytes = cache_bytes, max_ahead_bytes
+        self.episodes = episodes
+        self.fields = fields
+        self.missing = missing
+        self.cache_bytes = cache_bytes
+        self.max_ahead_bytes = max_ahead_bytes
         self.disk_cache = as_disk_cache(disk_cache)
-        self._engine: _Engine | None = None
+        self._engine: Batches | None = None
         self._beside: Gather | None = None
 
     def __len__(self) -> int:
@@ -144,185 +141,18 @@ class Gather:
         other.fields, other._engine, other._beside = fields, None, self
         return other
 
-    def _running(self) -> _Engine:
+    def _running(self) -> Batches:
         if self._engine is None or self._engine.pid != os.getpid():
-            self._engine = _Engine(self) if self._beside is None else self._beside._running().also(self)
+            selection = Selection(self.fields, self.missing)
+            self._engine = (
+                Batches(self.episodes, selection, self.cache_bytes, self.disk_cache, self.max_ahead_bytes)
+                if self._beside is None
+                else self._beside._running().also(selection)
+            )
         return self._engine
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_engine": None}
-
-
-class _Engine:
-    """What one process has of a Gather."""
-
-    def __init__(self, owner: Gather) -> None:
-        self.pid = os.getpid()
-        self._episodes, self._reader = owner.episodes, owner.episodes.reader
-        self._selection = Selection(owner.fields, owner.missing)
-        self.segments = Segments(self._reader.snapshot.columns(COLUMNS))
-        self.steps = StepMap(owner.episodes.step_parts(), self.segments)
-        self.store = ChunkStore(
-            self._reader, self.segments, self.steps.steps, owner.cache_bytes, owner.disk_cache, owner.max_ahead_bytes
-        )
-        self.batch = Counts()
-        self._plans: dict[tuple[int, ...], Plans] = {}
-        self._extents: dict[str, tuple[Ints, Ints]] = {}
-        self._known = np.zeros(len(self.segments.start), bool)
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: list[Future[Any]] = []
-        self._stopped = False
-
-    def also(self, owner: Gather) -> _Engine:
-        other = copy.copy(self)
-        other._selection, other._plans, other._ahead, other._pool = Selection(owner.fields, owner.missing), {}, [], None
-        return other
-
-    def pool(self, array: str, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> RowPool:
-        return self.store.pool(array, dtype, trailing)
-
-    def extents(self, array: str, segments: Ints) -> tuple[Ints, Ints]:
-        """First row and number of rows of a field in each segment, for fields that are not one row a step."""
-        new = np.unique(segments[~self._known[segments]])
-        for row, segment in self._reader.segments(new.tolist()).items():
-            for name, place in segment.extents.items():
-                size = len(self._known)
-                first, rows = self._extents.setdefault(name, (np.zeros(size, np.int64), np.zeros(size, np.int64)))
-                first[row], rows[row] = place
-        self._known[new] = True
-        size = len(self._known)
-        first, rows = self._extents.get(array) or (np.zeros(size, np.int64), np.zeros(size, np.int64))
-        return first[segments], rows[segments]
-
-    def gather(self, numbers: Ints, starts: Ints, length: int | None) -> dict[str, Any]:
-        self.check()
-        where = self._locate(numbers, starts, length or 1)
-        plans, counts = self._planned(where), Counts()
-        out: dict[Path, Any] = dict(plans.nodes)
-        for plan, value in zip(plans.fields, self._rows(plans.fields, where, counts), strict=True):
-            out[plan.path] = value if length is None else value.reshape(len(numbers), length, *value.shape[1:])
-        if plans.slow:
-            out |= self._read(plans.slow, numbers, starts, length)
-        self.batch = counts
-        return unflatten(out)
-
-    def whole(self, numbers: Ints) -> dict[str, Any]:
-        self.check()
-        self.steps.check(numbers, np.zeros_like(numbers), 0)
-        counts = self.steps.lengths[numbers]
-        steps = spans(np.zeros(len(counts), np.int64), counts)
-        where = self.steps.locate(np.repeat(numbers, counts), steps)
-        plans, counted = self._planned(where), Counts()
-        by_step = [plan for plan in plans.fields if plan.spec.axis == "step"]
-        others = [plan.path for plan in plans.fields if plan.spec.axis != "step"] + plans.slow
-        out: dict[Path, Any] = dict(plans.nodes)
-        for plan, value in zip(by_step, self._rows(by_step, where, counted), strict=True):
-            out[plan.path] = Ragged(value, counts)
-        if others:
-            parts = self._episodes[numbers].parts()
-            found = self._reader.read(parts, Selection(list(others), self._selection.missing))
-            out |= {path: [_at(data, path) for data in found] for path in others}
-        self.batch = counted
-        return unflatten(out)
-
-    def _locate(self, numbers: Ints, starts: Ints, length: int) -> Places:
-        self.steps.check(numbers, starts, length)
-        if length == 1:
-            return self.steps.locate(numbers, starts)
-        return self.steps.locate(np.repeat(numbers, length), spans(starts, np.full(len(starts), length)))
-
-    def _planned(self, where: Places) -> Plans:
-        several = len(self.segments.schemas) > 1 and len(where.schema) > 0
-        codes = tuple(np.unique(where.schema).tolist()) if several else (0,)
-        if codes not in self._plans:
-            schemas = {code: schema.loads(self.segments.schemas[code]) for code in codes}
-            self._plans[codes] = plan_fields(schemas, self._selection, self)
-        return self._plans[codes]
-
-    def _rows(self, plans: Sequence[FieldPlan], where: Places, counts: Counts) -> list[Array]:
-        """Each field at these steps."""
-        pieces = [(plan, piece) for plan in plans for piece in plan.pieces(where)]
-        first = [rows.first(own) for _, (rows, _, own) in pieces]
-        taken = self._taken(first, counts)
-        second = [
-            rows.second(own, round_, found)
-            for (_, (rows, _, own)), round_, found in zip(pieces, first, taken, strict=True)
-        ]
-        later = self._taken(second, counts)
-        done: dict[int, list[tuple[Any, Array]]] = {id(plan): [] for plan in plans}
-        for (plan, (rows, at, own)), a, b, round_ in zip(pieces, taken, later, second, strict=True):
-            done[id(plan)].append((at, rows.finish(len(own.step), a, b, round_.memory)))
-        return [plan.joined(len(where.step), done[id(plan)]) for plan in plans]
-
-    def _taken(self, rounds: Sequence[Round], counts: Counts) -> list[list[Array]]:
-        wants = [rows for round_ in rounds for rows in round_.rows]
-        if not wants:
-            return [[] for _ in rounds]
-        found, own = self.store.take(wants)
-        counts += own
-        arrays = iter(found)
-        return [[next(arrays) for _ in round_.rows] for round_ in rounds]
-
-    def _read(self, paths: list[Path], numbers: Ints, starts: Ints, length: int | None) -> dict[Path, Any]:
-        """Fields that are not numbers of one shape, read as episodes are."""
-        distinct, owner = np.unique(numbers, return_inverse=True)
-        whole = self._episodes[distinct].parts()
-        steps = length or 1
-        parts = [cut(whole[i], at, at + steps) for i, at in zip(owner.tolist(), starts.tolist(), strict=True)]
-        found = self._reader.read(parts, Selection(list(paths), self._selection.missing))
-        return {path: _batch([_at(data, path) for data in found], steps, length is None) for path in paths}
-
-    def load(self, numbers: Ints, starts: Ints, length: int, wanted: Callable[[], bool] = lambda: True) -> Counts:
-        where = self._locate(numbers, starts, length)
-        pieces = [(rows, own) for plan in self._planned(where).fields for rows, _, own in plan.pieces(where)]
-        rounds = [(rows, own, rows.first(own)) for rows, own in pieces]
-        counts = self.store.load([want for _, _, round_ in rounds for want in round_.rows], wanted)
-        later: list[Rows] = []
-        for rows, own, round_ in rounds:
-            if type(rows).second is not StepRows.second:
-                taken, took = self.store.take(round_.rows)
-                counts += took
-                later += rows.second(own, round_, taken).rows
-        if later:
-            counts += self.store.load(later, wanted)
-        return counts
-
-    def local(self, numbers: Ints, steps: Ints) -> float:
-        where = self._locate(numbers, steps, 1)
-        have = whole = 0
-        for plan in self._planned(where).fields:
-            for rows, _, own in plan.pieces(where):
-                for want in rows.most(own):
-                    have += int(self.store.local(want).sum()) * want.pool.row_bytes
-                    whole += len(want.rows) * want.pool.row_bytes
-        return have / whole if whole else 1.0
-
-    def prefetch(self, numbers: Ints, starts: Ints, length: int) -> None:
-        self.check()
-        self.steps.check(numbers, starts, length)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "archive-prefetch")
-        wanted: Callable[[], bool] = lambda: not self._stopped  # noqa: E731
-        self._ahead.append(self._pool.submit(self.load, numbers, starts, length, wanted))
-
-    def check(self) -> None:
-        """Raise what failed in the background, once."""
-        waiting = []
-        failed: BaseException | None = None
-        for future in self._ahead:
-            if not future.done():
-                waiting.append(future)
-            elif not future.cancelled():
-                failed = failed or future.exception()
-        self._ahead = waiting
-        if failed is not None:
-            raise failed
-
-    def close(self) -> None:
-        self._stopped = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self.check()
 
 
 def _ints(values: Any) -> Ints:
@@ -330,19 +160,3 @@ def _ints(values: Any) -> Ints:
     if array.dtype.kind not in "iu" and array.size:
         raise UsageError(f"numbers of episodes and steps must be integers, not {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _at(data: Any, path: Path) -> Any:
-    for key in path:
-        data = data[key]
-    return data
-
-
-def _batch(values: list[Any], steps: int, flat: bool) -> Any:
-    """What was read of a field for each place, as one array where each is an array of `steps` rows; a list otherwise."""
-    if all(isinstance(v, np.ndarray) and v.ndim and len(v) == steps for v in values):
-        joined = np.stack(values)
-        return joined[:, 0] if flat else joined
-    if flat and all(isinstance(v, list) and len(v) == 1 for v in values):
-        return [v[0] for v in values]
-    return values

@@ -10,8 +10,8 @@ import numpy as np
 
 from archive.arrays import Ints, sums
 from archive.fields import NODES, FieldSpec, schema, to_numpy
-from archive.read.fieldparts import Selection
-from archive.read.liveparts import LiveParts
+from archive.read.selection import Selection
+from archive.read.spans import Spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,8 +20,8 @@ COLUMNS = ("schema", "extents", "length")
 TEXT = ("str", "json")
 
 
-def of_parts(parts: LiveParts, rows: pa.Table, selection: Selection) -> Ints:
-    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a part.
+def of_spans(spans: Spans, rows: pa.Table, selection: Selection) -> Ints:
+    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span.
 
     Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value, as its length is not known.
     """
@@ -31,9 +31,9 @@ def of_parts(parts: LiveParts, rows: pa.Table, selection: Selection) -> Ints:
     specs = [{s.name: s for s in selection.specs(schema.loads(text)).values() if s.axis not in NODES} for text in texts]
     per_step = np.array([_step_bytes(of) for of in specs] or [0], np.float64)[code]
     length = np.maximum(1, rows["length"].to_numpy())
-    share = np.where(rows["length"].to_numpy() > 0, (parts.hi - parts.lo) / length, 1.0)
-    total = per_step * (parts.hi - parts.lo) + _extent_bytes(rows["extents"], code, specs) * share
-    return sums(np.rint(total).astype(np.int64), parts.offsets)
+    share = np.where(rows["length"].to_numpy() > 0, (spans.hi - spans.lo) / length, 1.0)
+    total = per_step * (spans.hi - spans.lo) + _extent_bytes(rows["extents"], code, specs) * share
+    return sums(np.rint(total).astype(np.int64), spans.offsets)
 
 
 def _step_bytes(specs: dict[str, FieldSpec]) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from archive.arrays import Ints
 from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
-from archive.fields import Array, Path, dtypes, nesting
+from archive.fields import NODES, Array, Path, dtypes, nesting
 
 UNFINISHED = ("close", "continue", "drop")
 BATCH_BYTES = 32 * 1024 * 1024
@@ -32,7 +32,8 @@ class Layout(Protocol):
 class Share(Protocol):
     """What `fill` needs of a share: where its live episodes stand, their steps, and the columns.
 
-    A share that also has `stream()`, pairs of an episode and its steps in the same order, is read in bounded memory.
+    A share that also has `stream()`, pairs of an episode and its steps in the same order, is read in bounded memory; one
+    that has `row_specs()` and `read_into()` (see `resharding.Share`) straight into the ring.
     """
 
     @property
@@ -86,7 +87,7 @@ def fill(share: Share, *, num_envs: int, max_length: int, unfinished: str = "clo
             f"the share has {int(places.open.sum())} open episodes, and only a plan drops: "
             "resharding.plan(..., unfinished='drop')"
         )
-    arrays, nodes = _steps(_nests(share), places)
+    arrays, nodes = _in_place(share, places) or _steps(_nests(share), places)
     columns = {name: _column(name, nesting.as_array(value, name), places) for name, value in share.columns.items()}
     cut = _cut(places, close=unfinished == "close")
     pos = np.zeros(num_envs, np.int64)
@@ -142,6 +143,17 @@ class _Places:
         position = np.arange(int(length.sum())) + np.repeat(self.position[lo:hi] - (ends - length), length)
         places: Ints = np.repeat(self.env[lo:hi] * self.slots, length) + position % self.slots
         return places
+
+    def runs(self) -> tuple[Ints, Ints]:
+        """Steps, counted over all episodes, from which on they stand end to end, and the row and slot of each."""
+        full = np.flatnonzero(self.length > 0)
+        length, slot = self.length[full], self.position[full] % self.slots
+        first = np.cumsum(length) - length
+        around = np.flatnonzero(slot + length > self.slots)  # the rest stands at the beginning of the same row
+        starts = np.append(first, first[around] + self.slots - slot[around])
+        row = self.env[full] * self.slots
+        order = np.argsort(starts, kind="stable")
+        return starts[order], np.append(row + slot, row[around])[order]
 
 
 def _places(share: Share, num_envs: int, max_length: int) -> _Places:
@@ -204,6 +216,35 @@ def _cut(places: _Places, *, close: bool) -> Mask:
     out = np.zeros((places.rows, places.slots), bool)
     out[places.env[chosen], (places.position[chosen] + places.length[chosen] - 1) % places.slots] = True
     return out
+
+
+def _in_place(share: Any, places: _Places) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
+    """The ring of each field, decoded straight into it, and the nest's empty nodes; None where that cannot be."""
+    specs = share.row_specs() if hasattr(share, "row_specs") else None
+    if specs is None:
+        return None
+    nodes: dict[Path, Any] = {
+        path: {} if spec.axis == "dict" else None for path, spec in specs.items() if spec.axis in NODES
+    }
+    rings = {
+        path: _ring_memory(np.empty((0, *spec.shape), dtypes.to_numpy(spec.dtype)), places)
+        for path, spec in specs.items()
+        if path not in nodes
+    }
+    share.read_into({path: _by_place(ring) for path, ring in rings.items()}, *places.runs())
+    return rings, nodes
+
+
+def _ring_memory(like: Array, places: _Places) -> Array:
+    """A ring in which only those slots are zero that no step goes to."""
+    shape = (places.rows, places.slots, *like.shape[1:])
+    if 2 * int(places.length.sum()) < places.rows * places.slots:
+        return np.zeros(shape, like.dtype)
+    ring = np.empty(shape, like.dtype)  # numpy asks for huge pages here, and not for zeros: many times faster to fill
+    free = np.ones(places.rows * places.slots, bool)
+    free[places.of(0, len(places.length))] = False
+    _by_place(ring)[free] = np.zeros((), like.dtype)
+    return ring
 
 
 def _nests(share: Share) -> Iterable[Mapping[str, Any]]:

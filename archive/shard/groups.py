@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.base import (
     CorruptChunkError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
+Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _MAX_NDIM = 8
 _ROOT = "zarr.json"
@@ -99,6 +100,14 @@ def load() -> None:
     encode({"x": np.zeros(1)}, attributes={})
 
 
+class Described(NamedTuple):
+    """An array of a shard: no rows of it, in its dtype and shape; how many rows it has, and how many a chunk has."""
+
+    like: Array
+    rows: int
+    chunk_rows: int
+
+
 class ShardView:
     """The arrays of one shard, from the bytes of its root `zarr.json`. Frozen; safe for threads and after a fork."""
 
@@ -133,28 +142,70 @@ class ShardView:
         return self.read_many(path, [(start, stop)], chunks)[0]
 
     def read_many(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> list[Array]:
-        """As `read`, for several ranges: the array is opened once, and each chunk decoded once."""
-        ranges = list(ranges)
-        plain = self._plain(path)
-        if plain is not None and (found := rawchunks.rows(plain, ranges, chunks)) is not None:
-            return found
-        array = self._open(path, chunks)
-        for start, stop in ranges:
-            if not 0 <= start <= stop <= array.shape[0]:
-                raise UsageError(f"Rows {start} to {stop} of array {path!r} are outside its 0 to {array.shape[0]}.")
-        around = hulls(ranges, array.chunks[0])
-        blocks = {hull: _rows(array, path, *hull) for hull in set(around)}
-        return [
-            blocks[hull][start - hull[0] : stop - hull[0]] for hull, (start, stop) in zip(around, ranges, strict=True)
-        ]
+        """As `read`, for several ranges: each chunk is decoded once."""
+        import numpy as np
 
-    def chunk(self, path: str, number: int, chunks: Chunks) -> Array:
-        """The rows of one chunk, maybe with the rows that fill up the last one; it may share memory with `chunks`."""
+        ranges = list(ranges)
+        self.check_rows(path, ranges)
+        like, _, rows = self.describe(path)
+        decode = self.decoder(path, ranges, chunks)
+        decoded: dict[int, Array] = {}
+        out = [np.empty((stop - start, *like.shape[1:]), like.dtype) for start, stop in ranges]
+        for into, (start, stop) in zip(out, ranges, strict=True):
+            for number in range(start // rows, -(-stop // rows)) if start < stop else ():
+                if number not in decoded:
+                    decoded[number] = decode(number)
+                first = number * rows
+                lo, hi = max(start, first), min(stop, first + rows)
+                into[lo - start : hi - start] = decoded[number][lo - first : hi - first]
+        return out
+
+    def check_rows(self, path: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """UsageError if an array does not have these rows."""
+        length = self.describe(path).rows
+        for start, stop in ranges:
+            if not 0 <= start <= stop <= length:
+                raise UsageError(f"Rows {start} to {stop} of array {path!r} are outside its 0 to {length}.")
+
+    def describe(self, path: str) -> Described:
+        """What an array is, by its metadata."""
+        import numpy as np
+
+        if (plain := self._plain(path)) is not None:
+            return Described(np.empty((0, *plain.shape[1:]), plain.dtype), plain.shape[0], plain.rows)
+        array = self._open(path, {})
+        dtype = object if array.dtype.kind == "T" else array.dtype
+        return Described(np.empty((0, *array.shape[1:]), dtype), array.shape[0], array.chunks[0])
+
+    def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
+        """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
+
+        The last chunk may come with rows that fill it up, or without. Where `out` is given, contiguous memory for all of
+        its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
+        """
         plain = self._plain(path)
-        if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks)) is not None:
-            return found
+        others: dict[int, Array] = {}
+
+        def decode(number: int, out: Array | None = None) -> Array:
+            if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks, out)) is not None:
+                return found
+            if number not in others:
+                others.update(self._by_zarr(path, ranges, chunks))
+            return others[number]
+
+        return decode
+
+    def _by_zarr(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> dict[int, Array]:
+        """The rows of each chunk that holds some of these; neighbouring chunks are decoded together."""
         array = self._open(path, chunks)
-        return _rows(array, path, number * array.chunks[0], (number + 1) * array.chunks[0])
+        rows, out = array.chunks[0], {}
+        for start, stop in set(hulls([one for one in ranges if one[0] < one[1]], rows)):
+            first = start // rows * rows
+            block = _rows(array, path, first, -(-stop // rows) * rows)
+            out.update(
+                {n: block[n * rows - first : (n + 1) * rows - first] for n in range(start // rows, -(-stop // rows))}
+            )
+        return out
 
     def _plain(self, path: str) -> rawchunks.Plain | None:
         if path not in self._described:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,29 +122,12 @@ def _sizes(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def rows(array: Plain, ranges: Sequence[tuple[int, int]], chunks: Mapping[str, Buffer]) -> list[Array] | None:
-    """Rows of each half-open range, in arrays of their own; None if a chunk is absent or is not what it should be,
-    for zarr to say why."""
-    import numpy as np
+def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Array | None = None) -> Array | None:
+    """One chunk, in the memory that it was fetched into if it is not compressed; None if it is absent, or is not what it
+    should be, for zarr to say why.
 
-    checked: dict[int, Array | None] = {}
-    outs = [np.empty((max(0, stop - start), *array.shape[1:]), array.dtype) for start, stop in ranges]
-    for out, (start, stop) in zip(outs, ranges, strict=True):
-        if not 0 <= start <= stop <= array.shape[0]:
-            return None
-        for number in range(start // array.rows, -(-stop // array.rows)):
-            if number not in checked:
-                checked[number] = one_chunk(array, number, chunks)
-            if (values := checked[number]) is None:
-                return None
-            first = number * array.rows
-            lo, hi = max(start, first), min(stop, first + array.rows)
-            out[lo - start : hi - start] = values[lo - first : hi - first]
-    return outs
-
-
-def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array | None:
-    """One chunk, in the memory that it was fetched into if it is not compressed; None if its checksum is another."""
+    out: contiguous memory for all of its rows, which it is put into.
+    """
     import numpy as np
 
     count = array.rows * math.prod(array.shape[1:])
@@ -156,15 +139,33 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer]) -> Array 
     if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
         return None
     size = count * array.dtype.itemsize
+    if array.compressed and out is not None and _plain_size(body) == size:
+        return None if _inflated(body, out.reshape(-1).view("u1")) is None else out
     values = _inflated(body) if array.compressed else body
     if values is None or len(values) != size:
         return None
-    return np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+    rows = np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+    if out is None:
+        return rows
+    out[...] = rows
+    return out
 
 
-def _inflated(data: memoryview) -> Buffer | None:
-    """What zstd compressed; None if it cannot be undone."""
+def _inflated(data: memoryview, out: Array | None = None) -> Buffer | None:
+    """What zstd compressed, in `out` if that is given; None if it cannot be undone."""
     try:
-        return bytes(_zstd(0).decode(data))
+        found = _zstd(0).decode(data, out)
+        return bytes(found) if out is None else out.data
     except (RuntimeError, ValueError):
         return None
+
+
+def _plain_size(data: memoryview) -> int | None:
+    """What a zstd frame's header says of the size of its content; None where it does not say (RFC 8878, 3.1.1.1)."""
+    kind = data[4] if len(data) > 4 else 0
+    width, single = kind >> 6, kind >> 5 & 1
+    at = 5 + (not single) + (0, 1, 2, 4)[kind & 3]
+    count = 1 << width if width or single else 0
+    if not count or len(data) < at + count:
+        return None
+    return int.from_bytes(data[at : at + count], "little") + 256 * (width == 1)

@@ -49,6 +49,13 @@ def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, n
             inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
 
 
+def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: schema.Path) -> None:
+    """Rows rows[i] of an array of ids become numbers[i]."""
+    if len(rows):
+        _check_holds(array, int(numbers.max()), path)
+        array[rows] = numbers.reshape(-1, *[1] * (array.ndim - 1))
+
+
 def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -> Any:
     if isinstance(old, Ragged):
         owner = np.repeat(np.arange(len(numbers)), old.lengths)
@@ -56,13 +63,13 @@ def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -
     if not isinstance(old, np.ndarray) or old.dtype.kind not in "iuf" or not len(old):
         filled = [_filled(v, n, t, path) if n >= 0 else v for v, n, t in zip(old, numbers.tolist(), texts, strict=True)]
         return np.array(filled, object if old.dtype == object else None) if isinstance(old, np.ndarray) else filled
-    _filled(old[:1], int(numbers.max()), "", path)  # refuses an id that the dtype cannot hold
+    _check_holds(old, int(numbers.max()), path)
     new = numbers.astype(old.dtype).reshape(-1, *[1] * (old.ndim - 1))
     return np.where((numbers >= 0).reshape(new.shape), new, old)
 
 
 def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
-    """A value of the same form, with the new id everywhere."""
+    """A value of the same form, with the new id everywhere; an array of numbers is that array, which may be the caller's."""
     if isinstance(old, list):
         return [_filled(value, number, text, path) for value in old]
     if not isinstance(old, np.ndarray):
@@ -71,9 +78,14 @@ def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
         return np.full(old.shape, text if all(isinstance(v, str) for v in old.flat) else number, object)
     if old.dtype.kind == "U":
         return np.full(old.shape, text)
+    _check_holds(old, number, path)
+    old[...] = number
+    return old
+
+
+def _check_holds(old: np.ndarray[Any, Any], number: int, path: schema.Path) -> None:
     if old.dtype == bool or (old.dtype.kind in "iu" and number > np.iinfo(old.dtype).max):
         raise FieldError(
             f"field {show(path)!r} of dtype {old.dtype} cannot hold the new id {number}; read the share without it "
             "(fields=...), or archive it with a wider dtype"
         )
-    return np.full(old.shape, number, old.dtype)

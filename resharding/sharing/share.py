@@ -10,6 +10,7 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import NotFoundError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
+from archive.fields import FieldSpec, Path
 from archive.manifest import Resume
 from archive.read import Episodes
 from resharding.placing import Placement, Rules, Source
@@ -104,6 +105,14 @@ class Share:
 
     def read(self, fields: Any = None) -> list[dict[str, Any]]:
         return self._main.read(fields)
+
+    def row_specs(self) -> dict[Path, FieldSpec] | None:
+        """What each field of the main buffer is, see `ShareBuffer.row_specs`."""
+        return self._main.row_specs()
+
+    def read_into(self, arrays: Mapping[Path, np.ndarray[Any, Any]], starts: Ints, places: Ints) -> None:
+        """Put the steps of the main buffer into rows of arrays, see `ShareBuffer.read_into`."""
+        self._main.read_into(arrays, starts, places)
 
     @property
     def steps(self) -> int:

@@ -12,9 +12,9 @@ import numpy as np
 from archive.arrays import Ints, sums
 from archive.base import cached_property
 from archive.checkpoint import ColumnRef, resuming
-from archive.fields import dtypes
+from archive.fields import NODES, FieldSpec, Path, dtypes, loads, unflatten
 from archive.manifest import BufferResume, Located, Runs
-from archive.read import Episode, Episodes, LiveParts
+from archive.read import Destination, Episode, Episodes, Selection, Spans
 from resharding.placing import (
     Dropped,
     Parts,
@@ -27,7 +27,7 @@ from resharding.placing import (
     read_cost,
     schemas_of,
 )
-from resharding.sharing.renumbering import Roles, renumber, renumber_rows, roles_of
+from resharding.sharing.renumbering import Roles, renumber, renumber_places, renumber_rows, roles_of
 
 if TYPE_CHECKING:
     from resharding.sharing.share import Share
@@ -65,8 +65,9 @@ class ShareEpisode(Episode):
         missing: Any = "error",
         ragged: str = "list",
         derive: Any = (),
+        out: Any = None,
     ) -> dict[str, Any]:
-        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive)
+        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive, out=out)
         return self._renumber(data)
 
     def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class ShareBuffer:
         offsets, pieces, _, _ = self._pieces
         ck = self._plan.checkpoint
         numbers = self._source.number[self._parts.unit]
-        return Episodes(ck.reader, ck.index, numbers, LiveParts(offsets, pieces.row, pieces.lo, pieces.hi), ck)
+        return Episodes(ck.reader, ck.index, numbers, Spans(offsets, pieces.row, pieces.lo, pieces.hi), ck)
 
     def __len__(self) -> int:
         return len(self._parts.unit)
@@ -201,6 +202,34 @@ class ShareBuffer:
         """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
         for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
             yield ep, ep._renumber(steps)
+
+    def row_specs(self) -> dict[Path, FieldSpec] | None:
+        """What each field is, where all steps have the same ones, of numbers and of one row a step; None otherwise."""
+        _, pieces, _, _ = self._pieces
+        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row[pieces.hi > pieces.lo])
+        found = [
+            {f.path: replace(f, next_of="") for f in loads(texts[code]).fields} for code in np.unique(codes).tolist()
+        ]
+        alike = found and all(specs == found[0] for specs in found) and all(map(_is_rows, found[0].values()))
+        return found[0] if alike else None
+
+    def read_into(self, arrays: Mapping[Path, np.ndarray[Any, Any]], starts: Ints, places: Ints) -> None:
+        """Put the steps of all episodes into rows of arrays, each chunk once, ids renumbered.
+
+        Step starts[i], counted over all episodes, and those up to step starts[i + 1] go to row places[i] and on.
+        """
+        into = Destination(unflatten(arrays), starts, places)
+        self.episodes.reader.read_into(self.episodes.spans(), Selection(list(arrays)), into)
+        lengths, env = self.layout.length, self.layout.env_id
+        step = np.arange(int(lengths.sum()))
+        run = np.searchsorted(starts, step, side="right") - 1
+        row = places[run] + step - starts[run]
+        for roles in {id(roles): roles for roles in self._roles}.values():
+            mine = self.moved & np.array([own is roles for own in self._roles], bool)
+            for path, role in roles.items():
+                chosen = np.repeat(mine & (env >= 0) if role == "env_id" else mine, lengths)
+                numbers = np.repeat(env if role == "env_id" else np.arange(len(self)), lengths)
+                renumber_places(arrays[path], row[chosen], numbers[chosen], path)
 
     @cached_property
     def _step_bytes(self) -> int:
@@ -287,9 +316,7 @@ class ShareBuffer:
 
     def cost(self) -> dict[str, int]:
         """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
-        offsets, pieces, _, _ = self._pieces
-        cost = read_cost(self._plan.checkpoint.reader, offsets, pieces, lambda some: self.episodes[some].parts())
-        return cost | {"needed_bytes": self.steps * self._step_bytes}
+        return read_cost(self.episodes) | {"needed_bytes": self.steps * self._step_bytes}
 
     def to_resume(self) -> BufferResume:
         """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
@@ -322,6 +349,14 @@ class ShareBuffer:
             else:
                 to_close.append(ids[i])
         return opened, to_close
+
+
+def _is_rows(spec: FieldSpec) -> bool:
+    """Whether a field has no data, or rows of numbers, one a step, that lie in memory as they are stored."""
+    if spec.axis in NODES:
+        return True
+    like = np.zeros((0, *spec.shape), dtypes.to_numpy(spec.dtype))
+    return spec.axis == "step" and dtypes.as_stored(like, spec.dtype) is not None
 
 
 def _logical_shape(column: ColumnRef) -> tuple[int, ...]:

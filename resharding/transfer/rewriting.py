@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from archive import Archive
 from archive.arrays import Ints
 from archive.fields import NODES, ShardSchema, loads, to_numpy
 from archive.manifest import tables
-from archive.read import Part
+from archive.read import Spans
 from archive.write import SHARD_BYTES, Block, Pipeline, Slab, owned, shard
 from resharding.transfer.engines import spread
 
@@ -98,7 +99,8 @@ def _blocks(archive: Archive, pieces: Sequence[Numbered]) -> Iterator[Block]:
     schemas = [loads(text) for text in texts]
     at = 0
     for batch in _batches(pieces, _sizes(archive, [p for _, p in pieces]), READ_BYTES):
-        found = archive.episodes.reader.read_stored([Part(p.row, p.lo, p.hi, extra=True) for _, p in batch])
+        edges = ([edge(p) for _, p in batch] for edge in (attrgetter("row"), attrgetter("lo"), attrgetter("hi")))
+        found = archive.episodes.reader.read_stored(Spans.of_each(*edges))
         for (number, piece), data in zip(batch, found, strict=True):
             schema = schemas[codes[at]]
             env = np.full(piece.hi - piece.lo, number, np.int64)  # pieces stay in order: each is an env row of its own

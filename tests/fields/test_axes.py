@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import archive
 from archive import Ragged, Schema
 from archive.base.errors import FieldError
-from archive.read import segments
-from archive.read.segments import Part
+from archive.read.spans import Spans
 from archive.write import bufferwriter
 from tests.support.archives import fresh, identical, reopened, round_trip
 
@@ -291,6 +290,7 @@ def test_json_of_any_kind_per_step() -> None:
 )
 def test_extra_rows_are_sought_after_the_last_step_read(start: int, stop: int, want: list[bool]) -> None:
     """Also where steps between the parts have left."""
-    parts = segments.cut([Part(0, 0, 3), Part(0, 5, 8)], start, stop)
-    assert [p.extra for p in parts] == want
-    assert sum(p.hi - p.lo for p in parts) == stop - start
+    whole = Spans(np.array([0, 2]), np.array([0, 0]), np.array([0, 5]), np.array([3, 8]))
+    cut = whole.cut(np.array([start]), np.array([stop]))
+    assert cut.more.tolist() == want
+    assert cut.lengths().tolist() == [stop - start]

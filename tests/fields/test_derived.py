@@ -14,7 +14,7 @@ from archive import Schema
 from archive.base.errors import FieldError, UsageError
 from archive.fields import derived
 from archive.read import deriving
-from archive.read.fieldparts import Selection
+from archive.read.selection import Selection
 
 GAMMA = 0.9
 

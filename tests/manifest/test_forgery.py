@@ -24,7 +24,7 @@ from archive.base.errors import (
     UnsafePathError,
     UpgradeError,
 )
-from archive.read import reader
+from archive.read.chunks import shards
 from tests.support.backends import Proxied
 from tests.support.tampering import (
     change_commit,
@@ -236,7 +236,7 @@ def test_short_cut_and_refused_answers(proxied: Proxied) -> None:
 
 
 def test_shard_metadata_that_is_dropped_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_VIEWS", 2)
+    monkeypatch.setattr(shards, "MAX_VIEWS", 2)
     write_some(tmp_path / "root", episodes=6, commits=6)
     arc = archive.open(str(tmp_path / "root"))
     arc.episodes[4:].read()

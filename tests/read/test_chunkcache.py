@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from archive.base.errors import StorageError, UsageError
-from archive.read.chunkcache import DiskCache
+from archive.read.chunks.chunkcache import DiskCache
 from archive.read.gathering import Gather
 from archive.shard.packing import checksum
 from tests.support.gathering import check, made
@@ -134,7 +134,7 @@ def test_threads_stay_below_the_bound(tmp_path: Path) -> None:
 
 READ = """
 import sys, numpy as np, archive
-from archive.read.chunkcache import DiskCache
+from archive.read.chunks.chunkcache import DiskCache
 from archive.read.gathering import Gather
 from tests.support.gathering import check
 lengths = np.array([50, 40, 60])

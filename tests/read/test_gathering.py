@@ -121,7 +121,7 @@ def test_chunks_of_all_kinds_need_hardly_more_than_themselves(tmp_path: Path, co
     found = gather.io_stats.batch
     assert found.requests <= 1.2 * (found.chunks - found.hits)
     shards = len(list((tmp_path / "a" / "shards").iterdir()))
-    assert len(gather.episodes.reader._views) == (shards if compression == "gzip:1" else 0)
+    assert len(gather.episodes.reader.shards.views) == (shards if compression == "gzip:1" else 0)
 
 
 @pytest.mark.parametrize("compression", ["zstd:1", "gzip:1"])

@@ -174,7 +174,7 @@ def check_bounds(arc: archive.Archive, log: Sequence[Seen], data: Sequence[dict[
 
 def chunk_bytes(arc: archive.Archive, shard: str) -> int:
     """One chunk of each field of a shard."""
-    arrays = arc._reader._indexes[shard].arrays if shard in arc._reader._indexes else {}
+    arrays = arc._reader.shards.indexes[shard].arrays if shard in arc._reader.shards.indexes else {}
     return sum(int(array.size.max()) for name, array in arrays.items() if name)
 
 

@@ -39,14 +39,15 @@ def bound(share: Any, row_bytes: int) -> Bound:
     for row in table:
         size[row["shard"]] = size.get(row["shard"], 0) + row["length"]
     mine: dict[str, list[tuple[int, int]]] = {}
-    for part in (p for group in share.episodes.parts() for p in group):
-        start = table[part.row]["start"]
-        mine.setdefault(table[part.row]["shard"], []).append((start + part.lo, start + part.hi))
+    spans = share.episodes.spans()
+    for row, lo, hi in zip(spans.rows.tolist(), spans.lo.tolist(), spans.hi.tolist(), strict=True):
+        start = table[row]["start"]
+        mine.setdefault(table[row]["shard"], []).append((start + lo, start + hi))
     out = Bound(needed=share.steps * row_bytes, shards=len(mine))
     ends = max(1, (share.rank > 0) + (share.rank < share.plan.world_size - 1))  # cuts that may cross each shard
     for shard, pairs in mine.items():
         runs = list(zip(*merge_runs(*np.array(pairs, np.int64).T), strict=True))
-        chunks = ck.reader._indexes[shard].arrays
+        chunks = ck.reader.shards.indexes[shard].arrays
         out.edges += ends * sum(int(c.size.max()) for name, c in chunks.items() if name) + int(chunks[""].size[0])
         partial = len(runs) if runs != [(0, size[shard])] else 0
         out.partial += partial

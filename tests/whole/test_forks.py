@@ -23,7 +23,7 @@ import resharding
 from archive.base import forking
 from archive.base.cached import cached_property
 from archive.checkpoint import requests
-from archive.read.chunkcache import DiskCache
+from archive.read.chunks.chunkcache import DiskCache
 from tests.support.backends import make_backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

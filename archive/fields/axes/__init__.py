@@ -3,15 +3,19 @@ parts of them and the arrays of a shard go out, and what reading takes. No I/O."
 
 from __future__ import annotations
 
-from archive.fields.axes.axis import Axis, Extent, Layout, Stored, Value, empty_rows
+from archive.fields.axes.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Runs, Stored, Value, empty_rows
 from archive.fields.axes.kinds import KINDS, axis_of
 from archive.fields.axes.normalising import normalise
 
 __all__ = [
     "KINDS",
     "Axis",
+    "Cuts",
     "Extent",
+    "Fetched",
     "Layout",
+    "Located",
+    "Runs",
     "Stored",
     "Value",
     "axis_of",

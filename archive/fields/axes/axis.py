@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Pieces
 from archive.base import FieldError, jsontree, show
-from archive.fields import Array, FieldSpec, Path, Ragged, dtypes, nesting
+from archive.fields import Array, Bools, FieldSpec, Path, Ragged, ShardSchema, dtypes, nesting
 
 Value = Array | Ragged
 V = TypeVar("V", Array, Ragged)
@@ -40,6 +41,59 @@ class Stored(NamedTuple):
 
     arrays: dict[str, Array]
     extent: Extent | None = None
+
+
+class Cuts(NamedTuple):
+    """Steps [lo, hi) of some segments, in the order in which they are wanted; those of one episode stand together."""
+
+    episode: Ints  # number of the episode
+    segment: Ints  # number of the segment
+    lo: Ints
+    hi: Ints
+    more: Bools  # whether a field of more rows than steps goes on here: no later step of the episode is wanted
+    start: Ints  # first row of the segment in its shard, of fields of one row a step
+    length: Ints  # steps of the segment
+    extent: Extent  # of the field in the segment
+
+    def pick(self, index: Any) -> Cuts:
+        """Those at these places."""
+        extent = Extent(self.extent.start[index], self.extent.rows[index])
+        return Cuts(
+            self.episode[index], self.segment[index], self.lo[index], self.hi[index], self.more[index], self.start[index],
+            self.length[index], extent,
+        )  # fmt: skip
+
+
+class Runs(NamedTuple):
+    """Rows [start, stop) of one stored array, many times, and where they go.
+
+    into: "" for the field's own rows, else a name by which the axis finds them again.  at: the first row there; of the
+    field's own rows, counted from the first one of that cut.
+    """
+
+    array: str
+    like: Array  # no rows, of the array's dtype and shape
+    into: str
+    cut: Ints  # which cut each is of
+    start: Ints
+    stop: Ints
+    at: Ints
+
+
+class Located(NamedTuple):
+    """What reading a field takes: how many rows it has in each cut, and rows of stored arrays."""
+
+    rows: Ints
+    runs: Sequence[Runs]
+
+
+class Fetched(NamedTuple):
+    """What was fetched of a field. at: the first of the field's own rows of each cut."""
+
+    cuts: Cuts
+    located: Located
+    at: Ints
+    rows: Mapping[str, Pieces]
 
 
 @dataclass(frozen=True)
@@ -101,6 +155,27 @@ class Axis(ABC, Generic[V]):
         arrays: of the fields that are laid out already; those that follow another one (`next_of`) come last.
         """
 
+    @abstractmethod
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        """Which rows of which stored arrays make up the field in these cuts, of segments of this schema.
+
+        known: what `companions` asked for; then each cut is of one step, and no row is named that is not needed.
+        """
+
+    def companions(self, cuts: Cuts) -> Sequence[Runs]:
+        """Rows that say where those of single steps lie, to be fetched first."""
+        return ()
+
+    def complete(self, fetched: Fetched) -> None:
+        """Put into place what was fetched beside the field's own rows."""
+
+    @abstractmethod
+    def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[V]:
+        """The field of each episode, from completed rows. episodes: its first cut, and one past the last cut of all.
+
+        convert: applied to the rows; it makes of them what they are to a user.
+        """
+
 
 class Rows(Axis[Array]):
     """An axis whose values are one array.
@@ -136,6 +211,12 @@ class Rows(Axis[Array]):
     def nothing(self, steps: int) -> Array:
         return empty_rows(self.spec)
 
+    def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[Array]:
+        ends = (
+            np.append(fetched.at, fetched.at[-1:] + fetched.located.rows[-1:]) if len(fetched.at) else np.zeros(1, int)
+        )
+        return fetched.rows[""].converted(convert).cut(ends[episodes])
+
 
 class WholeRows(Rows):
     """An axis whose rows are a segment's and not its steps': they lie segment by segment, each with an extent."""
@@ -161,9 +242,26 @@ class WholeRows(Rows):
 
 def empty_rows(spec: FieldSpec) -> Array:
     """No rows of a field, in their stored form: its dtype and shape."""
-    dtype = dtypes.to_numpy(spec.dtype)
-    shape = (0, *dtypes.stored_trailing(spec.dtype, spec.shape))
-    return dtypes.to_stored(np.zeros((0, *spec.shape), dtype))[0].reshape(shape)
+    return _no_rows(spec.dtype, spec.shape)
+
+
+@lru_cache(maxsize=1024)
+def _no_rows(dtype: str, shape: tuple[int, ...]) -> Array:
+    rows = np.zeros((0, *shape), dtypes.to_numpy(dtype))
+    return dtypes.to_stored(rows)[0].reshape(0, *dtypes.stored_trailing(dtype, shape))
+
+
+def own_runs(spec: FieldSpec, start: Ints, stop: Ints) -> Located:
+    """Rows [start, stop) of the field's own array in each cut, and no others."""
+    every = np.arange(len(start))
+    runs = Runs(spec.name, empty_rows(spec), "", every, start, stop, np.zeros(len(start), np.int64))
+    return Located(stop - start, [runs])
+
+
+def end_to_end(runs: Runs) -> Runs:
+    """The same rows, one run after the other."""
+    counts = runs.stop - runs.start
+    return runs._replace(at=np.cumsum(counts) - counts)
 
 
 def stored(path: Path, array: Array) -> tuple[Array, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from archive.fields import Array
-from archive.fields.axes.axis import WholeRows
+from collections.abc import Mapping
+
+from archive.fields import Array, ShardSchema
+from archive.fields.axes.axis import Cuts, Located, WholeRows, own_runs
 
 
 class FreeAxis(WholeRows):
@@ -19,3 +21,10 @@ class FreeAxis(WholeRows):
 
     def before_more(self, value: Array, steps: int) -> Array:
         return value
+
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        """All rows of each segment, once, whichever of its steps are wanted."""
+        again = (cuts.segment[1:] == cuts.segment[:-1]) & (cuts.episode[1:] == cuts.episode[:-1])
+        start, rows = cuts.extent.start, cuts.extent.rows.copy()
+        rows[1:][again] = 0
+        return own_runs(self.spec, start, start + rows)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
+from archive.arrays import Ints
 from archive.base import FieldError, show
-from archive.fields import Array
-from archive.fields.axes.axis import WholeRows
+from archive.fields import Array, ShardSchema
+from archive.fields.axes.axis import Cuts, Located, WholeRows, own_runs
 
 
 class OffsetAxis(WholeRows):
@@ -32,3 +37,30 @@ class OffsetAxis(WholeRows):
 
     def before_more(self, value: Array, steps: int) -> Array:
         return value[:steps]
+
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        """The steps' rows; after the last step the extra ones: the next steps' rows, and past these the segment's own."""
+        first, rows = cuts.extent
+        start = first + cuts.lo
+        stop = first + np.maximum(cuts.lo, np.minimum(cuts.hi, rows))
+        if cuts.more.any():
+            stop = stop + self._extra_rows(cuts, stop)
+        return own_runs(self.spec, start, stop)
+
+    def _extra_rows(self, cuts: Cuts, stop: Ints) -> Ints:
+        """How many of the extra rows each cut has, of those after which no step is wanted: as many as it can."""
+        first, rows = cuts.extent
+        followed = _later_in_episode(cuts, rows * cuts.more) > 0
+        limit = np.where(followed, np.minimum(rows, cuts.length), rows)
+        there = np.maximum(0, first + limit - stop) * cuts.more
+        before = np.cumsum(there) - there
+        before = before - before[np.searchsorted(cuts.episode, cuts.episode)]
+        taken: Ints = np.minimum(before + there, self.spec.extra) - np.minimum(before, self.spec.extra)
+        return taken
+
+
+def _later_in_episode(cuts: Cuts, values: Ints) -> Ints:
+    """Of each cut the sum of the values of those that follow it in its episode."""
+    total = np.append(0, np.cumsum(values))
+    later: Ints = total[np.searchsorted(cuts.episode, cuts.episode, side="right")] - total[1:]
+    return later

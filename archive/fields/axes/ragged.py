@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from archive.arrays import spans
-from archive.base import FieldError, show
-from archive.fields import LENGTHS, Array, FieldSpec, Path, Ragged, is_tensor, nesting
-from archive.fields.axes.axis import Axis, Extent, Layout, Stored, Value, empty_rows, stored
+from archive.arrays import Ints, Pieces, spans
+from archive.base import CorruptManifestError, FieldError, show
+from archive.fields import LENGTHS, Array, FieldSpec, Path, Ragged, ShardSchema, is_tensor, nesting
+from archive.fields.axes.axis import (
+    Axis,
+    Cuts,
+    Extent,
+    Fetched,
+    Layout,
+    Located,
+    Runs,
+    Stored,
+    Value,
+    empty_rows,
+    end_to_end,
+    own_runs,
+    stored,
+)
 
 
 class RaggedAxis(Axis[Ragged]):
@@ -61,6 +76,39 @@ class RaggedAxis(Axis[Ragged]):
         extent = Extent(first, ends[layout.start + layout.length] - first)
         return Stored({self.spec.name: values, self.spec.name + LENGTHS: lengths}, extent)
 
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        """All rows of the segments and all lengths, for these say which rows are whose."""
+        some = cuts.hi > cuts.lo
+        first, rows = cuts.extent
+        located = own_runs(self.spec, first, first + np.where(some, rows, 0))
+        stop = cuts.start + np.where(some, cuts.length, 0)
+        like, every = np.zeros(0, np.int64), located.runs[0].cut
+        lengths = end_to_end(Runs(self.spec.name + LENGTHS, like, LENGTHS, every, cuts.start, stop, every))
+        return Located(located.rows, [*located.runs, lengths])
+
+    def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[Ragged]:
+        """Values and lengths of each episode; a view of the values where they lie end to end."""
+        cuts, lengths = fetched.cuts, fetched.rows[LENGTHS].joined()
+        counts = fetched.located.runs[1].stop - fetched.located.runs[1].start
+        first = np.cumsum(counts) - counts
+        ends = np.append(0, np.cumsum(lengths))
+        if (ends[first + counts] - ends[first] != fetched.located.rows).any():
+            raise CorruptManifestError(
+                f"lengths of ragged field {show(self.spec.path)!r} do not add up; run `archive verify`"
+            )
+        some = counts > 0
+        lo, hi = (first + np.where(some, edge, 0) for edge in (cuts.lo, cuts.hi))
+        shift = fetched.at - ends[first]
+        start, stop = (ends[edge] + shift for edge in (lo, hi))
+        values = fetched.rows[""].converted(convert)
+        return [
+            Ragged(
+                _values(values, start[a:b], stop[a:b]),
+                np.concatenate([lengths[i:j] for i, j in _pairs(lo[a:b], hi[a:b])]),
+            )
+            for a, b in pairwise(episodes.tolist())
+        ]
+
 
 def _checked(given: Ragged, where: str) -> Ragged:
     values = nesting.as_array(given.values, where)
@@ -110,3 +158,19 @@ def _end_to_end(pieces: list[Array], where: str) -> Array:
     if len(kinds) > 1:
         raise FieldError(f"field {where} is ragged: its steps differ in dtype or in all but the first axis: {kinds}")
     return np.concatenate(full, dtype=full[0].dtype) if full else np.zeros(0)
+
+
+def _pairs(start: Ints, stop: Ints) -> list[tuple[int, int]]:
+    return list(zip(start.tolist(), stop.tolist(), strict=True))
+
+
+def _values(values: Pieces, start: Ints, stop: Ints) -> Array:
+    """Rows [start[i], stop[i]) end to end; a view where nothing lies between them."""
+    full = np.flatnonzero(stop > start)
+    if not len(full):
+        return values.arrays[0][:0]
+    start, stop = start[full], stop[full]
+    heads = np.flatnonzero(np.append(True, start[1:] != stop[:-1]))
+    runs = _pairs(start[heads], stop[np.append(heads[1:], len(stop)) - 1])
+    found = [values.cut(np.array(run))[0] for run in runs]
+    return found[0] if len(found) == 1 else np.concatenate(found)

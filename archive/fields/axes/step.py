@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from archive.arrays import end_to_end
-from archive.fields import Array
-from archive.fields.axes.axis import Layout, Rows, Stored
+from archive.fields import Array, ShardSchema
+from archive.fields.axes.axis import Cuts, Layout, Located, Rows, Stored, own_runs
 
 
 class StepAxis(Rows):
@@ -23,3 +23,6 @@ class StepAxis(Rows):
     def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
         rows = end_to_end(parts)
         return Stored({self.spec.name: rows if layout.order is None else rows[layout.order]})
+
+    def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
+        return own_runs(self.spec, cuts.start + cuts.lo, cuts.start + cuts.hi)

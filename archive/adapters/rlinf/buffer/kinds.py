@@ -44,8 +44,8 @@ class Kind:
 
 def kinds_of(episodes: Episodes, envs: Ints, cache_bytes: int, disk_cache: Any) -> tuple[list[Kind], Ints, Ints]:
     """The kinds of some episodes; which of them each is, and its number there."""
-    parts = episodes.step_parts()
-    firsts = parts.rows[parts.offsets[:-1]]
+    spans = episodes.step_spans()
+    firsts = spans.rows[spans.offsets[:-1]]
     texts = episodes.reader.snapshot.take(firsts, ["schema"])["schema"].to_pylist()
     each = list(zip(texts, envs.tolist(), strict=True))
     place = {key: i for i, key in enumerate(dict.fromkeys(each))}

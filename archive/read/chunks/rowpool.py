@@ -24,7 +24,10 @@ class RowPool:
     """Chunks are numbered in the order in which their shards were added. Not safe for threads: the owner has a lock."""
 
     def __init__(self, array: str, dtype: np.dtype[Any], trailing: tuple[int, ...], shards: int) -> None:
-        self.array, self.dtype, self.trailing = array, dtype, trailing
+        self.array = array
+        self.dtype = dtype
+        self.trailing = trailing
+        self.like = np.empty((0, *trailing), dtype)
         self.row_bytes = max(1, dtype.itemsize * math.prod(trailing))
         self._shift = max(0, (_PAGE_BYTES // self.row_bytes).bit_length() - 1)
         self._mask = (1 << self._shift) - 1
@@ -113,10 +116,12 @@ class RowPool:
         page = self._page[self._first_page[chunk] + (row >> self._shift)].astype(np.int64)
         return np.where(page < 0, -1, (page << self._shift) + (row & self._mask))
 
-    def take(self, places: Ints, out: Array | None = None) -> Array:
-        """A copy of the rows at these places."""
-        taken: Array = np.take(self._rows, places, axis=0, out=out, mode="clip")
-        return taken
+    def deliver(self, places: Ints, out: Array, at: Ints) -> None:
+        """Copy the rows at these places into rows `at` of an array."""
+        if len(at) and int(at[-1]) - int(at[0]) == len(at) - 1 and (np.diff(at) == 1).all():
+            np.take(self._rows, places, axis=0, out=out[int(at[0]) : int(at[-1]) + 1], mode="clip")
+        else:
+            out[at] = np.take(self._rows, places, axis=0, mode="clip")
 
     def put(self, chunk: int, values: Array) -> bool:
         """Keep a chunk's rows; False if there is no room but that of this batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,17 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
-from archive.base import CorruptChunkError
-from archive.read.chunkcache import DiskCache
-from archive.read.fieldrows import Rows
-from archive.read.reader import Reader
-from archive.read.rowpool import Array, RowPool
-from archive.read.stepmap import Segments
-from archive.shard import rawchunks
+from archive.arrays import Ints, spans
+from archive.read.chunks.chunkcache import DiskCache
+from archive.read.chunks.placing import Want
+from archive.read.chunks.rowpool import Array, RowPool
+from archive.read.chunks.segments import Segments
+from archive.read.chunks.shards import Shards
 
 Key = tuple[RowPool, int]  # a chunk
-Deliver = Callable[[RowPool, int, Array], None]
 _LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, for arrays of small rows
 
 
@@ -41,6 +37,16 @@ class Counts:
         return self
 
 
+class _Rows(NamedTuple):
+    """Rows wanted of a pool's array: rows[i] of shard number shards[i], for row at[i] of `out`."""
+
+    pool: RowPool
+    shards: Ints
+    rows: Ints
+    out: Array
+    at: Ints
+
+
 class _Place(NamedTuple):
     """Where rows of one chunk go."""
 
@@ -53,23 +59,35 @@ class ChunkStore:
     """The cache of one process. Safe for threads: no chunk is fetched twice at once."""
 
     def __init__(
-        self, reader: Reader, segments: Segments, steps: int, cache_bytes: int, disk: DiskCache | None, ahead_bytes: int
+        self, shards: Shards, segments: Segments, steps: int, cache_bytes: int, disk: DiskCache | None, ahead_bytes: int
     ) -> None:
-        self._reader, self._segments, self._steps = reader, segments, steps
-        self._cache_bytes, self._disk, self._ahead_bytes = cache_bytes, disk, ahead_bytes
+        self._shards = shards
+        self._segments = segments
+        self._numbers = {name: number for number, name in enumerate(segments.shards)}
+        self._steps = steps
+        self._cache_bytes = cache_bytes
+        self._disk = disk
+        self._ahead_bytes = ahead_bytes
         self._pools: dict[tuple[str, str, tuple[int, ...]], RowPool] = {}
         self._changed = threading.Condition()
         self._busy: set[Key] = set()
-        self._owners = _Owners(reader, segments)
-        self.pid = os.getpid()
         self.total = Counts()
 
-    def pool(self, array: str, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> RowPool:
+    def _rows(self, want: Want) -> _Rows:
+        """The rows of a want; they are to come to lie in one piece of memory."""
+        counts = want.stop - want.start
+        (out,) = want.into.arrays
+        pool = self._pool(want)
+        if (counts == 1).all():
+            return _Rows(pool, want.shard, want.start, out, want.at)
+        return _Rows(pool, np.repeat(want.shard, counts), spans(want.start, counts), out, spans(want.at, counts))
+
+    def _pool(self, want: Want) -> RowPool:
         """Where the rows of an array of that stored dtype and shape are kept."""
-        key = (array, dtype.str, trailing)
+        key = (want.array, want.like.dtype.str, want.like.shape[1:])
         with self._changed:
             if key not in self._pools:
-                self._pools[key] = RowPool(array, dtype, trailing, len(self._segments.shards))
+                self._pools[key] = RowPool(want.array, want.like.dtype, want.like.shape[1:], len(self._segments.shards))
                 self._deal()
             return self._pools[key]
 
@@ -102,63 +120,69 @@ class ChunkStore:
         with self._changed:
             return sum(p.touched_bytes for p in self._pools.values())
 
-    def take(self, wants: Sequence[Rows]) -> tuple[list[Array], Counts]:
-        """The rows wanted, in arrays of their own; what is absent is fetched together, each chunk once."""
+    def fill(self, wants: Sequence[Want]) -> Counts:
+        """Put the rows wanted into memory; what is absent here is fetched together, each chunk once."""
+        rows = [self._rows(want) for want in wants]
         counts = Counts()
-        self._index(wants)
+        self._index(rows)
         with self._changed:
             missing: dict[Key, list[_Place]] = {}
-            for pool in {w.pool for w in wants}:
+            for pool in {own.pool for own in rows}:
                 pool.use()
-            outs: list[Array] = []
             chunks: dict[RowPool, list[Ints]] = {}
-            for want in wants:
-                outs.append(self._from_memory(want, missing, chunks))
+            for own in rows:
+                self._from_memory(own, missing, chunks)
         counts.chunks = sum(len(np.unique(np.concatenate(found))) for found in chunks.values())
         counts.hits = counts.chunks - len(missing)
         if missing:
-            self._fill(missing, counts)
-        with self._changed:
-            self.total += counts
-        return outs, counts
-
-    def load(self, wants: Sequence[Rows], wanted: Callable[[], bool] = lambda: True) -> Counts:
-        """Bring the chunks of these rows into the cache, as far as they fit; stops early once `wanted` says no."""
-        counts = Counts()
-        self._index(wants)
-        with self._changed:
-            keys = {(want.pool, chunk) for want in wants for chunk in _distinct(want) if not want.pool.present[chunk]}
-        self._fill({key: [] for key in keys}, counts, wanted)
+            self._fetch(missing, counts)
         with self._changed:
             self.total += counts
         return counts
 
-    def local(self, want: Rows) -> Any:
-        """Mask of the rows that are in memory or in the disk cache."""
+    def load(self, wants: Sequence[Want], wanted: Callable[[], bool] = lambda: True) -> Counts:
+        """Bring the chunks of these rows into the cache, as far as they fit; stops early once `wanted` says no."""
+        rows = [self._rows(want) for want in wants]
+        counts = Counts()
+        self._index(rows)
         with self._changed:
-            known = want.pool.knows(want.shards)
-            chunk = want.pool.locate(want.shards[known], want.rows[known])[0]
-            known[known] = want.pool.present[chunk] | want.pool.on_disk[chunk]
-            return known
+            keys = {(own.pool, chunk) for own in rows for chunk in _distinct(own) if not own.pool.present[chunk]}
+        self._fetch({key: [] for key in keys}, counts, wanted)
+        with self._changed:
+            self.total += counts
+        return counts
 
-    def _from_memory(self, want: Rows, missing: dict[Key, list[_Place]], chunks: dict[RowPool, list[Ints]]) -> Array:
-        pool = want.pool
+    def local_bytes(self, wants: Sequence[Want]) -> tuple[int, int]:
+        """Bytes of these rows that are in memory or in the disk cache, and of all of them."""
+        have = whole = 0
+        for own in map(self._rows, wants):
+            with self._changed:
+                known = own.pool.knows(own.shards)
+                chunk = own.pool.locate(own.shards[known], own.rows[known])[0]
+                here = own.pool.present[chunk] | own.pool.on_disk[chunk]
+            have += int(here.sum()) * own.pool.row_bytes
+            whole += len(own.rows) * own.pool.row_bytes
+        return have, whole
+
+    def _from_memory(self, want: _Rows, missing: dict[Key, list[_Place]], chunks: dict[RowPool, list[Ints]]) -> None:
+        pool, out = want.pool, want.out
         chunk, row = pool.locate(want.shards, want.rows)
         chunks.setdefault(pool, []).append(chunk)
         places = pool.find(chunk, row)
         absent = np.flatnonzero(places < 0)
         if not len(absent):
-            return pool.take(places)
-        out = np.empty((len(chunk), *pool.trailing), pool.dtype)
+            pool.deliver(places, out, want.at)
+            return
         here = np.flatnonzero(places >= 0)
-        out[here] = pool.take(places[here])
+        pool.deliver(places[here], out, want.at[here])
         absent = absent[np.argsort(chunk[absent], kind="stable")]
         numbers, starts = np.unique(chunk[absent], return_index=True)
         for number, at in zip(numbers.tolist(), np.split(absent, starts[1:]), strict=True):
-            missing.setdefault((pool, number), []).append(_Place(out, at, row[at]))
-        return out
+            missing.setdefault((pool, number), []).append(_Place(out, want.at[at], row[at]))
 
-    def _fill(self, places: dict[Key, list[_Place]], counts: Counts, wanted: Callable[[], bool] = lambda: True) -> None:
+    def _fetch(
+        self, places: dict[Key, list[_Place]], counts: Counts, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Fetch chunks and put their rows in place; those that another thread is fetching are waited for."""
         keys = set(places)
         while keys and wanted():
@@ -202,38 +226,28 @@ class ChunkStore:
             if runs:
                 wanted[name] = runs
         for name in cached.keys() - wanted.keys():
-            yield from self._decoded(name, by_shard[self._owners.number(name)], cached[name], counts)
-        for name, reads, chunks in self._reader.stored_chunks(wanted, self._owners, max_bytes=self._ahead_bytes):
+            yield from self._decoded(name, by_shard[self._numbers[name]], cached[name], counts)
+        for name, reads, chunks in self._shards.stored_chunks(
+            wanted, self._segments.owners, max_bytes=self._ahead_bytes
+        ):
             counts.requests += len(reads.requests)
             counts.bytes += reads.fetched_bytes
-            yield from self._decoded(name, by_shard[self._owners.number(name)], chunks | cached[name], counts)
+            yield from self._decoded(name, by_shard[self._numbers[name]], chunks | cached[name], counts)
 
     def _decoded(
         self, shard: str, keys: Sequence[Key], chunks: Mapping[str, Any], counts: Counts
     ) -> Iterator[tuple[RowPool, int, Array]]:
-        index = self._reader.index(shard)
+        index = self._shards.index(shard)
         for pool, chunk in keys:
             array, number = index.arrays[pool.array], chunk - int(pool.first_chunk[pool.shard_of[chunk]])
             member = array.member[number]
-            plain = rawchunks.recognised(pool.array, pool.dtype, pool.trailing, array.rows, chunks[member])
-            values = None if plain is None else rawchunks.one_chunk(plain, number, chunks)
+            values = self._shards.plain_chunk(shard, pool.array, number, pool.like, chunks)
             if values is None:
-                values = self._by_metadata(shard, pool, number, chunks, counts)
+                counts.requests += shard not in self._shards.views
+                values = self._shards.chunk(shard, pool.array, number, pool.like, chunks, self._segments.owners)
             if self._disk is not None and not pool.on_disk[chunk]:
                 pool.on_disk[chunk] = self._disk.put(f"{shard}/{member}", chunks[member], int(array.crc32c[number]))
             yield pool, chunk, values
-
-    def _by_metadata(self, shard: str, pool: RowPool, number: int, chunks: Mapping[str, Any], counts: Counts) -> Array:
-        """The rows of a chunk of another kind, or one that is damaged: the shard's metadata says how to read it."""
-        counts.requests += not self._reader.has_view(shard)
-        values = self._reader.decoded_chunk(shard, pool.array, number, chunks, self._owners)
-        if values.dtype != pool.dtype or values.shape[1:] != pool.trailing:
-            raise CorruptChunkError(
-                f"array {pool.array!r} of shard {shard} of {self._reader.snapshot.storage.url} holds "
-                f"{values.dtype}{list(values.shape[1:])}, where its schema says {pool.dtype}{list(pool.trailing)}; "
-                "run `archive verify`"
-            )
-        return values
 
     def _from_disk(self, shard: int, keys: Sequence[Key], counts: Counts) -> dict[Key, tuple[str, bytes]]:
         """Chunk -> (its member's name, its bytes), of those that the disk cache has."""
@@ -241,7 +255,7 @@ class ChunkStore:
         if self._disk is None:
             return out
         name = self._segments.shards[shard]
-        index = self._reader.index(name)
+        index = self._shards.index(name)
         for pool, chunk in keys:
             array, number = index.arrays[pool.array], chunk - int(pool.first_chunk[shard])
             member = array.member[number]
@@ -252,64 +266,27 @@ class ChunkStore:
         counts.disk_hits += len(out)
         return out
 
-    def _index(self, wants: Sequence[Rows]) -> None:
+    def _index(self, wants: Sequence[_Rows]) -> None:
         """Make the shards of these rows known to their pools; the chunk tables that have them are fetched once."""
         new = [found for want in wants if len(found := want.shards[~want.pool.knows(want.shards)])]
         if not new:
             return
-        shards = np.unique(np.concatenate(new)).tolist()
-        unread = [self._owners.row(n) for n in shards if not self._reader.has_index(self._segments.shards[n])]
-        self._reader.load_indexes(list(self._reader.segments(unread).values()) if unread else [])
+        self._shards.load_indexes(self._segments, np.unique(np.concatenate(new)).tolist())
         with self._changed:
             for want in wants:
                 for shard in np.unique(want.shards[~want.pool.knows(want.shards)]).tolist():
-                    array = self._reader.index(self._segments.shards[shard]).array(want.pool.array)
+                    array = self._shards.index(self._segments.shards[shard]).array(want.pool.array)
                     want.pool.add_shard(shard, array.rows, len(array.offset))
 
 
-class _Owners(Mapping[str, str]):
-    """Shard -> an episode that lies in it, looked up when asked for: for errors."""
-
-    def __init__(self, reader: Reader, segments: Segments) -> None:
-        self._reader, self._segments = reader, segments
-        self._rows: Ints | None = None
-        self._known: dict[str, str] = {}
-        self._numbers = {name: number for number, name in enumerate(segments.shards)}
-
-    def number(self, shard: str) -> int:
-        """The shard's place among all shards."""
-        return self._numbers[shard]
-
-    def row(self, shard: int) -> int:
-        """A row of the segments table that lies in that shard."""
-        if self._rows is None:
-            rows = np.zeros(len(self._segments.shards), np.int64)
-            held = np.flatnonzero(self._segments.shard >= 0)
-            rows[self._segments.shard[held]] = held
-            self._rows = rows
-        return int(self._rows[shard])
-
-    def __getitem__(self, shard: str) -> str:
-        if shard not in self._known:
-            row = self.row(self.number(shard))
-            self._known[shard] = self._reader.snapshot.take([row], ["episode_id"])["episode_id"][0].as_py()
-        return self._known[shard]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._segments.shards)
-
-    def __len__(self) -> int:
-        return len(self._segments.shards)
-
-
-def _distinct(want: Rows) -> list[int]:
+def _distinct(want: _Rows) -> list[int]:
     found: list[int] = np.unique(want.pool.locate(want.shards, want.rows)[0]).tolist()
     return found
 
 
 def _deliver_from(pool: RowPool, chunk: int, places: Sequence[_Place]) -> None:
     for out, at, row in places:
-        out[at] = pool.take(pool.find(np.full(len(row), chunk), row))
+        pool.deliver(pool.find(np.full(len(row), chunk), row), out, at)
 
 
 def _runs(shard: int, keys: Sequence[Key]) -> dict[str, tuple[Ints, Ints]]:

@@ -1,0 +1,130 @@
+"""Pure, no I/O: rows of the segments table as numbers: where their steps lie, and what fields they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import cached_property
+from archive.fields import ShardSchema, schema
+from archive.fields.axes import Extent
+from archive.manifest import Snapshot, StoredFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PLACE = ("shard", "start", "length", "schema")
+_CHUNKS = ("chunks", "chunks_bytes", "chunks_crc32c")
+_parsed = lru_cache(maxsize=1024)(schema.loads)
+
+
+class Segments:
+    """Some rows of the segments table: shards and schemas by their place in `shards` and `schemas`, -1 for no shard."""
+
+    def __init__(self, snapshot: Snapshot, rows: Ints) -> None:
+        self._snapshot = snapshot
+        self.rows = rows  # sorted, each once
+        self._extents: dict[str, Extent] = {}
+        table = snapshot.take(rows, _PLACE)
+        self.shards, self.shard = _coded(table["shard"])
+        texts, self.schema = _coded(table["schema"])
+        self.schemas: list[ShardSchema] = [_parsed(text) for text in texts]
+        self.start = table["start"].fill_null(0).to_numpy().astype(np.int64, copy=False)
+        self.length = table["length"].to_numpy().astype(np.int64, copy=False)
+
+    def places(self, rows: Ints) -> Ints:
+        """Where rows of the table, all of which are here, stand among these."""
+        found: Ints = np.searchsorted(self.rows, rows)
+        return found
+
+    def extent(self, name: str) -> Extent:
+        """First row and number of rows of a field in each segment, for fields that are not one row a step."""
+        if name not in self._extents:
+            self._extents[name] = self._found_extent(name)
+        return self._extents[name]
+
+    def _found_extent(self, name: str) -> Extent:
+        segment, field, names, start, rows = self._entries
+        out = Extent(np.zeros(len(self.rows), np.int64), np.zeros(len(self.rows), np.int64))
+        if name in names:
+            mine = np.flatnonzero(field == names[name])
+            out.start[segment[mine]] = start[mine]
+            out.rows[segment[mine]] = rows[mine]
+        return out
+
+    @cached_property
+    def _entries(self) -> tuple[Ints, Ints, dict[str, int], Ints, Ints]:
+        """The extents of all segments and fields: segment, number of the field's name, these numbers, first row, rows."""
+        import pyarrow.compute as pc
+
+        listed = self._snapshot.take(self.rows, ["extents"])["extents"].combine_chunks()
+        none = np.zeros(0, np.int64)
+        if not len(listed) or listed.null_count == len(listed):
+            return none, none, {}, none, none
+        entries = listed.flatten()
+        fields = entries.field("field").dictionary_encode()
+        names = {name: number for number, name in enumerate(fields.dictionary.to_pylist())}
+        start, rows = (entries.field(name).to_numpy().astype(np.int64) for name in ("start", "rows"))
+        return pc.list_parent_indices(listed).to_numpy(), fields.indices.to_numpy(), names, start, rows
+
+    def episode_id(self, number: int) -> str:
+        """The episode that a segment is of."""
+        return str(self._snapshot.take([int(self.rows[number])], ["episode_id"])["episode_id"][0].as_py())
+
+    def last_in(self, shard: int) -> int:
+        """The last segment here that lies in the shard of this number."""
+        return int(self._last_in[shard])
+
+    @cached_property
+    def _last_in(self) -> Ints:
+        out = np.zeros(len(self.shards), np.int64)
+        held = np.flatnonzero(self.shard >= 0)
+        out[self.shard[held]] = held
+        return out
+
+    def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
+        """The files that say where the chunks of these shards lie, each once."""
+        table = self._snapshot.take(self.rows[self._last_in[shards]], _CHUNKS)
+        columns = (table[name].to_pylist() for name in _CHUNKS)
+        found = (StoredFile(path or "", size or 0, crc or 0) for path, size, crc in zip(*columns, strict=True))
+        return list({ref.path: ref for ref in found}.values())
+
+    @cached_property
+    def owners(self) -> Mapping[str, str]:
+        """Shard -> an episode that lies in it, looked up when asked for: for errors."""
+        return _Owners(self)
+
+
+class _Owners(Mapping[str, str]):
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+
+    def __getitem__(self, shard: str) -> str:
+        return self._segments.episode_id(self._segments.last_in(self._segments.shards.index(shard)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._segments.shards)
+
+    def __len__(self) -> int:
+        return len(self._segments.shards)
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The distinct values of a column of text, and each row's place among them; -1 for none."""
+    import pyarrow as pa
+
+    joined = column.combine_chunks()
+    joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+    if not pa.types.is_dictionary(joined.type):
+        joined = joined.dictionary_encode()
+    if len(joined) == 1:  # by far the most frequent case of many small reads
+        value = joined[0].as_py()
+        return ([] if value is None else [value]), np.full(1, -1 if value is None else 0)
+    codes = joined.indices.fill_null(-1).to_numpy().astype(np.int64)
+    used, place = np.unique(codes, return_inverse=True)
+    missing = int(len(used) > 0 and used[0] < 0)
+    return joined.dictionary.take(pa.array(used[missing:])).to_pylist(), place - missing
