@@ -180,7 +180,7 @@ class Episodes(Chosen, Sequence["Episode"]):
             data = (
                 deriving.read_all(run, selection, derive)
                 if derive
-                else self._reader.read(run.spans(), selection, tails=tails)
+                else self._reader.read(run.spans(), selection, tails)
             )
             data.reverse()
             for ep in run:

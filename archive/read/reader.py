@@ -37,7 +37,7 @@ class Reader:
         self.__init__(state["snapshot"])  # type: ignore[misc]
 
     def read(
-        self, spans: Spans, selection: Selection, *, tails: Tails | None = None, into: Destination | None = None
+        self, spans: Spans, selection: Selection, tails: Tails | None = None, into: Destination | None = None
     ) -> list[dict[str, Any]]:
         """A nested dict for each episode, fetched together.
 
