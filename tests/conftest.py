@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
-from tests.support import servers  # noqa: E402
+from tests.support import processes, servers  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend  # noqa: E402
 from tests.support.fault_proxy import FaultProxy  # noqa: E402
 
@@ -23,6 +24,7 @@ def _environment() -> Iterator[None]:
             patch.setenv(name, value)
         for name in servers.UNSET:
             patch.delenv(name, raising=False)
+        processes.load_ahead()
         # each S3 client parses botocore's models anew, which takes longer than what most tests do with it
         patch.setattr("botocore.loaders.create_loader", functools.cache(botocore.loaders.create_loader))
         yield
@@ -40,6 +42,15 @@ def seaweedfs_endpoint(_environment: None) -> Iterator[str]:
     with servers.seaweedfs() as endpoint:
         servers.make_bucket(endpoint, BUCKET)
         yield endpoint
+
+
+@pytest.fixture
+def forked_workers() -> Iterator[None]:
+    """Workers of loaders are forked, as torch has it: TorchRL makes "spawn" the default of any process that imports it."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture(params=BACKENDS)

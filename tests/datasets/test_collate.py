@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate  # noqa: E402
 
 import archive.torch as at  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 LENGTHS = (5, 1, 8, 3)
 PLAIN = ["obs", "reward"]
 
@@ -171,7 +172,7 @@ def test_tensordicts(arc: archive.Archive, maker: Any) -> None:
 
 
 def sum_of_rewards(items: list[Any]) -> Any:
-    """Of this module, for where processes are spawned: TorchRL makes that the default where it is imported."""
+    """Of this module, for processes that are not forked from the test's own."""
     return sum(item["reward"] for item in items)
 
 
@@ -186,19 +187,24 @@ def test_loaders_collate_as_asked(arc: archive.Archive, kind: str, workers: int)
         assert (type(batches[0]) is dict) == (kind == "dict")
         rewards = [int(r) for batch in batches for r in batch["reward"]]
     assert rewards == list(range(sum(LENGTHS)))
-    sums = at.loader(at.StepDataset(arc.episodes, PLAIN), 5, workers, collate=sum_of_rewards)
+    other = {"multiprocessing_context": "forkserver"} if workers else {}
+    sums = at.loader(at.StepDataset(arc.episodes, PLAIN), 5, workers, collate=sum_of_rewards, **other)
     assert sum(float(b) for b in sums) == sum(range(sum(LENGTHS)))
 
 
-@pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-def test_workers_give_the_same_batches_and_those_stay_as_they_are(arc: archive.Archive, maker: Any) -> None:
+@pytest.mark.parametrize(("name", "context"), [*((name, "fork") for name in MAKERS), ("episodes", "forkserver")])
+def test_workers_give_the_same_batches_and_those_stay_as_they_are(
+    arc: archive.Archive, name: str, context: str
+) -> None:
     """More batches are kept than workers have slabs, and memory that is used again is used by none that is kept."""
-    data = maker(arc.episodes)
+    data = MAKERS[name](arc.episodes)
     wanted = list(at.loader(data, 1))
     kept = []
     for _ in range(3):
-        kept += list(at.loader(data, 1, 1))
-        for _ in at.loader(data, 1, 1):  # these are let go, so that their memory is used again
+        kept += list(at.loader(data, 1, 1, multiprocessing_context=context))
+        for _ in at.loader(
+            data, 1, 1, multiprocessing_context=context
+        ):  # these are let go, so that their memory is used again
             pass
     for found, expected in zip(kept, wanted * 3, strict=True):
         for name in ("obs", "reward", "tokens"):

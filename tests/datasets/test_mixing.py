@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="mixes are of tensors")
 
 import archive.torch as at  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 FIRST, SECOND = 40, 1000  # rewards of the replay and of the demonstrations begin here
 
 

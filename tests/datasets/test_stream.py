@@ -20,6 +20,7 @@ import archive.torch as at  # noqa: E402
 from archive.base.errors import FieldError, UsageError  # noqa: E402
 from tests.support.backends import make_backend  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 LENGTHS = (5, 1, 8, 3, 12, 30, 7, 20)
 STEPS = sum(LENGTHS)
 

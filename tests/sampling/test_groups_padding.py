@@ -166,6 +166,7 @@ def test_a_sampler_pads_groups(arc: archive.Archive) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["padded", Padded()])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_loader_pads(arc: archive.Archive, kind: Any, workers: int) -> None:
     seen = []
     for batch in loader(EpisodeDataset(arc.episodes), 4, num_workers=workers, collate=kind):
