@@ -4,7 +4,7 @@
 |---|---|
 | one row a step | `<field>`; of several axes as one flat list of fixed length a step, complex numbers as two |
 | ragged | `<field>`: a list a step, of any length; of more axes the rows are flat lists of fixed length in it |
-| offset (T+1 observations) | `<field>` has the rows of the steps; `<field>.after` the list of those beyond, at the last step |
+| offset (T+1 observations) | `<field>` has the rows of the steps; `<field>.after` those beyond, at the last step |
 | free (belongs to the episode) | `<field>`: at the first step, a value or the list of its rows; null at the others |
 | JSON | text; dtypes that numpy itself does not know (bfloat16) are their bits |
 

@@ -244,7 +244,8 @@ import torch.distributed as dist
 from tests.support.trajectories import everything, make
 from archive.buffers import TrajectoryReplayBuffer
 URL, store, steps = sys.argv[1], sys.argv[2], 4
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(os.environ["R"]), world_size=int(os.environ["W"]))
+rank, world_size = int(os.environ["R"]), int(os.environ["W"])
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
 rank, world = dist.get_rank(), dist.get_world_size()
 def train(batch): assert len(batch["rewards"]) == 8
 first = 100 if os.environ.get("RESUME") else 0
