@@ -46,7 +46,8 @@ def seaweedfs_endpoint(_environment: None) -> Iterator[str]:
 
 @pytest.fixture
 def forked_workers() -> Iterator[None]:
-    """Workers of loaders are forked, as torch has it: TorchRL makes "spawn" the default of any process that imports it."""
+    """Workers of loaders are forked, as torch has it: TorchRL makes "spawn" the default of any process that imports
+    it."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
     yield

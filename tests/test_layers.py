@@ -1,4 +1,4 @@
-"""A folder is a room. A room imports only rooms above it, by what their doors name; heavy libraries stay in their rooms.
+"""A folder is a room. A room imports only rooms above it, by what their doors name; heavy libraries stay in rooms.
 
 The door of a room is its `__init__`: one sentence says what comes in and what goes out, and a sorted `__all__` has all
 that other rooms may import. Nothing hides an upward edge: imports inside functions count, and those for types too.
@@ -69,7 +69,7 @@ PUBLIC_NAMES = {  # modules that are no more than another name
     "archive.torch.ring": "archive.ring",
 }
 
-# third-party package -> rooms that may import it at all; eagerly only those of EAGER. A room's name stands for those in it.
+# third-party package -> rooms that may import it at all; eagerly only those of EAGER. A room stands for those in it.
 EVERYWHERE = OURS
 FACADE = ("archive.facade", "archive.writer")
 ABOVE_STORAGE = (*FACADE, *(r for r in ROOMS[ROOMS.index("archive.manifest") :] if r != "archive"))

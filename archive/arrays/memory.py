@@ -75,7 +75,8 @@ class Shelf:
 def reuse_freed_memory() -> None:
     """Let this process's allocator keep memory that was freed, up to some dozens of MB, for what is allocated next.
 
-    glibc maps large pieces anew each time, until one of that size was freed once: this is that one. It is never touched.
+    glibc maps large pieces anew each time, until one of that size was freed once: this is that one.
+    It is never touched.
     """
     np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 

@@ -50,8 +50,8 @@ class Checkpoint:
         self.commit = commit
         if commit.checkpoint is None:
             raise CorruptCommitError(
-                f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; run "
-                "`archive verify`"
+                f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
+                "run `archive verify`"
             )
         self.record = commit.checkpoint  # what the commit says of it
 
@@ -113,7 +113,8 @@ class Checkpoint:
 
     @property
     def discarded(self) -> dict[str, dict[str, int]]:
-        """Why -> episodes and steps that policy left out, a ring overwrote before they were appended, or a plan dropped."""
+        """Why -> episodes and steps that policy left out, a ring overwrote before they were appended,
+        or a plan dropped."""
         out: dict[str, dict[str, int]] = self._as_json("discarded")
         return out
 
@@ -200,7 +201,8 @@ class Checkpoint:
         return known[name]
 
     def file(self, ref: ColumnRef | AttributeRef) -> StagedFile:
-        """The staged object that has a column or attribute: of this or, for what is unchanged, of an earlier checkpoint."""
+        """The staged object that has a column or attribute: of this or, for what is unchanged,
+        of an earlier checkpoint."""
         own = [f for f in self._staged.values() if f.key == ref.object]
         return own[0] if own else StagedFile(self._storage, ref.object, ref.nonce)
 

@@ -20,8 +20,8 @@ ReadRun = Callable[[int, int, Selection], list[dict[str, Any]]]
 
 
 class Ahead:
-    """What the episodes of one iteration share. Once two that follow each other were read, the next one brings two more, then
-    four, up to MAX_BYTES; so no more is read in vain than was asked for before."""
+    """What the episodes of one iteration share. Once two that follow each other were read, the next one brings two
+    more, then four, up to MAX_BYTES; so no more is read in vain than was asked for before."""
 
     def __init__(self, read: ReadRun, sizes: Callable[[], Ints]) -> None:
         self._read, self._sizes = read, sizes

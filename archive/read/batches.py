@@ -1,4 +1,5 @@
-"""Engine: batches of steps of many episodes, through a cache of chunks: planned, fetched in two rounds, put together."""
+"""Engine: batches of steps of many episodes, through a cache of chunks: planned, fetched in two rounds,
+put together."""
 
 from __future__ import annotations
 
@@ -183,7 +184,8 @@ def _at(data: Any, path: Path) -> Any:
 
 
 def _batch(values: list[Any], steps: int, flat: bool) -> Any:
-    """What was read of a field for each place, as one array where each is an array of `steps` rows; a list otherwise."""
+    """What was read of a field for each place, as one array where each is an array of `steps` rows;
+    a list otherwise."""
     if all(isinstance(v, np.ndarray) and v.ndim and len(v) == steps for v in values):
         joined = np.stack(values)
         return joined[:, 0] if flat else joined

@@ -1,4 +1,5 @@
-"""Engine: reading steps together with fields derived from them: what a derivation needs beyond a window, and no more."""
+"""Engine: reading steps together with fields derived from them: what a derivation needs beyond a window,
+and no more."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def _filled(column: Any) -> Bools:
 
 
 def _runs(episodes: Chosen, lengths: Ints) -> tuple[Ints, Bools]:
-    """Where runs of steps that follow one another begin, among all steps; of each episode, whether its last one is there."""
+    """Where runs of steps that follow one another begin, among all steps; of each episode,
+    whether its last one is there."""
     live, first = episodes._live, np.cumsum(lengths) - lengths
     if live is None:
         return first[lengths > 0], np.ones(len(lengths), bool)

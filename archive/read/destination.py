@@ -30,8 +30,8 @@ class Destination:
             lacking = [group for group in groups if path not in group.fields]
             if lacking or not groups:
                 raise FieldError(
-                    f"out has an array for field {show(path)!r}, which these episodes do not all have, or which is not among "
-                    "those that are read; leave it out of out="
+                    f"out has an array for field {show(path)!r}, which these episodes do not all have, or which is not "
+                    "among those that are read; leave it out of out="
                 )
             fields = [group.fields[path] for group in groups]
             first = self._firsts(groups, fields, path, array)
@@ -47,7 +47,8 @@ class Destination:
             counts[group.episodes] = np.diff(field.ends)
         if self._places is None and len(array) != counts.sum():
             raise FieldError(
-                f"out[{show(path)!r}] has {len(array)} rows, the episodes have {int(counts.sum())}; give an array of as many"
+                f"out[{show(path)!r}] has {len(array)} rows, the episodes have {int(counts.sum())}; give an array of "
+                "as many"
             )
         return np.cumsum(counts) - counts
 
@@ -76,13 +77,13 @@ def _rows(spec: FieldSpec, array: Array) -> Array:
     name, dtype = show(spec.path), dtypes.to_numpy(spec.dtype)
     if spec.axis == "ragged" or spec.scalar or dtype.kind in "OU":
         raise FieldError(
-            f"out has an array for field {name!r}, which is not rows of numbers ({spec.dtype} on axis {spec.axis!r}); leave it "
-            "out of out=, and take it from what is returned"
+            f"out has an array for field {name!r}, which is not rows of numbers ({spec.dtype} on axis {spec.axis!r}); "
+            "leave it out of out=, and take it from what is returned"
         )
     if array.dtype != dtype or array.shape[1:] != spec.shape:
         raise FieldError(
-            f"out[{name!r}] is {array.dtype}{list(array.shape[1:])}, the field {dtype}{list(spec.shape)}; give an array of that "
-            "dtype and shape"
+            f"out[{name!r}] is {array.dtype}{list(array.shape[1:])}, the field {dtype}{list(spec.shape)}; give an "
+            "array of that dtype and shape"
         )
     rows = dtypes.as_stored(array, spec.dtype)
     if rows is None:

@@ -45,7 +45,8 @@ class Episode:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Values that change after writing, as of the checkpoint; empty for an episode of the archive as such. Read-only."""
+        """Values that change after writing, as of the checkpoint;
+        empty for an episode of the archive as such. Read-only."""
         found = {} if self._attributes is None else self._attributes.values
         mine = {name: values[self.id] for name, values in found.items() if self.id in values}
         out: dict[str, Any] = frozen(
@@ -212,9 +213,9 @@ class Episode:
     def to_html(self, fields: Any = None, *, tokenizer: Any = None, max_bytes: int | None = MAX_PAGE_BYTES) -> str:
         """A page of its own that plays it: pictures, what was said, curves, text. Loads nothing when opened.
 
-        tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the name
-        of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures, values
-        and text that it leaves no room for are left out, and named on the page.
+        tokenizer: what makes text of token ids: a function of a list of ids, something with such a `decode`, or the
+        name of a tokenizer (package tokenizers or transformers).  max_bytes: of the page, None for no bound; pictures,
+        values and text that it leaves no room for are left out, and named on the page.
         """
         from archive.views import episodepage
 
@@ -237,12 +238,12 @@ class Episode:
         from archive.views import summaries
 
         row = self._row
+        how = "terminated" if row["terminated"] else "truncated" if row["truncated"] else None
         return {
             "id": self.id, "steps": self.length, "return": self.total_reward, "complete": self.complete,
-            "ended by": row["reason"] or ("terminated" if row["terminated"] else "truncated" if row["truncated"] else None),
-            "weights": self.model_weights_uuids, "updates": summaries.updates_of(row), "buffer": row["buffer"],
-            "rank": row["rank"], "env row": row["env_id"], "run": row["run"], "session": row["session"], "commit": row["commit"],
-            "created at": row["created_at"],
+            "ended by": row["reason"] or how, "weights": self.model_weights_uuids, "updates": summaries.updates_of(row),
+            "buffer": row["buffer"], "rank": row["rank"], "env row": row["env_id"], "run": row["run"],
+            "session": row["session"], "commit": row["commit"], "created at": row["created_at"],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -252,4 +253,5 @@ class Episode:
 
     def __repr__(self) -> str:
         flags = "" if self.complete else " incomplete"
-        return f"<Episode {self.id!r} length={self.length}{flags} weights={self.model_weights_uuid!r} update={self.update_count}>"
+        made_by = f"weights={self.model_weights_uuid!r} update={self.update_count}"
+        return f"<Episode {self.id!r} length={self.length}{flags} {made_by}>"

@@ -50,9 +50,9 @@ class Episodes(Chosen, Sequence["Episode"]):
     ) -> Episodes:
         """Those that meet all conditions. Reads no data.
 
-        episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a number,
-        or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and session
-        are those of its newest one.
+        episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a
+        number, or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and
+        session are those of its newest one.
         where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'", or an Arrow
         expression.
         """
@@ -116,7 +116,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         return found._episodes([0])[0]
 
     def __iter__(self) -> Iterator[Episode]:
-        """One after the other. Those that are read whole, in order, bring those that follow along, in bounded memory."""
+        """One after the other. Those that are read whole, in order, bring those that follow along,
+        in bounded memory."""
         ahead = Ahead(self._read_run, self.sizes)
         for start in range(0, len(self), _BATCH):
             for place, ep in enumerate(self._episodes(range(start, min(start + _BATCH, len(self)))), start):
@@ -148,10 +149,10 @@ class Episodes(Chosen, Sequence["Episode"]):
 
         fields: names ("obs/image", or "obs" for all below); None for all.  missing: "error", "skip" or a fill value,
         for episodes that lack a field asked for.  derive: fields computed from others, see `archive.fields.derived`.
-        out: a nest of arrays or CPU tensors to decode into, of some of the fields or all: each has the rows of all episodes
-        end to end, in the dtype and shape in which they were archived. What is returned shares their memory; fields that
-        are not there come in memory of their own. FieldError for one that does not fit; after another error what they
-        hold is undefined.
+        out: a nest of arrays or CPU tensors to decode into, of some of the fields or all: each has the rows of all
+        episodes end to end, in the dtype and shape in which they were archived. What is returned shares their memory;
+        fields that are not there come in memory of their own. FieldError for one that does not fit; after another error
+        what they hold is undefined.
         """
         selection = Selection(fields, missing, ragged)
         if derive:
@@ -187,7 +188,8 @@ class Episodes(Chosen, Sequence["Episode"]):
                 yield ep, data.pop()
 
     def sizes(self, fields: Any = None) -> Ints:
-        """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read. Text counts as 8 a value."""
+        """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read.
+        Text counts as 8 a value."""
         spans = self.step_spans()
         return sizes.of_spans(spans, self._reader.snapshot.take(spans.rows, sizes.COLUMNS), Selection(fields))
 
@@ -230,8 +232,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         return plots.episodes(self.table, ax, label)
 
     def to_html(self, title: str = "Episodes") -> str:
-        """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the newest.
-        Reads no data."""
+        """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the
+        newest. Reads no data."""
         return self._report(title).page()
 
     def _repr_html_(self) -> str:

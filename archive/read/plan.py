@@ -109,7 +109,8 @@ class Group:
 
 
 def plan(spans: Spans, selection: Selection, segments: Segments) -> list[Group]:
-    """How the fields selected of these steps are read, and of which rows. FieldError for names that an episode lacks."""
+    """How the fields selected of these steps are read, and of which rows.
+    FieldError for names that an episode lacks."""
     where = segments.places(spans.rows)
     return [
         _group(spans if len(episodes) == len(spans) else spans.pick(episodes), episodes, codes, selection, segments)
@@ -210,6 +211,6 @@ def _unlike(specs: Iterable[FieldSpec], cuts: Cuts, segments: Segments) -> Field
     kinds = " and ".join(dict.fromkeys(f"{s.dtype}{list(s.shape)} {s.axis}" for s in specs))
     path = next(iter(specs)).path
     return FieldError(
-        f"episode {segments.episode_id(int(cuts.segment[0]))!r} goes on with another kind of field {show(path)!r} ({kinds}); "
-        "read its parts one by one with start= and stop=, or leave the field out"
+        f"episode {segments.episode_id(int(cuts.segment[0]))!r} goes on with another kind of field {show(path)!r} "
+        f"({kinds}); read its parts one by one with start= and stop=, or leave the field out"
     )

@@ -1,4 +1,5 @@
-"""Reading steps of episodes: what they take is planned as vectors, fetched chunk by chunk and decoded into its place."""
+"""Reading steps of episodes: what they take is planned as vectors,
+fetched chunk by chunk and decoded into its place."""
 
 from __future__ import annotations
 

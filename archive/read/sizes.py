@@ -23,7 +23,8 @@ TEXT = ("str", "json")
 def of_spans(spans: Spans, rows: pa.Table, selection: Selection) -> Ints:
     """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span.
 
-    Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value, as its length is not known.
+    Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value,
+    as its length is not known.
     """
     codes = rows["schema"].combine_chunks().dictionary_encode()
     texts = codes.dictionary.to_pylist()

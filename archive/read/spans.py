@@ -44,8 +44,8 @@ class Spans:
 
     @cached_property
     def more(self) -> Bools:
-        """Of each span, whether fields of more rows than steps go on there: after the last step, and in the segments that
-        follow it; where no step is wanted, from where the steps were cut off."""
+        """Of each span, whether fields of more rows than steps go on there: after the last step, and in the segments
+        that follow it; where no step is wanted, from where the steps were cut off."""
         at, episode = np.arange(len(self.rows)), self.episode
         last = self.offsets[:-1].copy()
         if self._begun is not None:

@@ -50,13 +50,15 @@ class StepMap:
             return
         if int(numbers.min()) < 0 or int(numbers.max()) >= len(self.first):
             raise UsageError(
-                f"episodes are numbered from 0 to {len(self.first)}; {int(numbers.min())} to {int(numbers.max())} were asked for"
+                f"episodes are numbered from 0 to {len(self.first)}; {int(numbers.min())} to {int(numbers.max())} were "
+                "asked for"
             )
         bad = np.flatnonzero((starts < 0) | (starts + length > self.lengths[numbers]))
         if len(bad):
             number, start = int(numbers[bad[0]]), int(starts[bad[0]])
             raise UsageError(
-                f"episode number {number} has {int(self.lengths[number])} steps, so none from {start} to {start + length}"
+                f"episode number {number} has {int(self.lengths[number])} steps, so none from {start} to "
+                f"{start + length}"
             )
 
     def place(self, index: Ints) -> tuple[Ints, Ints]:

@@ -32,8 +32,8 @@ class Layout(Protocol):
 class Share(Protocol):
     """What `fill` needs of a share: where its live episodes stand, their steps, and the columns.
 
-    A share that also has `stream()`, pairs of an episode and its steps in the same order, is read in bounded memory; one
-    that has `row_specs()` and `read_into()` (see `resharding.Share`) straight into the ring.
+    A share that also has `stream()`, pairs of an episode and its steps in the same order, is read in bounded memory;
+    one that has `row_specs()` and `read_into()` (see `resharding.Share`) straight into the ring.
     """
 
     @property
@@ -47,7 +47,8 @@ class Share(Protocol):
 
 @dataclass(frozen=True)
 class Filled:
-    """A ring as training goes on with it: row e holds positions [pos - size, pos), position p in slot p % max_length."""
+    """A ring as training goes on with it: row e holds positions [pos - size, pos),
+    position p in slot p % max_length."""
 
     buffers: dict[str, Any]  # nest of tensors (E, L, ...); empty if the share has no step
     pos: torch.Tensor  # (E,) int64
@@ -297,8 +298,8 @@ def _flat(nest: Mapping[str, Any], length: int) -> dict[Path, Any]:
             continue
         if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or len(leaf) != length:
             raise FieldError(
-                f"field {show(path)!r} is not one row a step (ragged, JSON, or on another axis), so a ring has no place "
-                "for it; read such a share with share.read()"
+                f"field {show(path)!r} is not one row a step (ragged, JSON, or on another axis), so a ring has no "
+                "place for it; read such a share with share.read()"
             )
     return leaves
 
@@ -326,7 +327,8 @@ def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array
             leaf = leaves[path]
             if not isinstance(leaf, np.ndarray) or (leaf.dtype, leaf.shape[1:]) != kind:
                 raise FieldError(
-                    f"field {show(path)!r} differs between episodes of the share in dtype or shape; a ring holds one kind"
+                    f"field {show(path)!r} differs between episodes of the share in dtype or shape; a ring holds one "
+                    "kind"
                 )
 
 

@@ -180,8 +180,8 @@ class ShardView:
     def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
         """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
 
-        The last chunk may come with rows that fill it up, or without. Where `out` is given, contiguous memory for all of
-        its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
+        The last chunk may come with rows that fill it up, or without. Where `out` is given, contiguous memory for all
+        of its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
         """
         plain = self._plain(path)
         others: dict[int, Array] = {}

@@ -123,8 +123,8 @@ def _sizes(values: Any) -> tuple[int, ...]:
 
 
 def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Array | None = None) -> Array | None:
-    """One chunk, in the memory that it was fetched into if it is not compressed; None if it is absent, or is not what it
-    should be, for zarr to say why.
+    """One chunk, in the memory that it was fetched into if it is not compressed; None if it is absent, or is not what
+    it should be, for zarr to say why.
 
     out: contiguous memory for all of its rows, which it is put into.
     """

@@ -38,8 +38,8 @@ def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str
 
 
 def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
-    """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the env
-    row or the place is -1, the old id stays."""
+    """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
+    env row or the place is -1, the old id stays."""
     for path, role in roles.items():
         inner: Any = batch
         for key in path[:-1]:
@@ -69,7 +69,8 @@ def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -
 
 
 def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
-    """A value of the same form, with the new id everywhere; an array of numbers is that array, which may be the caller's."""
+    """A value of the same form, with the new id everywhere; an array of numbers is that array,
+    which may be the caller's."""
     if isinstance(old, list):
         return [_filled(value, number, text, path) for value in old]
     if not isinstance(old, np.ndarray):

@@ -102,7 +102,8 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
 
 
 def _commit(
-    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, session: str, copy: bool
+    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, session: str,
+    copy: bool,
 ) -> None:  # fmt: skip
     """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
     log = CommitLog(archive.storage, archive.id, archive.head)

@@ -1,4 +1,5 @@
-"""Derived fields against plain loops: whole episodes, windows, chains of segments, holes in a buffer; what they read."""
+"""Derived fields against plain loops: whole episodes, windows, chains of segments, holes in a buffer;
+what they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A manifest that somebody made up, with checksums that are right: paths stay below the root, rows stay what they are."""
+"""A manifest that somebody made up, with checksums that are right: paths stay below the root,
+rows stay what they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The disk cache: an entry is right or not there, the bound holds with many processes, and what is damaged is fetched again."""
+"""The disk cache: an entry is right or not there, the bound holds with many processes,
+and what is damaged is fetched again."""
 
 from __future__ import annotations
 
@@ -141,7 +142,8 @@ lengths = np.array([50, 40, 60])
 episodes = archive.open(sys.argv[1]).episodes
 rng = np.random.default_rng(int(sys.argv[3]))
 for _ in range(15):
-    gather = Gather(episodes, ["t", "x", "next", "image", "reward"], cache_bytes=0, disk_cache=DiskCache(sys.argv[2], 60_000))
+    disk_cache = DiskCache(sys.argv[2], 60_000)
+    gather = Gather(episodes, ["t", "x", "next", "image", "reward"], cache_bytes=0, disk_cache=disk_cache)
     t = rng.integers(0, 150, 30)
     check(gather.rows(*gather.place(t)), t, np.cumsum(lengths) - 1)
 print(DiskCache(sys.argv[2], 60_000).bytes_held())

@@ -1,4 +1,5 @@
-"""Gathering steps and windows: the values are those of a plain read, whatever the cache; memory and requests are bounded."""
+"""Gathering steps and windows: the values are those of a plain read, whatever the cache;
+memory and requests are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What it costs, counted at the server: requests and bytes of opening, filtering and reading; files and bytes stored."""
+"""What it costs, counted at the server: requests and bytes of opening, filtering and reading;
+files and bytes stored."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ def vectors(rng: np.random.Generator, length: int) -> dict[str, Any]:
 
 
 def scalars(rng: np.random.Generator, length: int) -> dict[str, Any]:
-    """Fields of 90 KB a shard: the gaps between what is wanted of them are larger than it is, and smaller than 64 KB."""
+    """Fields of 90 KB a shard: the gaps between what is wanted of them are larger than it is,
+    and smaller than 64 KB."""
     return {f"f{i:02d}": rng.random(20 * length, np.float32) for i in range(40)}
 
 
@@ -161,7 +163,8 @@ def check_bounds(arc: archive.Archive, log: Sequence[Seen], data: Sequence[dict[
     ends = 2 + len(shards) - 1
     spare = (fetched - 1.05 * needed) / (ends * chunk)
     print(
-        f"{needed=} {fetched=} {fetched / needed:.3f} {spare:.2f} requests={len(reads)} shards={len(shards)} of {len(arc.shards)}"
+        f"{needed=} {fetched=} {fetched / needed:.3f} {spare:.2f} requests={len(reads)} shards={len(shards)} of "
+        f"{len(arc.shards)}"
     )
     assert fetched <= 1.05 * needed + ends * chunk
     partial_runs = 2 * fields

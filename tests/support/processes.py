@@ -20,7 +20,8 @@ LOADED = [
 
 
 def load_ahead() -> None:
-    """Has the server, which starts with the first process, load this once: for every process of context "forkserver"."""
+    """Has the server, which starts with the first process,
+    load this once: for every process of context "forkserver"."""
     FORKSERVER.set_forkserver_preload(LOADED)
 
 

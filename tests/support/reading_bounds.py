@@ -14,8 +14,9 @@ FIELDS = 4
 
 @dataclass
 class Bound:
-    """What reading a share may take: 1.05 x its steps, and a chunk of each field for each cut and shard that it crosses;
-    requests as many as 8 MB fit in, two a shard, and one a field and contiguous run of a shard that is read in part."""
+    """What reading a share may take: 1.05 x its steps, and a chunk of each field for each cut and shard that it
+    crosses; requests as many as 8 MB fit in, two a shard,
+    and one a field and contiguous run of a shard that is read in part."""
 
     needed: int = 0
     edges: int = 0  # bytes of one chunk per field for each cut, and of the metadata, of each shard

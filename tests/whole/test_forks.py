@@ -1,4 +1,5 @@
-"""Forked children, while other threads of the parent read and checkpoint: each goes on by itself, or is told why not."""
+"""Forked children, while other threads of the parent read and checkpoint: each goes on by itself,
+or is told why not."""
 
 from __future__ import annotations
 

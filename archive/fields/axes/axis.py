@@ -59,8 +59,8 @@ class Cuts(NamedTuple):
         """Those at these places."""
         extent = Extent(self.extent.start[index], self.extent.rows[index])
         return Cuts(
-            self.episode[index], self.segment[index], self.lo[index], self.hi[index], self.more[index], self.start[index],
-            self.length[index], extent,
+            self.episode[index], self.segment[index], self.lo[index], self.hi[index], self.more[index],
+            self.start[index], self.length[index], extent,
         )  # fmt: skip
 
 

@@ -39,7 +39,8 @@ class OffsetAxis(WholeRows):
         return value[:steps]
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
-        """The steps' rows; after the last step the extra ones: the next steps' rows, and past these the segment's own."""
+        """The steps' rows; after the last step the extra ones: the next steps' rows,
+        and past these the segment's own."""
         first, rows = cuts.extent
         start = first + cuts.lo
         stop = first + np.maximum(cuts.lo, np.minimum(cuts.hi, rows))

@@ -136,8 +136,8 @@ def _row(x: Any, where: str) -> Array:
         if not isinstance(e.__cause__, ValueError):
             raise
         raise FieldError(
-            f"field {where} is ragged, and so are the rows within a step: only one axis may be. Give a step's values end to end "
-            f"and their lengths as another field, or declare Schema(json=[{where}])"
+            f"field {where} is ragged, and so are the rows within a step: only one axis may be. Give a step's values "
+            f"end to end and their lengths as another field, or declare Schema(json=[{where}])"
         ) from e
 
 

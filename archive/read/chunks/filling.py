@@ -1,4 +1,5 @@
-"""Engine: rows of stored arrays into memory: planned as byte ranges, fetched shard by shard, each chunk decoded once."""
+"""Engine: rows of stored arrays into memory: planned as byte ranges, fetched shard by shard,
+each chunk decoded once."""
 
 from __future__ import annotations
 

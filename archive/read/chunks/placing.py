@@ -42,8 +42,8 @@ class Want(NamedTuple):
 
 
 def place(wants: Sequence[Want], rows: int, decode: Decode) -> None:
-    """Put rows of one array of a shard into memory, from chunks of so many rows; each chunk is decoded once, straight into
-    its place if it can be."""
+    """Put rows of one array of a shard into memory, from chunks of so many rows; each chunk is decoded once, straight
+    into its place if it can be."""
     if len(wants) > 1:
         decode = _remembered(decode)
     for want in wants:

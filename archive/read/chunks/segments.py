@@ -58,7 +58,8 @@ class Segments:
 
     @cached_property
     def _entries(self) -> tuple[Ints, Ints, dict[str, int], Ints, Ints]:
-        """The extents of all segments and fields: segment, number of the field's name, these numbers, first row, rows."""
+        """The extents of all segments and fields: segment, number of the field's name, these numbers,
+        first row, rows."""
         import pyarrow.compute as pc
 
         listed = self._snapshot.take(self.rows, ["extents"])["extents"].combine_chunks()

@@ -73,7 +73,8 @@ class Shards:
         known: Mapping[str, ShardView],
         held: Mapping[str, dict[str, int]],
     ) -> ReadPlan:
-        """The byte ranges of rows of arrays, and of the metadata of shards that is not known; chunks held are left out."""
+        """The byte ranges of rows of arrays, and of the metadata of shards that is not known;
+        chunks held are left out."""
         return ReadPlan({
             shard: self.index(shard).plan(arrays, metadata=shard not in known, held=held.get(shard))
             for shard, arrays in wanted.items()
@@ -159,8 +160,8 @@ class Shards:
         (found, _, found_rows), rows = view.describe(array), self.index(shard).array(array).rows
         if found.dtype != like.dtype or found.shape != like.shape or found_rows != rows:
             raise CorruptChunkError(
-                f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found_rows} rows, where its schema and the chunk "
-                f"table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
+                f"it holds {found.dtype}{list(found.shape[1:])} in chunks of {found_rows} rows, where its schema and "
+                f"the chunk table say {like.dtype}{list(like.shape[1:])} in chunks of {rows}"
             )
 
     def _undecodable(self, error: ArchiveError, shard: str, array: str, owners: Owners) -> CorruptChunkError:
