@@ -34,9 +34,10 @@ class Destination:
                     "among those that are read; leave it out of out="
                 )
             fields = [group.fields[path] for group in groups]
+            rows = [_rows(field.spec, array) for field in fields]
             first = self._firsts(groups, fields, path, array)
-            for group, field in zip(groups, fields, strict=True):
-                field.own = Pieces.whole(_rows(field.spec, array))
+            for group, field, own in zip(groups, fields, rows, strict=True):
+                field.own = Pieces.whole(own)
                 episode = field.cuts.episode
                 field.at = self._placed(field.at - field.ends[episode] + first[group.episodes][episode])
 
