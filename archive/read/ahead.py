@@ -24,12 +24,14 @@ class Ahead:
     more, then four, up to MAX_BYTES; so no more is read in vain than was asked for before."""
 
     def __init__(self, read: ReadRun, sizes: Callable[[], Ints]) -> None:
-        self._read, self._sizes = read, sizes
+        self._read = read
+        self._sizes = sizes
         self._bytes: Ints | None = None
         self._lock = threading.Lock()  # never waited for: after a fork it may be held for ever
         self._held: dict[int, dict[str, Any]] = {}
         self._key: Key = ()
-        self._next, self._count = -1, 1
+        self._next = -1
+        self._count = 1
 
     def read(self, place: int, selection: Selection) -> dict[str, Any] | None:
         """The steps of the episode at that place; None if it should be read alone. What is given is kept no longer."""

@@ -32,7 +32,10 @@ class Chosen:
         self, reader: Reader, index: EpisodeIndex, chosen: Ints | None = None, live: Spans | None = None,
         attributes: Attributes | None = None,
     ) -> None:  # fmt: skip
-        self._reader, self._index, self._live, self._attributes = reader, index, live, attributes
+        self._reader = reader
+        self._index = index
+        self._live = live
+        self._attributes = attributes
         self._given = chosen
 
     @cached_property

@@ -35,7 +35,11 @@ class Episode:
         self, reader: Reader, index: EpisodeIndex, number: int, row: dict[str, Any], live: Spans | None = None,
         attributes: Attributes | None = None,
     ) -> None:  # fmt: skip
-        self._reader, self._index, self._number, self._row, self._live = reader, index, number, row, live
+        self._reader = reader
+        self._index = index
+        self._number = number
+        self._row = row
+        self._live = live
         self._attributes = attributes
         self._ahead: tuple[Ahead, int] | None = None  # of the iteration that it came from, and its place there
 

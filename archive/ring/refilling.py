@@ -9,24 +9,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from archive.arrays import Ints
-from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
+from archive.arrays import Ints, Mask
+from archive.base import ColumnError, FieldError, NotFoundError, UsageError, show
 from archive.fields import NODES, Array, Path, dtypes, nesting
+from archive.ring.places import Layout, Places, places_of
 
 UNFINISHED = ("close", "continue", "drop")
 BATCH_BYTES = 32 * 1024 * 1024
 LONG_RUN = 8  # steps of an episode, on average, from which on they are copied as one
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-class Layout(Protocol):
-    """Where the steps of each live episode stand, one entry an episode, in live order (env row, then position)."""
-
-    env_id: Ints
-    position: Ints
-    length: Ints
-    open: Mask  # it has not ended
-    headless: Mask  # its first steps are gone
 
 
 class Share(Protocol):
@@ -82,7 +72,7 @@ def fill(share: Share, *, num_envs: int, max_length: int, unfinished: str = "clo
     """
     if unfinished not in UNFINISHED:
         raise UsageError(f"unfinished={unfinished!r}: give 'close', 'continue' or 'drop'")
-    places = _places(share, num_envs, max_length)
+    places = places_of(share, num_envs, max_length)
     if unfinished == "drop" and places.open.any():
         raise UsageError(
             f"the share has {int(places.open.sum())} open episodes, and only a plan drops: "
@@ -125,90 +115,7 @@ def rebuild(tree_set: Any, filled: Filled, name: str, *, elsewhere: float = 0.0)
     return Leaves(int(torch.count_nonzero(priorities)), float(priorities.max()) if len(priorities) else 0.0)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where each episode's steps stand; `rows` and `slots` are the ring's size."""
-
-    env: Ints
-    position: Ints
-    length: Ints
-    open: Mask
-    headless: Mask
-    rows: int
-    slots: int
-
-    def of(self, lo: int, hi: int) -> Ints:
-        """Row and slot, as one number, of each step of episodes [lo, hi)."""
-        length = self.length[lo:hi]
-        ends = np.cumsum(length)
-        position = np.arange(int(length.sum())) + np.repeat(self.position[lo:hi] - (ends - length), length)
-        places: Ints = np.repeat(self.env[lo:hi] * self.slots, length) + position % self.slots
-        return places
-
-    def runs(self) -> tuple[Ints, Ints]:
-        """Steps, counted over all episodes, from which on they stand end to end, and the row and slot of each."""
-        full = np.flatnonzero(self.length > 0)
-        length, slot = self.length[full], self.position[full] % self.slots
-        first = np.cumsum(length) - length
-        around = np.flatnonzero(slot + length > self.slots)  # the rest stands at the beginning of the same row
-        starts = np.append(first, first[around] + self.slots - slot[around])
-        row = self.env[full] * self.slots
-        order = np.argsort(starts, kind="stable")
-        return starts[order], np.append(row + slot, row[around])[order]
-
-
-def _places(share: Share, num_envs: int, max_length: int) -> _Places:
-    if num_envs < 1 or max_length < 1:
-        raise UsageError(f"num_envs={num_envs}, max_length={max_length}: a ring has one or more of both")
-    layout = share.layout
-    env, position, length = (np.asarray(v, np.int64) for v in (layout.env_id, layout.position, layout.length))
-    opened, headless = (np.asarray(v, bool) & (length > 0) for v in (layout.open, layout.headless))
-    places = _Places(env, position, length, opened, headless, num_envs, max_length)
-    _check_room(places)
-    _check_contiguous(places, share.next_positions)
-    return places
-
-
-def _check_room(places: _Places) -> None:
-    if (places.env < 0).any():
-        raise UsageError("the share has episodes without an env row; plan with num_envs= to deal them out to rows")
-    if int(places.env.max(initial=0)) >= places.rows:
-        raise CapacityError(
-            f"the share has steps in env row {int(places.env.max())}, the ring has {places.rows} rows; plan with "
-            f"num_envs={places.rows}"
-        )
-    total = np.bincount(places.env, weights=places.length, minlength=places.rows).astype(np.int64)
-    longest = int(total.argmax())
-    if total[longest] > places.slots:
-        over = np.maximum(total - places.slots, 0)
-        raise CapacityError(
-            f"env row {longest} of the share has {total[longest]} steps, the ring {places.slots} slots a row "
-            f"({int(over.sum())} steps too many in {int((over > 0).sum())} rows); plan with max_length={places.slots}, "
-            "which drops the oldest and counts them"
-        )
-
-
-def _check_contiguous(places: _Places, next_positions: Mapping[int, int]) -> None:
-    """A ring has no holes: each row's steps follow each other, up to the position that comes next."""
-    full = np.flatnonzero(places.length > 0)
-    env, start = places.env[full], places.position[full]
-    if not len(full):
-        return
-    row_ends = np.r_[env[1:] != env[:-1], True]
-    following = np.r_[start[1:], 0]
-    following[row_ends] = [next_positions.get(e, -1) for e in env[row_ends].tolist()]
-    holes = np.flatnonzero(start + places.length[full] != following)
-    if len(holes) or len(np.unique(env)) != int(row_ends.sum()):
-        where = (
-            f"env row {env[holes[0]]} has a hole before position {following[holes[0]]}" if len(holes) else "no order"
-        )
-        raise UsageError(
-            f"the steps of the share don't follow each other without holes, as a ring's do ({where}); plan with "
-            f"num_envs={places.rows}, which puts what is left end to end"
-        )
-
-
-def _cut(places: _Places, *, close: bool) -> Mask:
+def _cut(places: Places, *, close: bool) -> Mask:
     """Last steps of open episodes that do not go on in the ring."""
     full = np.flatnonzero(places.length > 0)
     env = places.env[full]
@@ -219,7 +126,7 @@ def _cut(places: _Places, *, close: bool) -> Mask:
     return out
 
 
-def _in_place(share: Any, places: _Places) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
+def _in_place(share: Any, places: Places) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
     """The ring of each field, decoded straight into it, and the nest's empty nodes; None where that cannot be."""
     specs = share.row_specs() if hasattr(share, "row_specs") else None
     if specs is None:
@@ -236,7 +143,7 @@ def _in_place(share: Any, places: _Places) -> tuple[dict[Path, Array], dict[Path
     return rings, nodes
 
 
-def _ring_memory(like: Array, places: _Places) -> Array:
+def _ring_memory(like: Array, places: Places) -> Array:
     """A ring in which only those slots are zero that no step goes to."""
     shape = (places.rows, places.slots, *like.shape[1:])
     if 2 * int(places.length.sum()) < places.rows * places.slots:
@@ -253,7 +160,7 @@ def _nests(share: Share) -> Iterable[Mapping[str, Any]]:
     return share.read() if stream is None else (steps for _, steps in stream())
 
 
-def _steps(nests: Iterable[Mapping[str, Any]], places: _Places) -> tuple[dict[Path, Array], dict[Path, Any]]:
+def _steps(nests: Iterable[Mapping[str, Any]], places: Places) -> tuple[dict[Path, Array], dict[Path, Any]]:
     """The ring of each field, and the nest's empty nodes."""
     rings: dict[Path, Array] = {}
     nodes: dict[Path, Any] = {}
@@ -275,7 +182,7 @@ def _steps(nests: Iterable[Mapping[str, Any]], places: _Places) -> tuple[dict[Pa
     return rings, nodes
 
 
-def _batches(nests: Iterable[Mapping[str, Any]], places: _Places) -> Iterator[tuple[int, list[dict[Path, Any]]]]:
+def _batches(nests: Iterable[Mapping[str, Any]], places: Places) -> Iterator[tuple[int, list[dict[Path, Any]]]]:
     """(number of the first, flattened nests) of neighbouring episodes, some megabytes at a time."""
     batch: list[dict[Path, Any]] = []
     start = nbytes = 0
@@ -304,7 +211,7 @@ def _flat(nest: Mapping[str, Any], length: int) -> dict[Path, Any]:
     return leaves
 
 
-def _new_ring(path: Path, leaf: Array, places: _Places) -> Array:
+def _new_ring(path: Path, leaf: Array, places: Places) -> Array:
     shape = (places.rows, places.slots, *leaf.shape[1:])
     if leaf.dtype == object:
         return np.full(shape, "", object)
@@ -351,7 +258,7 @@ def _put(ring: Array, index: Ints, parts: Sequence[Array]) -> None:
         flat[slice(int(places[0]), int(places[-1]) + 1) if together else places] = part
 
 
-def _column(name: str, values: Array, places: _Places) -> Array:
+def _column(name: str, values: Array, places: Places) -> Array:
     index = places.of(0, len(places.length))
     if values.ndim == 0 or len(values) != len(index):
         count = len(values) if values.ndim else "no"
@@ -367,7 +274,7 @@ def _tensor(array: Array, device: Any) -> Any:
     return tensor.to(device) if device is not None and isinstance(tensor, torch.Tensor) else tensor
 
 
-def _report(places: _Places, size: Ints, cut: Mask) -> dict[str, int]:
+def _report(places: Places, size: Ints, cut: Mask) -> dict[str, int]:
     full = places.length > 0
     return {
         "steps": int(size.sum()),

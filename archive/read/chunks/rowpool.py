@@ -33,13 +33,20 @@ class RowPool:
         self._mask = (1 << self._shift) - 1
         self.page_bytes = self.row_bytes << self._shift
         self.rows_per_chunk = np.zeros(shards, np.int64)
-        self.first_chunk, self._stop_chunk = np.full(shards, -1, np.int64), np.zeros(shards, np.int64)
-        self.chunks = self._mapped = 0
-        self._first_page, self._page = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        self.shard_of, self._used = np.zeros(0, np.int32), np.zeros(0, np.int64)
-        self.present, self.on_disk = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        self._rows, self._free = np.empty((0, *trailing), dtype), np.zeros(0, np.int32)
-        self._pages = self._fresh = 0
+        self.first_chunk = np.full(shards, -1, np.int64)
+        self._stop_chunk = np.zeros(shards, np.int64)
+        self.chunks = 0
+        self._mapped = 0
+        self._first_page = np.zeros(0, np.int64)
+        self._page = np.zeros(0, np.int32)
+        self.shard_of = np.zeros(0, np.int32)
+        self._used = np.zeros(0, np.int64)
+        self.present = np.zeros(0, np.bool_)
+        self.on_disk = np.zeros(0, np.bool_)
+        self._rows = np.empty((0, *trailing), dtype)
+        self._free = np.zeros(0, np.int32)
+        self._pages = 0
+        self._fresh = 0
         self._tick = 0
 
     def resize(self, max_bytes: int) -> None:
