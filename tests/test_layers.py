@@ -87,6 +87,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "numcodecs": ("archive.shard.rawchunks",),
     "pyarrow": EVERYWHERE,
     "google_crc32c": EVERYWHERE,
+    "isal": ("archive.shard.packing",),
     "ml_dtypes": ("archive.fields", "archive.shard"),
     "fsspec": ("archive.store.drivers.registry",),
     "s3fs": ("archive.store",),

@@ -11,8 +11,9 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptChunkError, FieldError
@@ -251,8 +252,18 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
 
 def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
     method = _STORED if data is member.data else _DEFLATED
-    crc32 = zlib.crc32(member.tail, zlib.crc32(member.data))
+    crc32 = _crc32()(member.tail, _crc32()(member.data, 0))
     return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+
+
+@cache
+def _crc32() -> Callable[[Buffer, int], int]:
+    """The checksum of ZIPs: isal's, five times as fast, or zlib's on the few machines without a wheel of isal."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.crc32
+    return isal_zlib.crc32
 
 
 def checksum(data: Buffer) -> int:

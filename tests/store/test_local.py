@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: in
     def full(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "writev", full)
     for write in (storage.put, storage.create):
         with pytest.raises(StorageFullError, match="no space left"):
             write("x" if write == storage.put else "y", b"new")
@@ -116,8 +117,22 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: in
     assert storage.get("x") == b"old"
 
 
-def test_partial_writes_to_a_disk_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [7, 1003, 1 << 20])
+def test_partial_writes_to_a_disk_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    def partly(descriptor: int, parts: Sequence[memoryview]) -> int:
+        return write(descriptor, b"".join(parts)[:at_once])
+
     write = os.write
+    monkeypatch.setattr(os, "writev", partly)
+    storage = Storage.connect(tmp_path)
+    storage.put("x", [DATA, b"", memoryview(DATA), *[b"1"] * 1500])
+    monkeypatch.undo()
+    assert storage.get("x") == DATA * 2 + b"1" * 1500
+
+
+def test_partial_writes_of_single_parts_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.delattr(os, "writev")  # as on Windows
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
     storage = Storage.connect(tmp_path)
     storage.put("x", [DATA, memoryview(DATA)])
@@ -165,7 +180,7 @@ def test_large_reads_are_completed_or_refused(tmp_path: Path, monkeypatch: pytes
         list(storage.iter_ranges(ranges, max_bytes=1 << 26))
 
 
-@pytest.mark.parametrize("name", ["write", "fsync", "replace", "link"])
+@pytest.mark.parametrize("name", ["writev", "fsync", "replace", "link"])
 def test_a_disk_that_fails_leaves_the_old_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

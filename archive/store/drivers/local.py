@@ -17,6 +17,7 @@ from archive.store.drivers.protocols import Buffer, Driver, Info, Place
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _WINDOWS = os.name == "nt"
+_PARTS_AT_ONCE = 64  # in one call of the operating system; each lets other threads run, and waits for them
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -147,8 +148,7 @@ def _write_temporary(path: str, parts: Sequence[Buffer]) -> str:
     temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
     descriptor = _open_new(folder, temporary)
     try:
-        for part in parts:
-            _write_all(descriptor, part)
+        _write_all(descriptor, parts)
         os.fsync(descriptor)
     except BaseException:
         os.close(descriptor)
@@ -166,10 +166,25 @@ def _open_new(folder: str, path: str) -> int:
         return os.open(path, _WRITE_FLAGS, 0o666)
 
 
-def _write_all(descriptor: int, part: Buffer) -> None:
-    rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    for at in range(0, len(views), _PARTS_AT_ONCE):
+        rest: Sequence[memoryview] = views[at : at + _PARTS_AT_ONCE]
+        while rest:
+            rest = _after(rest, _write_some(descriptor, rest))
+
+
+def _write_some(descriptor: int, parts: Sequence[memoryview]) -> int:
+    return os.writev(descriptor, parts) if hasattr(os, "writev") else os.write(descriptor, parts[0])
+
+
+def _after(parts: Sequence[memoryview], count: int) -> Sequence[memoryview]:
+    """What is left of the parts once their first `count` bytes are written."""
+    for i, part in enumerate(parts):
+        if count < len(part):
+            return [part[count:], *parts[i + 1 :]]
+        count -= len(part)
+    return []
 
 
 def _claim(temporary: str, path: str) -> None:
