@@ -4,10 +4,7 @@ by threads and processes."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import archive
 import resharding
 from archive.checkpoint.checkpoints import Checkpoint
 from tests.support.backends import Backend, make_backend
-from tests.support.places import ROOT
+from tests.support.processes import answers_in_processes
 from tests.support.ranks import (
     SCHEMA,
     Rank,
@@ -370,27 +367,14 @@ def test_processes_save_and_resume(
 
 
 def _processes(backend: Backend, world_size: int, what: str) -> list[dict[str, Any]]:
-    running = []
-    for rank in range(world_size):
-        more = {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": str(world_size), "PYTHONWARNINGS": "ignore"}
-        command = [
-            sys.executable,
-            "-m",
-            "tests.resharding.test_ranks",
-            what,
-            backend.url,
-            json.dumps(backend.storage_options),
-        ]
-        running.append(subprocess.Popen(command, env={**os.environ, **more}, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=120)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * world_size
-    return [json.loads(text.splitlines()[-1]) for text in outputs]
+    calls = [(what, rank, world_size, backend.url, backend.storage_options) for rank in range(world_size)]
+    return answers_in_processes(as_one_rank, calls)
 
 
-def main(what: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """One rank of a job, as its process has it."""
+def as_one_rank(what: str, rank: int, world_size: int, url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One rank of a job, as its process has it; which it is stands in the environment."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     arc = archive.open(url, storage_options=options)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if what == "save":
         writer = arc.writer(session="first", schema=SCHEMA)
         me = Rank(arc, writer, {e: [] for e in range(3)}, itertools.count(rank * 10000))
@@ -412,7 +396,3 @@ def main(what: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     writer.checkpoint(1 if what == "save" else 2, columns={"priority": priority(live)}).result(60)
     writer.close()
     return {"live": live.tolist(), "resumed": [] if what == "save" else found.tolist()}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))))
