@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from archive.checkpoint.staged import StagedFile
 from archive.manifest.commits import CommitLog
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
+from tests.support.processes import answers_in_processes
 
 
 def _segments_once(arc: archive.Archive) -> None:
@@ -40,7 +40,7 @@ def _segments_once(arc: archive.Archive) -> None:
 # -- real processes ------------------------------------------------------------------------------------------------
 
 
-def _rank(rank: int, url: str, options: dict[str, Any], answers: Any) -> None:
+def _rank(rank: int, url: str, options: dict[str, Any]) -> list[int]:
     arc = archive.open(url, create=True, storage_options=options)
     with arc.writer(rank, 4, session="start") as w:
         numbers = []
@@ -50,28 +50,13 @@ def _rank(rank: int, url: str, options: dict[str, Any], answers: Any) -> None:
             )
             ck = w.checkpoint(number, columns={"p": value_of(np.arange(number * 10 + 10) + rank * 1000)}).result(60)
             numbers.append(ck.number)
-    answers.put((rank, numbers))
+    return numbers
 
 
 @pytest.mark.parametrize("backend", ["local", "moto", "seaweedfs"], indirect=True)
 def test_four_processes_commit_together(backend: Backend) -> None:
-    context: Any = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    ranks = [context.Process(target=_rank, args=(r, backend.url, backend.storage_options, answers)) for r in range(4)]
-    for process in ranks:
-        process.start()
-    try:
-        numbers = dict(answers.get(timeout=90) for _ in ranks)
-        for process in ranks:
-            process.join(30)
-        assert [p.exitcode for p in ranks] == [0] * 4
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-            process.close()
-        answers.close()
-        answers.join_thread()
+    calls = [(rank, backend.url, backend.storage_options) for rank in range(4)]
+    numbers = dict(enumerate(answers_in_processes(_rank, calls, timeout_s=90)))
     assert all(numbers[r] == numbers[0] for r in range(4)), "all ranks were given the same commits"
     arc = archive.open(backend.url, storage_options=backend.storage_options)
     assert [c.number for c in arc.checkpoints] == numbers[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from archive import Ragged, Schema
 from archive.base.errors import FieldError, NotFoundError, UsageError
 from archive.manifest.index import COLUMNS
 from tests.support.archives import fresh, identical, reopened
+from tests.support.processes import FORKSERVER
 
 
 def nested(n: int = 3) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_archive_episodes_and_episode_pickle_to_another_process(tmp_path: Path) 
     chosen.read()  # with what it keeps in memory
     args = (arc, chosen, chosen[0])
     want = read_elsewhere(*args)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with FORKSERVER.Pool(1) as pool:
         assert identical(pool.apply(read_elsewhere, args), want)
     assert len(pickle.dumps(args[0])) < 20_000
 

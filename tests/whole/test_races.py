@@ -16,6 +16,7 @@ import pytest
 import archive
 from tests.support import servers
 from tests.support.backends import BUCKET, Backend, make_backend
+from tests.support.processes import FORKSERVER
 from tests.support.tampering import same, steps
 
 ROUNDS = 100
@@ -51,10 +52,10 @@ def commit_many(
 def race(backend: Backend, sides: Sequence[Mapping[str, Any]]) -> tuple[list[Acknowledged], int]:
     """What both were told, and how many creates it took."""
     archive.create(backend.url, storage_options=backend.storage_options)
-    spawn = multiprocessing.get_context("spawn")
-    barrier, answers = spawn.Barrier(len(sides)), spawn.SimpleQueue()
+    barrier, answers = FORKSERVER.Barrier(len(sides)), FORKSERVER.SimpleQueue()
     children = [
-        spawn.Process(target=commit_many, args=(backend, who, side, barrier, answers)) for side, who in enumerate(sides)
+        FORKSERVER.Process(target=commit_many, args=(backend, who, side, barrier, answers))
+        for side, who in enumerate(sides)
     ]
     run_all(children)
     found = sorted(answers.get() for _ in children)
@@ -135,9 +136,8 @@ def open_one(backend: Backend, barrier: Barrier, answers: multiprocessing.Simple
 
 
 def test_many_processes_create_one_archive(store: Backend) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    barrier, answers = spawn.Barrier(4), spawn.SimpleQueue()
-    children = [spawn.Process(target=open_one, args=(store, barrier, answers)) for _ in range(4)]
+    barrier, answers = FORKSERVER.Barrier(4), FORKSERVER.SimpleQueue()
+    children = [FORKSERVER.Process(target=open_one, args=(store, barrier, answers)) for _ in range(4)]
     run_all(children)
     assert len({answers.get() for _ in children}) == 1
     answers.close()
