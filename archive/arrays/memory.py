@@ -57,16 +57,18 @@ class Memory:
 
 
 class Shelf:
-    """One piece of memory for bytes of any length, end to end."""
+    """One piece of memory for bytes of any length, end to end, from several threads."""
 
     def __init__(self, piece: Array) -> None:
         self._rest = piece.data
+        self._lock = threading.Lock()
 
     def hold(self, data: bytes) -> bytes | memoryview:
         """The same bytes in this memory; as they are given if there is no room left."""
-        if len(data) > len(self._rest):
-            return data
-        held, self._rest = self._rest[: len(data)], self._rest[len(data) :]
+        with self._lock:
+            if len(data) > len(self._rest):
+                return data
+            held, self._rest = self._rest[: len(data)], self._rest[len(data) :]
         held[:] = data
         return held
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.base import (
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
+Stored = tuple[Buffer, bytes]  # a chunk, and what follows it
+Each = Callable[[Callable[[int], Stored], Iterable[int]], Iterable[Stored]]  # map, or one that does several at once
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _MAX_NDIM = 8
@@ -50,13 +53,14 @@ def encode(
     runs: int = 1,
     copy: bool = True,
     hold: Callable[[bytes], Buffer] | None = None,
+    each: Each = map,
 ) -> list[Member]:
     """The members of one Zarr v3 group: metadata first, root foremost, then chunks, fields of few bytes first.
 
     `arrays` maps zarr paths to arrays whose axis 0 is the rows; object arrays hold `str`. `compression` is
     "zstd:LEVEL", "gzip:LEVEL" or None. `runs`: of how many runs of rows parts may be read. The input is copied, so it
     may be changed once this returns, unless `copy` is False: then what is not compressed shares its memory.
-    `hold` may move what zstd made to memory of its own.
+    `hold` may move what zstd made to memory of its own; `each` goes over the chunks for zstd, several at once maybe.
     """
     import zarr
 
@@ -75,7 +79,7 @@ def encode(
     if compression and compression.startswith("gzip"):
         _remove_dates(encoded)
     chunks = {
-        path: _shared_chunks(path, array, chunk_rows[path], compression, hold)
+        path: _shared_chunks(path, array, chunk_rows[path], compression, hold, each)
         if path in shared
         else _encoded_chunks(encoded, path, array, chunk_rows[path])
         for path, array in prepared.items()
@@ -384,12 +388,16 @@ def _encoded_chunks(encoded: Mapping[str, Any], path: str, array: Array, rows: i
 
 
 def _shared_chunks(
-    path: str, array: Array, rows: int, compression: str | None, hold: Callable[[bytes], Buffer] | None
+    path: str, array: Array, rows: int, compression: str | None, hold: Callable[[bytes], Buffer] | None, each: Each
 ) -> list[Member]:
-    level = int(compression.partition(":")[2]) if compression else None
+    chunk_at = partial(rawchunks.plain, array, rows)
+    if compression:
+        level = int(compression.partition(":")[2])
+        chunk_at = partial(rawchunks.compressed, array, rows, zstd_level=level, hold=hold)
+    starts = range(0, len(array), rows)
     return [
         Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
-        for chunk, (data, tail) in enumerate(rawchunks.cut(array, rows, level, hold))
+        for chunk, (data, tail) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
     ]
 
 

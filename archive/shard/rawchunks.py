@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,18 +35,27 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-def cut(
-    array: Array, rows: int, zstd_level: int | None, hold: Callable[[bytes], Buffer] | None = None
-) -> Iterator[tuple[Buffer, bytes]]:
-    """Each chunk as its bytes and the checksum that follows them. The bytes share the array's memory unless compressed;
-    then they are put where `hold` puts them."""
-    encode = None if zstd_level is None else _zstd(zstd_level).encode
-    for start in range(0, len(array), rows):
-        part = _padded(array[start : start + rows], rows)
-        values = memoryview(part.view("u1").data).cast("B")
-        data: Buffer = values if encode is None else encode(values)
-        tail = checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
-        yield data if encode is None or hold is None else hold(bytes(data)), tail
+def plain(array: Array, rows: int, start: int) -> tuple[Buffer, bytes]:
+    """The chunk that begins at row `start`: its bytes, in the array's memory, and the checksum that follows them."""
+    values = _values(array, rows, start)
+    return values, _tail(values)
+
+
+def compressed(
+    array: Array, rows: int, start: int, *, zstd_level: int, hold: Callable[[bytes], Buffer] | None
+) -> tuple[Buffer, bytes]:
+    """As `plain`, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
+    data: bytes = _zstd(zstd_level).encode(_values(array, rows, start))
+    return data if hold is None else hold(data), _tail(data)
+
+
+def _values(array: Array, rows: int, start: int) -> memoryview:
+    part = _padded(array[start : start + rows], rows)
+    return memoryview(part.view("u1").data).cast("B")
+
+
+def _tail(data: Buffer) -> bytes:
+    return checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _zstd(level: int) -> Any:

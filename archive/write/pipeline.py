@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.arrays import Memory, Shelf
-from archive.base import layout
+from archive.base import layout, usable_cores
 from archive.manifest import tables
 from archive.shard import groups, packing
 from archive.store import Storage
@@ -152,6 +152,7 @@ class Pipeline:
         self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")
+        self._encoders = ThreadPoolExecutor(usable_cores(), "archive-encode")  # chunks of one shard, side by side
         self._encoding = threading.Lock()
         self._moved = threading.Event()  # something came to an end
         self._works: list[Work] = []  # changed by single calls only: the caller's thread takes no lock that others need
@@ -202,6 +203,7 @@ class Pipeline:
     def close(self) -> None:
         self._ordered.shutdown(wait=True, cancel_futures=True)
         self._uploads.shutdown(wait=True, cancel_futures=True)
+        self._encoders.shutdown(wait=True)
 
     def _pause(self, seconds: float) -> None:
         """Until something comes to an end; it may have just before, so no longer than that."""
@@ -254,7 +256,7 @@ class Pipeline:
             hold = Shelf(self.memory.take()).hold if large else None
             return groups.encode(
                 slab.arrays, attributes=attributes, compression=self._compression, chunk_bytes=self._chunk_bytes,
-                runs=slab.runs, copy=False, hold=hold,
+                runs=slab.runs, copy=False, hold=hold, each=self._encoders.map,
             )  # fmt: skip
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:

@@ -39,7 +39,7 @@ def noise() -> Episodes:
 
 
 def game() -> Episodes:
-    """Frames as a game draws them: a still background, blocks that move, and a twentieth of the pixels noise."""
+    """Frames as a game draws them: a still background, blocks that move, and a hundredth of the pixels noise."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -55,7 +55,7 @@ def _noisy(block: Any, generator: Any) -> Any:
     import torch
 
     frames = block.clone().view(-1)
-    places = torch.randint(0, len(frames), (len(frames) // 20,), generator=generator)
+    places = torch.randint(0, len(frames), (len(frames) // 100,), generator=generator)
     frames[places] = torch.randint(0, 256, places.shape, dtype=torch.uint8, generator=generator)
     return frames.view(block.shape)
 
