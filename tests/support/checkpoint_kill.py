@@ -52,7 +52,7 @@ def die_at(k: int) -> None:
     step()
     for name in ("link", "fsync", "replace", "unlink"):
         setattr(os, name, counted(getattr(os, name)))
-    Storage._request = counted(Storage._request)  # type: ignore[method-assign]
+    Storage.request = counted(Storage.request)  # type: ignore[method-assign]
 
 
 def grow(w: archive.Writer, rank: int, begin: int) -> None:
