@@ -294,3 +294,13 @@ def test_extra_rows_are_sought_after_the_last_step_read(start: int, stop: int, w
     cut = whole.cut(np.array([start]), np.array([stop]))
     assert cut.more.tolist() == want
     assert cut.lengths().tolist() == [stop - start]
+
+
+def test_free_fields_come_once_where_steps_between_have_left() -> None:
+    arc = fresh()
+    with arc.writer(schema=Schema(axes={"log": "free"})) as w:
+        w.append({"t": np.arange(6), "log": np.arange(3)}, env_ids=0, last=True)
+        w.evict(0, positions=np.array([2, 3]))
+        w.checkpoint(1).result()
+    (got,) = reopened(arc).checkpoints["step-1"].episodes.read()
+    assert (got["t"].tolist(), got["log"].tolist()) == ([0, 1, 4, 5], [0, 1, 2])
