@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import archive
-from archive.cli import demo, options, output
+from archive.cli import demo, demo_ranks, options, output
 from tests.support import servers
 from tests.support.commands import HOSTILE, call, document, printed
+from tests.support.processes import FORKSERVER
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
@@ -154,6 +155,13 @@ def _by_weights(arc: archive.Archive) -> archive.Episodes:
     return arc.episodes.filter(where="update_count >= 0")
 
 
+@pytest.fixture
+def loaded_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of the demonstration are processes all the same, but need not load the library each."""
+    monkeypatch.setattr(demo_ranks, "get_context", lambda _: FORKSERVER)
+
+
+@pytest.mark.usefixtures("loaded_ranks")
 def test_demo_adds_to_what_is_there(tmp_path: Path) -> None:
     told = [document("demo", tmp_path / "d") for _ in range(2)]
     each = demo.WEIGHTS * demo.EPISODES_EACH
@@ -167,6 +175,7 @@ def test_demo_adds_to_what_is_there(tmp_path: Path) -> None:
         assert rows[3]["requests"] == 0
 
 
+@pytest.mark.usefixtures("loaded_ranks")
 def test_demo_on_s3(moto_endpoint: str, tmp_path: Path) -> None:
     where = f"s3://bucket/{tmp_path.name}-demo"
     credentials = (
