@@ -237,16 +237,20 @@ def test_what_a_child_cannot_use_says_so() -> None:
 def test_signals_in_a_child_do_what_they_did_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
     requests.listen()
+    begun, begin = os.pipe()
     try:
         pid = os.fork()
         if pid == 0:
-            time.sleep(30)
+            os.write(begin, b"x")
+            time.sleep(300)
             os._exit(0)
-        time.sleep(0.2)
+        assert os.read(begun, 1) == b"x"
         os.kill(pid, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
         assert not requests._asked.flag.is_set()
     finally:
+        os.close(begun)
+        os.close(begin)
         for number, previous in requests._asked.previous.items():
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
         requests._asked.previous.clear()
