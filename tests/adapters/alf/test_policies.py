@@ -207,9 +207,10 @@ def test_requested_and_crash_checkpoints_save_every_rank(tmp_path: Path) -> None
     ]
     try:
         deadline = time.monotonic() + 60
-        while not all((tmp_path / f"pid-{rank}").exists() for rank in range(2)) and time.monotonic() < deadline:
+        pids = [tmp_path / f"pid-{rank}" for rank in range(2)]
+        while not all(pid.exists() and pid.read_text() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGUSR2)
+        os.kill(int(pids[1].read_text()), signal.SIGUSR2)
         said = [process.communicate(timeout=60)[1] for process in ranks]
     finally:
         for process in ranks:
