@@ -13,7 +13,7 @@ import pytest
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
 from tests.support import processes, servers  # noqa: E402
-from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend  # noqa: E402
+from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
 from tests.support.fault_proxy import FaultProxy  # noqa: E402
 
 
@@ -68,8 +68,7 @@ def s3_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 @pytest.fixture(params=("moto",))
 def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]:
-    """A fresh root on an S3 server behind a fault proxy; `indirect` parameters choose "seaweedfs" or "obstore"."""
+    """A fresh root on an S3 server behind a fault proxy; `indirect` parameters choose another."""
     direct = make_backend(request, request.param, tmp_path)
     with FaultProxy(direct.endpoint) as proxy:
-        options = servers.obstore_options if request.param == "obstore" else servers.s3fs_options
-        yield Proxied(direct.url, options(proxy.endpoint), direct.name, direct.endpoint, proxy)
+        yield Proxied(direct.url, s3_options(direct.name, proxy.endpoint), direct.name, direct.endpoint, proxy)

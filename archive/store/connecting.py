@@ -83,7 +83,13 @@ class Connection:
         return made
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
+        through = self._engine and self._engine.driver.transport
+        return f"{type(self).__name__}({self.url!r}{f', through {through}' if through else ''})"
+
+    @property
+    def transport(self) -> str:
+        """The client that requests go through in this process, where there are several: of S3 obstore or s3fs."""
+        return self.driver.transport
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (self.root, self.concurrency, self.deadline_s, self.single_writer)
@@ -96,7 +102,7 @@ class Connection:
     def spec(self) -> tuple[str, dict[str, Any]]:
         """URL and options that open the root elsewhere. They may hold credentials: not for printing or storing."""
         target = self.url if self.root.protocol == "file" else self.root.target
-        return target, dict(self.root.options)
+        return target, {name: value for name, value in self.root.options.items() if name != "transport"}
 
     @property
     def driver(self) -> Driver:

@@ -62,6 +62,8 @@ def explain(gave_up: GaveUpError, verb: str, url: str, scrub: Callable[[str], st
         )
     if gave_up.kind is Kind.OTHER and isinstance(gave_up.cause, ArchiveError):
         return gave_up.cause
+    if "non-partial response" in detail:  # of obstore, which looks at the status
+        return StorageError(f"{where}: the server or a proxy ignores byte ranges; use one that honours them ({detail})")
     if _is_mocked(gave_up.cause):
         return StorageError(f"{where}: {_MOCKED} ({detail})")
     cls, text = _ERRORS[gave_up.kind]

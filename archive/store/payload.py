@@ -40,6 +40,11 @@ def _flat(view: memoryview) -> Buffer:
     return view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
 
 
+def as_bytes(data: Buffer) -> bytes:
+    """`data` itself if it is of that type, else a copy."""
+    return data if isinstance(data, bytes) else bytes(data)
+
+
 def total_bytes(parts: Sequence[Buffer]) -> int:
     return sum(len(part) for part in parts)
 

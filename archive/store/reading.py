@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from archive.base import Job, UsageError, in_order
 from archive.store.connecting import Connection
 from archive.store.drivers import Driver, GetRanges, Kind, judge
-from archive.store.payload import B, Buffer, RangeLike, batches, measured, total_bytes
+from archive.store.payload import B, Buffer, RangeLike, as_bytes, batches, measured, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key
 
@@ -29,14 +29,14 @@ Read = Callable[[str, Sequence[RangeLike], float], Sequence[B]]  # ranges of one
 
 def get_range(
     connection: Connection, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None
-) -> bytes:
-    """Read bytes [start, stop) of an object, to its end without `stop`, in one request."""
+) -> Buffer:
+    """Read bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
     _check_range(connection, key, start, stop)
     if start == stop:
         return b""
     driver = connection.driver
 
-    def attempt(this: Attempt) -> bytes:
+    def attempt(this: Attempt) -> Buffer:
         data = read_once(driver, key, start, stop, this.timeout_s)
         connection.stats.add(bytes_in=len(data))
         return measured(data, start, stop, connection.full_url(key))
@@ -46,7 +46,7 @@ def get_range(
 
 def read_once(
     driver: Driver, key: str, start: int, stop: int | None, timeout_s: float, *, whole: bool = False
-) -> bytes:
+) -> Buffer:
     """Read once. `whole`: an object of unknown size is meant, as it is without `stop`; none of an empty one."""
     try:
         return driver.get(key, start, stop, timeout_s)
@@ -61,7 +61,7 @@ def get_ranges(connection: Connection, ranges: Sequence[RangeLike]) -> list[byte
     """Read ranges in any order, those of one object together where the store can; give them in theirs."""
     ranging = connection.driver.ranging
     if ranging is None:
-        return gather(connection, [_range_job(connection, one) for one in ranges])
+        return [as_bytes(data) for data in gather(connection, [_range_job(connection, one) for one in ranges])]
     read = _reading(ranging)
     found = gather(connection, [_batch_job(connection, read, batch) for batch in batches(ranges)])
     return [data for batch in found for data in batch]
@@ -147,5 +147,5 @@ def _batch_job(connection: Connection, read: Read[B], batch: Sequence[RangeLike]
     return Job(lambda cancelled: _get_batch(connection, read, batch, cancelled), size)
 
 
-def _range_job(connection: Connection, one: RangeLike) -> Job[bytes]:
+def _range_job(connection: Connection, one: RangeLike) -> Job[Buffer]:
     return Job(lambda cancelled: get_range(connection, one.key, one.start, one.stop, cancelled), one.stop - one.start)

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from archive.base import CorruptChunkError, Job, NotExclusiveError, in_order
 from archive.store import copying, reading
 from archive.store.connecting import Connection
-from archive.store.payload import Buffer, Data, RangeLike, as_parts, total_bytes
+from archive.store.payload import Buffer, Data, RangeLike, as_bytes, as_parts, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
 
@@ -31,7 +31,7 @@ class Storage(Connection):
 
         MissingObjectError; ShortReadError if it ends before `stop`, or where `start` is at or past its end.
         """
-        return reading.get_range(self, key, start, stop)
+        return as_bytes(reading.get_range(self, key, start, stop))
 
     def get_head(self, key: str, max_bytes: int) -> bytes:
         """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
@@ -44,7 +44,7 @@ class Storage(Connection):
         def attempt(this: Attempt) -> bytes:
             data = reading.read_once(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
             self.stats.add(bytes_in=len(data))
-            return data
+            return as_bytes(data)
 
         return self.request("get", key, attempt)
 
@@ -63,7 +63,7 @@ class Storage(Connection):
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
 
         def job(key: str) -> Job[bytes]:
-            return Job(lambda cancelled: reading.get_range(self, key, 0, None, cancelled))
+            return Job(lambda cancelled: as_bytes(reading.get_range(self, key, 0, None, cancelled)))
 
         return reading.gather(self, [job(key) for key in keys])
 

@@ -292,7 +292,7 @@ w.append({{"x": [1, 2]}}, env_ids=0)
 """
 
 
-@pytest.mark.parametrize("backend", ["local", "moto", "obstore"], indirect=True)
+@pytest.mark.parametrize("backend", ["local", "moto", "s3fs", "obstore"], indirect=True)
 def test_a_process_that_ends_right_after_the_call_leaves_a_checkpoint(backend: Backend) -> None:
     archive.create(backend.url, storage_options=backend.storage_options)
     code = _AT_EXIT.format(url=backend.url, options=backend.storage_options)

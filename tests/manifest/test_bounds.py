@@ -196,7 +196,7 @@ def test_archive_json_and_claims_of_two_gigabytes_are_not_read_whole(root: Path)
         archive.open(str(root))
 
 
-@pytest.mark.parametrize("proxied", ["moto", "obstore"], indirect=True)
+@pytest.mark.parametrize("proxied", ["moto", "s3fs", "obstore"], indirect=True)
 def test_a_bound_costs_no_request_and_an_empty_object_is_damage(proxied: Proxied) -> None:
     archive.create(proxied.url, storage_options=proxied.storage_options).writer(session="s").close()
     proxied.proxy.reset()

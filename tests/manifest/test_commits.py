@@ -31,7 +31,7 @@ from tests.support.backends import Proxied
 from tests.support.tampering import body, commit_files, same, seal, steps, write_some
 
 servers = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
-clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)
+clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obstore"], indirect=True)
 
 
 def impatient(proxied: Proxied, deadline_s: float = 1.0) -> archive.Archive:

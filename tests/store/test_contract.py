@@ -22,7 +22,27 @@ class TestLocal(StoreContract):
         return make_backend(request, "local", tmp_path)
 
 
-class TestS3fsOnMoto(StoreContract):
+class TestS3fs(StoreContract):
+    names_a_page = 1000
+    creators = 1  # moto looks, then puts
+
+    @pytest.fixture
+    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
+        return make_backend(request, "s3fs", tmp_path)
+
+
+class TestS3fsOnSeaweedfs(StoreContract):
+    names_a_page = 1000
+    creators, races = 3, 2  # it polls its lock once a second
+
+    @pytest.fixture
+    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
+        root = make_backend(request, "seaweedfs", tmp_path)
+        root.storage_options["transport"] = "s3fs"
+        return root
+
+
+class TestMoto(StoreContract):
     names_a_page = 1000
     creators = 1  # moto looks, then puts
 
@@ -31,7 +51,7 @@ class TestS3fsOnMoto(StoreContract):
         return make_backend(request, "moto", tmp_path)
 
 
-class TestS3fsOnSeaweedfs(StoreContract):
+class TestSeaweedfs(StoreContract):
     names_a_page = 1000
     creators, races = 3, 2  # it polls its lock once a second
 

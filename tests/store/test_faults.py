@@ -24,11 +24,11 @@ from archive.base.errors import (
 )
 from archive.store.storage import Storage
 from tests.support import servers
-from tests.support.backends import Proxied
+from tests.support.backends import Proxied, s3_options
 
 DATA = bytes(range(250)) * 4
-everywhere = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)
-clients = pytest.mark.parametrize("proxied", ["moto", "obstore"], indirect=True)
+everywhere = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obstore"], indirect=True)
+clients = pytest.mark.parametrize("proxied", ["moto", "s3fs", "obstore"], indirect=True)
 
 PASSING = (
     *((500, "InternalError"), (503, "SlowDown"), (503, "ServiceUnavailable"), (429, "TooManyRequests"), (502, "")),
@@ -105,7 +105,7 @@ def test_a_short_answer_is_retried_then_told(proxied: Proxied) -> None:
     assert len(proxied.proxy.log) == 2 + 4
 
 
-@pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
+@pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs"], indirect=True)
 def test_a_server_that_ignores_ranges(proxied: Proxied) -> None:
     storage = with_object(proxied)
     proxied.proxy.add("ignore_range", method="GET", times=-1)
@@ -165,9 +165,7 @@ def test_the_deadline(proxied: Proxied) -> None:
 def test_nobody_listens(proxied: Proxied) -> None:
     (port,) = servers.free_ports(1)
     dead = f"http://127.0.0.1:{port}"
-    proxied.storage_options.update(
-        servers.obstore_options(dead) if proxied.name == "obstore" else servers.s3fs_options(dead)
-    )
+    proxied.storage_options.update(s3_options(proxied.name, dead))
     storage = proxied.connect(deadline_s=0.6)
     with pytest.raises(DeadlineError):
         storage.get("x")

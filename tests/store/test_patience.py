@@ -31,19 +31,25 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.parametrize(("transport", "cause"), [("s3fs", "EndpointConnectionError"), ("obstore", "error sending")])
 @pytest.mark.parametrize("call", [archive.open, archive.create])
 def test_nobody_listens(
-    call: Callable[..., Any], closed_port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    call: Callable[..., Any],
+    transport: str,
+    cause: str,
+    closed_port: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(facade, "FIRST_ANSWER_S", 3.0)  # making a client takes a while, too
     monkeypatch.setattr(_patience, "TELL_S", 0.2)
-    options = servers.s3fs_options(closed_port)
+    options = servers.s3fs_options(closed_port) | {"transport": transport}
     started = time.monotonic()
     with pytest.raises(DeadlineError, match=r"nothing can be reached there: check the address \(endpoint_url\)"):
         call("s3://bucket/x", storage_options=options)
     assert time.monotonic() - started < 10
     (told,) = [r for r in caplog.records if r.name == "archive" and r.levelno == logging.WARNING]
-    for word in ("s3://bucket/x/archive.json", "tried again for up to", "EndpointConnectionError"):
+    for word in ("s3://bucket/x/archive.json", "tried again for up to", cause):
         assert word in told.getMessage()
     assert options["secret"] not in told.getMessage()
 

@@ -63,7 +63,7 @@ def _in_child(backend: Backend, method: str) -> object:
         answers.join_thread()
 
 
-@pytest.mark.parametrize("backend", ["memory", "local", "moto", "seaweedfs"], indirect=True)
+@pytest.mark.parametrize("backend", ["memory", "local", "moto", "seaweedfs", "s3fs"], indirect=True)
 def test_a_forked_child_reads(backend: Backend) -> None:
     assert _in_child(backend, "fork") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
 
@@ -75,7 +75,7 @@ def test_a_forked_child_is_told_that_obstore_cannot(backend: Backend) -> None:
     assert "spawn" in str(answer)
 
 
-@pytest.mark.parametrize("backend", ["local", "moto", "obstore"], indirect=True)
+@pytest.mark.parametrize("backend", ["local", "moto", "s3fs", "obstore"], indirect=True)
 def test_a_spawned_child_reads(backend: Backend) -> None:
     assert _in_child(backend, "spawn") == (b"data", [b"d", b"a", b"t", b"a"], ["x"])
 

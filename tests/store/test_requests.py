@@ -38,7 +38,7 @@ def test_unsafe_keys_are_refused(key: str) -> None:
     assert storage.stats.requests == 0
 
 
-@pytest.mark.parametrize("backend", ["memory", "local", "moto"], indirect=True)
+@pytest.mark.parametrize("backend", ["memory", "local", "moto", "s3fs"], indirect=True)
 def test_unsafe_names_in_the_bucket_are_refused(backend: Backend) -> None:
     backend.plant("f/good", b"")
     backend.plant("f/b\\ad", b"")
@@ -46,7 +46,7 @@ def test_unsafe_names_in_the_bucket_are_refused(backend: Backend) -> None:
         backend.connect().list("f")
 
 
-@pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "obstore"], indirect=True)
+@pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obstore"], indirect=True)
 def test_each_call_is_one_request(proxied: Proxied) -> None:
     storage, proxy = proxied.connect(), proxied.proxy
     assert proxy.log == []  # connecting asks nothing

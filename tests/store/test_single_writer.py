@@ -15,7 +15,7 @@ from archive.maintain import maintenance
 from archive.store.storage import Storage
 from tests.support.backends import Backend, Proxied
 
-everywhere = pytest.mark.parametrize("proxied", ["moto", "obstore"], indirect=True)
+everywhere = pytest.mark.parametrize("proxied", ["moto", "s3fs", "obstore"], indirect=True)
 
 
 def without_condition(proxied: Proxied) -> None:

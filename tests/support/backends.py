@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support import servers
 from tests.support.fault_proxy import FaultProxy
 
 BUCKET = "bucket"
-BACKENDS = ("memory", "local", "moto", "seaweedfs", "obstore")
+BACKENDS = ("memory", "local", "moto", "seaweedfs", "s3fs", "obstore")
 
 
 @dataclass
@@ -60,8 +61,15 @@ def make_backend(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> B
     endpoint = request.getfixturevalue("seaweedfs_endpoint" if name == "seaweedfs" else "moto_endpoint")
     if name == "obstore":
         register_obstore()
-        return Backend(f"s3a://{BUCKET}/{root}", servers.obstore_options(endpoint), name, endpoint)
-    return Backend(f"s3://{BUCKET}/{root}", servers.s3fs_options(endpoint), name, endpoint)
+        return Backend(f"s3a://{BUCKET}/{root}", s3_options(name, endpoint), name, endpoint)
+    return Backend(f"s3://{BUCKET}/{root}", s3_options(name, endpoint), name, endpoint)
+
+
+def s3_options(name: str, endpoint: str) -> dict[str, Any]:
+    """Options of the backend called `name`: "s3fs" asks for that client, "moto" and "seaweedfs" take the usual one."""
+    if name == "obstore":
+        return servers.obstore_options(endpoint)
+    return servers.s3fs_options(endpoint) | ({"transport": "s3fs"} if name == "s3fs" else {})
 
 
 def register_obstore() -> None:

@@ -87,7 +87,7 @@ def busy(*works: Callable[[int], Any]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "forks"), [("local", 30), ("moto", 8), pytest.param("moto", 60, marks=pytest.mark.soak)]
+    ("name", "forks"), [("local", 30), ("moto", 8), ("s3fs", 8), pytest.param("moto", 60, marks=pytest.mark.soak)]
 )
 def test_children_read_while_the_parent_reads_and_checkpoints(
     name: str, forks: int, request: pytest.FixtureRequest, tmp_path: Path

@@ -36,6 +36,10 @@ class SingleWriterDriver(Driver):
         return self
 
     @property
+    def transport(self) -> str:  # type: ignore[override]
+        return self._inner.transport
+
+    @property
     def ranging(self) -> GetRanges | None:
         return self._inner.ranging
 
@@ -63,7 +67,7 @@ class SingleWriterDriver(Driver):
                 raise
         self._inner.put(key, parts, timeout_s)
 
-    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._inner.get(key, start, stop, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:

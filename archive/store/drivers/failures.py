@@ -76,6 +76,7 @@ _TYPES: tuple[tuple[type[Exception], Kind], ...] = (
 )
 _OBSTORE_STATUS = re.compile(r"status code: (\d{3})")
 _OBSTORE_TRANSPORT = re.compile(r"error sending|decoding|timed out|timeout|connect|HTTP error|body", re.IGNORECASE)
+_ELSEWHERE = re.compile(r"redirect without LOCATION|status code: 30[17]|PermanentRedirect|AuthorizationHeaderMalformed")
 _OBSTORE_NEVER_SENT = re.compile(r"tcp connect error|connection refused|dns error", re.IGNORECASE)
 
 
@@ -100,6 +101,11 @@ def unreached(error: Exception) -> bool:
     return bool(names & _NEVER_SENT) or any(
         type(one).__module__.startswith("obstore") and _OBSTORE_NEVER_SENT.search(str(one)) for one in chain
     )
+
+
+def wrong_region(error: Exception) -> bool:
+    """Whether obstore was told that the bucket lies elsewhere: by a redirect without an address, or of the signature."""
+    return type(error).__module__.startswith("obstore") and bool(_ELSEWHERE.search(str(error)))
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:

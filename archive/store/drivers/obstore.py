@@ -19,13 +19,20 @@ from archive.store.drivers.protocols import Buffer, Info, Place
 T = TypeVar("T")
 
 _MAX_TIMEOUT_S = 30.0  # obstore's own default
+_LARGEST_PUT_BYTES = 4 * 1024**3  # the stores take 5 GB at once, and parts are put by threads of Rust's
 _used_by: list[int] = []  # the process whose threads obstore has
+
+
+def of_another_process() -> bool:
+    """Whether the process that this one was forked from had used obstore, so that it can't be used here."""
+    return bool(_used_by) and _used_by[0] != os.getpid()
 
 
 class ObstoreDriver(FsspecDriver):
     """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
 
     exclusive = True
+    transport = "obstore"
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
@@ -42,17 +49,18 @@ class ObstoreDriver(FsspecDriver):
     def creating(self) -> ObstoreDriver:
         return self
 
-    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
-        def read(store: Any, path: str) -> bytes:
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        def read(store: Any, path: str) -> Buffer:
             if stop is not None:
-                return bytes(store.get_range(path, start=start, end=stop))
-            return bytes(store.get(path, options={"range": {"offset": start}} if start else None).bytes())
+                return memoryview(store.get_range(path, start=start, end=stop))
+            return memoryview(store.get(path, options={"range": {"offset": start}} if start else None).bytes())
 
         return self._ask(self._path(key), read, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)
-        self._ask(self._path(key), lambda store, path: store.put(path, data), timeout_s)
+        in_parts = len(data) > _LARGEST_PUT_BYTES
+        self._ask(self._path(key), lambda store, path: store.put(path, data, use_multipart=in_parts), timeout_s)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)
@@ -78,7 +86,7 @@ class ObstoreDriver(FsspecDriver):
 
     def _ask(self, full_path: str, call: Callable[[Any, str], T], timeout_s: float) -> T:
         """Run a blocking call of obstore in a thread, so that Ctrl-C is heard and the wait is bounded."""
-        if _used_by and _used_by[0] != os.getpid():
+        if of_another_process():
             raise StorageError(
                 "obstore cannot be used in a process that was forked after its first use (its threads are gone and it "
                 "would wait for ever): start processes with 'spawn', or read through s3fs"

@@ -30,7 +30,7 @@ class FsspecDriver(Driver):
         """Give `options` of the filesystem over our own defaults."""
         return dict(options)
 
-    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         data = self._call("cat_file", self._path(key), start=start, end=stop, timeout_s=timeout_s)
         return data if isinstance(data, bytes) else bytes(data)
 

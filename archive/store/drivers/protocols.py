@@ -34,8 +34,8 @@ class Info(NamedTuple):
 
 
 class Get(Protocol):
-    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
-        """Read bytes [start, stop) of an object, to its end without `stop`; fewer where it ends before."""
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        """Read bytes [start, stop) of an object, to its end without `stop`; fewer where it ends before. Nobody changes them."""
         ...
 
 
@@ -108,6 +108,7 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     """What every store has. What only some have is asked for by name, and None where it is missing."""
 
     remote: bool = True  # over a network, whose answers may be cut short
+    transport: str = ""  # the client that requests go through, where there are several
 
     @property
     def creating(self) -> Create | None:

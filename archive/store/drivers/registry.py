@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from archive.store.drivers.conditional import ConditionalDriver
@@ -17,10 +18,10 @@ from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.plain import FsspecDriver, HttpDriver
 from archive.store.drivers.protocols import Driver, Place
 from archive.store.drivers.s3 import S3Driver
+from archive.store.drivers.s3transport import open_s3
 
 Opener = Callable[[Place], Driver]
 
-_DRIVERS: dict[str, Opener] = {"file": LocalDriver}  # the protocol of a URL -> its driver; others are fsspec's
 
 _FILESYSTEMS: dict[str, type[FsspecDriver]] = {  # the package of a filesystem's class, or of one it is made from
     "obstore": ObstoreDriver,
@@ -37,6 +38,22 @@ _FSSPECS_OWN: dict[str, type[FsspecDriver]] = {  # the very module: what is made
 def register(protocol: str, opener: Opener) -> None:
     """Have `opener` serve all URLs of `protocol`, from now on and in this process."""
     _DRIVERS[protocol] = opener
+
+
+def _open_s3(place: Place) -> Driver:
+    """Make the driver of an `s3://` URL, with the options that fsspec's own configuration adds."""
+    from fsspec.config import conf
+    from fsspec.registry import known_implementations, registry
+
+    module = registry["s3"].__module__ if "s3" in registry else known_implementations["s3"]["class"]
+    options = {**conf.get("s3", {}), **place.options}
+    return open_s3(replace(place, options=options), _open_filesystem, not module.startswith("s3fs."))
+
+
+_DRIVERS: dict[str, Opener] = {  # the protocol of a URL -> its driver; others are fsspec's
+    "file": LocalDriver,
+    "s3": _open_s3,
+}
 
 
 def open_driver(place: Place) -> Driver:

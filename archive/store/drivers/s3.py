@@ -14,6 +14,8 @@ from archive.store.drivers.protocols import Place
 class S3Driver(ConditionalDriver):
     """Objects of an S3 bucket. s3fs and botocore retry nothing: that is ours to do."""
 
+    transport = "s3fs"
+
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
         fs.retries = 1

@@ -1,0 +1,169 @@
+"""Does no I/O of its own: which client an `s3://` URL goes through. obstore where it can say the same, else s3fs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from archive.store.drivers.failures import wrong_region
+from archive.store.drivers.obstore import ObstoreDriver, of_another_process
+from archive.store.drivers.protocols import Buffer, Copy, Create, Driver, Info, Place
+from archive.store.drivers.s3credentials import Credentials, Provider, Session
+from archive.store.drivers.s3options import UntranslatedError, settings, understood
+
+T = TypeVar("T")
+TRANSPORTS = ("obstore", "s3fs")
+
+
+class Bucket:
+    """One bucket, as `ObstoreDriver` asks a filesystem for it."""
+
+    def __init__(self, keywords: Mapping[str, Any], provider: Provider | None) -> None:
+        self._keywords = {**keywords, "credential_provider": provider and self._remembering(provider)}
+        self._secrets: set[str] = set()
+        self._store = _made(self._keywords)
+
+    def without_secrets(self, error: Exception) -> Exception:
+        """The same error without what requests were signed with: obstore's hold the whole answer of the store."""
+        text = str(error)
+        if not any(secret in text for secret in self._secrets):
+            return error
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return type(error)(text)
+
+    def _remembering(self, provider: Provider) -> Provider:
+        def give() -> Credentials:
+            found = provider()
+            self._secrets.update(one for one in (found["secret_access_key"], found["token"]) if one)
+            return found
+
+        return give
+
+    def _split_path(self, path: str) -> tuple[str, str]:
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    def _construct_store(self, bucket: str) -> Any:
+        return self._store
+
+
+class S3Transport(Driver):
+    """A bucket through obstore; through s3fs from when the store says that it lies in another region.
+
+    s3fs follows it there, obstore does not. Such an answer means that nothing was done.
+    """
+
+    exclusive = True
+
+    def __init__(self, bucket: Bucket, fast: Driver, through_s3fs: Callable[[], Driver]) -> None:
+        self._bucket = bucket
+        self._now = fast
+        self._through_s3fs = through_s3fs
+        self._spare: Driver | None = None
+
+    @property
+    def transport(self) -> str:  # type: ignore[override]
+        return self._now.transport
+
+    @property
+    def creating(self) -> Create | None:
+        return self
+
+    @property
+    def copying(self) -> Copy | None:
+        """s3fs's: it copies from other buckets, and what is larger than 5 GB."""
+        return self._s3fs().copying
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._ask(lambda driver: driver.put(key, parts, timeout_s))
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        def create(driver: Driver) -> None:
+            assert driver.creating is not None
+            driver.creating.create(key, parts, timeout_s)
+
+        self._ask(create)
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        return self._ask(lambda driver: driver.head(key, timeout_s))
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        return self._ask(lambda driver: driver.list(prefix, timeout_s))
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._ask(lambda driver: driver.delete(key, timeout_s))
+
+    def _ask(self, call: Callable[[Driver], T]) -> T:
+        try:
+            return call(self._now)
+        except Exception as error:
+            if not wrong_region(error):
+                shown = self._bucket.without_secrets(error)
+                if shown is error:
+                    raise
+                raise shown from None
+        self._now = self._s3fs()
+        return call(self._now)
+
+    def _s3fs(self) -> Driver:
+        if self._spare is None:
+            self._spare = self._through_s3fs()
+        return self._spare
+
+
+def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
+    """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS; obstore is then an error if it can't.
+
+    registered: somebody has given `s3` another filesystem, which is then used.
+    """
+    wanted = place.options.get("transport")
+    bare = replace(place, options={name: value for name, value in place.options.items() if name != "transport"})
+    if wanted not in (None, *TRANSPORTS):
+        raise ValueError(f"transport={wanted!r}: give one of {', '.join(TRANSPORTS)}, or leave it out")
+    if wanted == "s3fs" or (registered and wanted is None):
+        return through_s3fs(bare)
+    try:
+        return _through_obstore(bare, through_s3fs)
+    except UntranslatedError as why:
+        if wanted == "obstore":
+            raise ValueError(f"transport='obstore' cannot be: {why}") from why
+    return through_s3fs(bare)
+
+
+def _through_obstore(place: Place, through_s3fs: Callable[[Place], Driver]) -> Driver:
+    if find_spec("obstore") is None:
+        raise UntranslatedError("obstore is not installed: pip install 'trajectory-archive[fast]'")
+    if of_another_process():
+        raise UntranslatedError("this process was forked from one that had used obstore")
+    if _is_mocked():
+        raise UntranslatedError("moto's mock_aws is active")
+    options = understood(place)
+    session = Session(options.get("profile"))
+    keywords = settings(place, options, session.configured())
+    bucket = Bucket(keywords, session.provider(options))
+    fast = ObstoreDriver(bucket, place.target.partition("://")[2], place)
+    return S3Transport(bucket, fast, lambda: through_s3fs(place))
+
+
+def _made(keywords: Mapping[str, Any]) -> Any:
+    """A store of obstore's; nothing is sent. UntranslatedError where a release does not know one of the settings."""
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
+    try:
+        return S3Store(**keywords)
+    except BaseError as error:
+        raise UntranslatedError(f"obstore refuses the settings: {type(error).__name__}") from error
+
+
+def _is_mocked() -> bool:
+    """Whether moto answers for botocore within this process: what goes through obstore would reach the real thing."""
+    models = sys.modules.get("moto.core.models")
+    return bool(models and getattr(models.botocore_stubber, "enabled", False))
