@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.base import (
@@ -294,19 +296,25 @@ def open(
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
-    found = about.find(storage)
-    if found is None:
-        if not create or commit is not None:
-            raise NothingThereError(
-                f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
-            )
-        body, raw = about.new(layout)
-        if about.create(storage, raw):
-            return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
-        found = about.find(storage) or (body, raw)
-    head = commits.newest(storage) if commit is None else _at(storage, commit)
+    with storage.meanwhile(lambda cancelled: _listed(storage, commit, cancelled)) as listed:
+        found = about.find(storage)
+        if found is None:
+            if not create or commit is not None:
+                raise NothingThereError(
+                    f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
+                )
+            body, raw = about.new(layout)
+            if about.create(storage, raw):
+                return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+            found = about.find(storage) or (body, raw)
+            listed = partial(commits.first_numbers, storage)
+        head = commits.newest(storage, listed) if commit is None else _at(storage, commit)
     _check_same(storage, found[0], head)
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
+
+
+def _listed(storage: Storage, commit: int | None, cancelled: threading.Event) -> list[int]:
+    return [] if commit is not None else commits.first_numbers(storage, cancelled)
 
 
 def _connected(

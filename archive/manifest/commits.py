@@ -8,6 +8,7 @@ same intent is committed once however often it is tried and by however many proc
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
@@ -28,10 +29,11 @@ from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, 
 from archive.store import Storage
 
 __all__ = [
-    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "fence", "following", "loads", "newest",
-    "read", "read_of", "superseded",
+    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "fence", "first_numbers", "following",
+    "loads", "newest", "read", "read_of", "superseded",
 ]  # fmt: skip
 
+_FIRST_FOLDER = "000000"
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
@@ -55,15 +57,45 @@ def read_of(storage: Storage, number: int, head: Commit) -> Commit:
     return commit
 
 
-def newest(storage: Storage) -> Commit:
-    """The newest commit: two LISTs find it, a probe of the next number makes sure."""
-    folders = [name for name in storage.list("commits") if _FOLDER.fullmatch(name)]
+def first_numbers(storage: Storage, cancelled: threading.Event | None = None) -> list[int]:
+    """The commits of the first folder, by one LIST: all that a young archive has."""
+    return _numbers(storage, _FIRST_FOLDER, cancelled)
+
+
+def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Commit:
+    """The newest commit: a LIST finds it, three where the first folder is full; a probe of the next number makes sure.
+
+    first: gives what `first_numbers` did, if that was asked for already.
+    """
+    numbers = first() if first else first_numbers(storage)
+    if not numbers or layout.commit_key(numbers[-1] + 1).rpartition("/")[0] != layout.commit_folder(_FIRST_FOLDER):
+        numbers = _newest_numbers(storage)
+    if not numbers:
+        return EMPTY
+    with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
+        head = read(storage, numbers[-1])
+        return _last(storage, head) if goes_on() else head
+
+
+def _newest_numbers(storage: Storage) -> list[int]:
+    folders = [name.rstrip("/") for name in storage.list("commits") if _FOLDER.fullmatch(name)]
     for folder in reversed(folders):  # the newest may be empty: a writer died before it had written there
-        names = [n for n in storage.list(layout.commit_folder(folder.rstrip("/"))) if _FILE.fullmatch(n)]
-        if names:
-            head = read(storage, int(names[-1].removesuffix(".json")))
-            return _last(storage, head)
-    return EMPTY
+        if numbers := _numbers(storage, folder):
+            return numbers
+    return []
+
+
+def _numbers(storage: Storage, folder: str, cancelled: threading.Event | None = None) -> list[int]:
+    names = storage.list(layout.commit_folder(folder), cancelled)
+    return [int(name.removesuffix(".json")) for name in names if _FILE.fullmatch(name)]
+
+
+def _is_there(storage: Storage, number: int, cancelled: threading.Event) -> bool:
+    try:
+        storage.get_head(layout.commit_key(number), 1, cancelled)
+    except MissingObjectError:
+        return False
+    return True
 
 
 def _last(storage: Storage, head: Commit) -> Commit:

@@ -76,6 +76,24 @@ def iter_ranges(connection: Connection, ranges: Iterable[RangeLike], max_bytes: 
     return in_order(engine.pool, jobs, max_ahead=2 * connection.concurrency, max_bytes=max_bytes)
 
 
+@contextlib.contextmanager
+def meanwhile(connection: Connection, call: Callable[[threading.Event], T]) -> Generator[Callable[[], T], None, None]:
+    """Run a call beside the caller's own requests; what is given waits for it, and gives or raises what it did.
+
+    It is cancelled when the block ends. Where there is no network in between, it only runs when it is waited for.
+    """
+    cancelled = threading.Event()
+    if not connection.driver.remote:
+        yield lambda: call(cancelled)
+        return
+    begun = connection.engine().pool.submit(call, cancelled)
+    try:
+        yield begun.result
+    finally:
+        cancelled.set()
+        begun.cancel()
+
+
 def gather(connection: Connection, jobs: Sequence[Job[T]]) -> list[T]:
     """Run jobs at once; give their results in order. The first error cancels the rest."""
     if len(jobs) == 1:

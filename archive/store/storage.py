@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeVar
 
 from archive.base import CorruptChunkError, Job, NotExclusiveError, in_order
 from archive.store import copying, reading
@@ -16,6 +17,8 @@ from archive.store.connecting import Connection
 from archive.store.payload import Buffer, Data, RangeLike, as_bytes, as_parts, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
+
+T = TypeVar("T")
 
 
 class Storage(Connection):
@@ -33,7 +36,7 @@ class Storage(Connection):
         """
         return as_bytes(reading.get_range(self, key, start, stop))
 
-    def get_head(self, key: str, max_bytes: int) -> bytes:
+    def get_head(self, key: str, max_bytes: int, cancelled: threading.Event | None = None) -> bytes:
         """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
 
         So what has a bound is read within it: ask for one byte more to know that there are more.
@@ -46,7 +49,7 @@ class Storage(Connection):
             self.stats.add(bytes_in=len(data))
             return as_bytes(data)
 
-        return self.request("get", key, attempt)
+        return self.request("get", key, attempt, cancelled)
 
     def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
         """One request for each range, in any order; results in theirs. The first error cancels the rest."""
@@ -58,6 +61,13 @@ class Storage(Connection):
         Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
         """
         return reading.iter_ranges(self, ranges, max_bytes)
+
+    def meanwhile(self, call: Callable[[threading.Event], T]) -> contextlib.AbstractContextManager[Callable[[], T]]:
+        """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.
+
+        The event that `call` is given is for the requests' `cancelled`.
+        """
+        return reading.meanwhile(self, call)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
@@ -164,7 +174,7 @@ class Storage(Connection):
             pass
 
     # last in the class: its name hides the builtin from the annotations below it
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, cancelled: threading.Event | None = None) -> list[str]:
         """Names directly below the folder `prefix` ("" for the root), sorted; folders end with "/". Never cached."""
         folder = check_key(prefix.rstrip("/")) if prefix else ""
         driver = self.driver
@@ -174,4 +184,5 @@ class Storage(Connection):
             self.stats.add(list=requests - 1)
             return names
 
-        return sorted(check_listed(name, self.full_url(folder)) for name in self.request("list", folder, attempt))
+        found = self.request("list", folder, attempt, cancelled)
+        return sorted(check_listed(name, self.full_url(folder)) for name in found)

@@ -96,7 +96,7 @@ def test_a_member_outside_its_shard(tmp_path: Path, member: str) -> None:
 
 def test_a_listing_with_a_path_outside(tmp_path: Path) -> None:
     write_some(tmp_path / "root")
-    (tmp_path / "root" / "commits" / "a\\..\\b").mkdir()
+    (tmp_path / "root" / "commits" / "000000" / "a\\..\\b").mkdir()
     with pytest.raises(UnsafePathError, match="remove that object"):
         archive.open(str(tmp_path / "root"))
 

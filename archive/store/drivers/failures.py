@@ -104,7 +104,7 @@ def unreached(error: Exception) -> bool:
 
 
 def wrong_region(error: Exception) -> bool:
-    """Whether obstore was told that the bucket lies elsewhere: by a redirect without an address, or of the signature."""
+    """Whether obstore was told that the bucket lies elsewhere: by a redirect or as to the signature."""
     return type(error).__module__.startswith("obstore") and bool(_ELSEWHERE.search(str(error)))
 
 

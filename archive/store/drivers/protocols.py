@@ -35,7 +35,7 @@ class Info(NamedTuple):
 
 class Get(Protocol):
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
-        """Read bytes [start, stop) of an object, to its end without `stop`; fewer where it ends before. Nobody changes them."""
+        """Read bytes [start, stop) of an object, to its end without `stop`; fewer where it ends before."""
         ...
 
 

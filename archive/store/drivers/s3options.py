@@ -1,7 +1,7 @@
 """Does no I/O: what obstore needs to reach a bucket as s3fs would, from s3fs's options, or why it can't.
 
-s3fs passes on dozens of settings of botocore's. Those that are known here are translated; any other is a reason to leave
-the bucket to s3fs, which is slower but means what it says.
+s3fs passes on dozens of settings of botocore's. Those that are known here are translated; any other is a reason to
+leave the bucket to s3fs, which is slower but means what it says.
 """
 
 from __future__ import annotations

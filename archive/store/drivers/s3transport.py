@@ -119,7 +119,7 @@ class S3Transport(Driver):
 
 
 def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
-    """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS; obstore is then an error if it can't.
+    """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS: ValueError where obstore can't.
 
     registered: somebody has given `s3` another filesystem, which is then used.
     """
