@@ -159,7 +159,7 @@ def _made(keywords: Mapping[str, Any]) -> Any:
 
     try:
         return S3Store(**keywords)
-    except BaseError as error:
+    except (BaseError, ValueError) as error:
         raise UntranslatedError(f"obstore refuses the settings: {type(error).__name__}") from error
 
 
