@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -41,9 +42,15 @@ def in_order(
     error of any of them is raised at once; then, and when the caller stops early, the rest is cancelled.
     `settle` waits for those that were running, so that nothing is written after the return.
     """
+    source = iter(jobs)
+    begin = list(islice(source, 2))
+    if len(begin) == 1:  # handing it to a thread would take longer than many a read
+        yield begin[0].run(threading.Event())
+        return
+    source = chain(begin, source)
     cancelled, failed = threading.Event(), Future[T]()
     ahead: deque[tuple[Future[T], int]] = deque()
-    source, held = iter(jobs), 0
+    held = 0
     try:
         job = next(source, None)
         while job is not None or ahead:

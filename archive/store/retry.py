@@ -21,6 +21,7 @@ T = TypeVar("T")
 # Steps of 1.2 rather than 2: the cap is reached as late as attempt 26, so twenty refusals in a row cost seconds.
 BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
+LEAST_TRY_S = 0.25  # with less time left, a try would be cut off, and nobody knew whether it had done anything
 
 _jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
 
@@ -64,5 +65,6 @@ def run(
             again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
             again = again and not failed(error, elapsed)
             pause = _jitter.uniform(0, longest_delay(number))
-            if not again or elapsed + pause >= deadline_s or stop.wait(pause):
+            over = elapsed + pause + min(LEAST_TRY_S, deadline_s / 4) >= deadline_s
+            if not again or over or stop.wait(pause):
                 raise GaveUpError(error, failure.kind, number, elapsed, landed) from error
