@@ -5,6 +5,7 @@ Fresh memory costs more than the copy itself: a page fault every 4 KB.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_SMALL_BYTES = 256 * 1024
+_ALIGN_BYTES = 64
 _LARGEST_KEPT_BYTES = 31 * 1024 * 1024  # glibc maps anew what is larger than 32 MB, whatever was freed
 
 
@@ -37,6 +40,9 @@ class Memory:
     def __init__(self, piece_bytes: int, *, keep: int) -> None:
         self.piece_bytes, self._keep = piece_bytes, keep
         self._kept: list[Array] = []
+        self._open: Array | None = None  # what `empty` cuts from
+        self._at = 0
+        self._idle = 0  # how many refer to it while nobody has what was cut from it
         self._lock = threading.Lock()
 
     def take(self) -> Array:
@@ -51,9 +57,29 @@ class Memory:
                 self._kept.append(piece)
         return piece
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of its own, beside those before it in one piece; one that is small, or too large, lies elsewhere."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if not _SMALL_BYTES <= nbytes <= self.piece_bytes or np.dtype(dtype).hasobject:
+            return np.empty(shape, dtype)
+        with self._lock: piece = self._cut(nbytes)  # fmt: skip  # noqa: E701 (as above)
+        own: Array = piece.view(dtype).reshape(shape)
+        return own
+
+    def _cut(self, nbytes: int) -> Array:
+        if self._open is not None and sys.getrefcount(self._open) <= self._idle:
+            self._at = 0
+        if self._open is None or self._at + nbytes > len(self._open):
+            self._open = None
+            self._open, self._at = self._take(), 0
+            self._idle = sys.getrefcount(self._open)
+        start, self._at = self._at, self._at + -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        return self._open[start : start + nbytes]
+
     def release(self) -> None:
         """Keep no piece that is free."""
         self._kept.clear()
+        self._open = None
 
 
 class Shelf:

@@ -6,7 +6,7 @@ noted value back twice does no harm. Changes are kept as a whole, at the end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +59,11 @@ class Undo:
         if self._within:
             self._notes.append((_put_key, (mapping, key, mapping.get(key, _ABSENT))))
 
+    def keys(self, mapping: dict[Any, Any], keys: Iterable[Hashable]) -> None:
+        """As `key`, of many."""
+        if self._within:
+            self._notes.append((_put_keys, (mapping, [(key, mapping.get(key, _ABSENT)) for key in keys])))
+
     def length(self, values: list[Any]) -> None:
         """Something is about to be appended."""
         if self._within:
@@ -85,6 +90,11 @@ def _put_key(mapping: dict[Any, Any], key: Hashable, value: Any) -> None:
         mapping.pop(key, None)
     else:
         mapping[key] = value
+
+
+def _put_keys(mapping: dict[Any, Any], before: Sequence[tuple[Hashable, Any]]) -> None:
+    for key, value in before:
+        _put_key(mapping, key, value)
 
 
 def _cut(values: list[Any], length: int) -> None:

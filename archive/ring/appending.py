@@ -74,7 +74,7 @@ def append(
 def _append_slab(
     inner: BufferWriter, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]
 ) -> None:
-    steps = nesting.unflatten({path: slab.take(leaf) for path, leaf in leaves.items()})
+    steps = nesting.unflatten({path: slab.take(leaf, inner.empty) for path, leaf in leaves.items()})
     given = {
         name: slab.take(value) if name in _PER_STEP and getattr(value, "ndim", 0) > 1 else value
         for name, value in how.items()

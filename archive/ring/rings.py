@@ -3,7 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, cached_property, show
 from archive.fields import Array, Path, is_tensor, nesting
 from archive.write import BufferWriter
+
+Empty = Callable[[tuple[int, ...], Any], Array]  # (shape, dtype) -> memory
 
 
 @dataclass(frozen=True)
@@ -120,18 +123,30 @@ class RingSteps:
             return None
         return slice(int(self.rows[0]), int(self.rows[-1]) + 1), int(slots[0]), int(self.counts[0])
 
-    def take(self, leaf: Any) -> Any:
-        """This slab's part of `[num_envs, max_length, ...]`, one row a step: a copy, made once."""
-        if is_tensor(leaf):
-            plain = _bits(leaf.detach())
-            taken = _block(plain, *self.block) if self.block else self._chosen(plain)
-            return taken.view(leaf.dtype)
-        return _block(leaf, *self.block) if self.block else self._chosen_rows(leaf)
+    def take(self, leaf: Any, empty: Empty = np.empty) -> Any:
+        """This slab's part of `[num_envs, max_length, ...]`, one row a step: a copy, made once, in memory of `empty`
+        unless it is another device's."""
+        shape = (len(self.positions), *leaf.shape[2:])
+        if not is_tensor(leaf):
+            return self._block(leaf, empty(shape, leaf.dtype)) if self.block else self._chosen_rows(leaf)
+        plain = _bits(leaf.detach())
+        room = plain.new_empty(shape) if plain.device.type != "cpu" else _tensor(empty, shape, plain.dtype)
+        return (self._block(plain, room) if self.block else self._chosen(plain, room)).view(leaf.dtype)
 
-    def _chosen(self, leaf: torch.Tensor) -> torch.Tensor:
+    def _block(self, leaf: Any, room: Any) -> Any:
+        assert self.block is not None
+        rows, slot, count = self.block
+        head = min(count, leaf.shape[1] - slot)
+        by_row = room.reshape(rows.stop - rows.start, count, *leaf.shape[2:])
+        by_row[:, :head] = leaf[rows, slot : slot + head]
+        if count > head:
+            by_row[:, head:] = leaf[rows, : count - head]
+        return room
+
+    def _chosen(self, leaf: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         places = torch.from_numpy(self.places).to(leaf.device)
         if leaf.stride(0) == self.max_length * leaf.stride(1):
-            return leaf.flatten(0, 1).index_select(0, places)
+            return torch.index_select(leaf.flatten(0, 1), 0, places, out=room)
         return leaf[places // self.max_length, places % self.max_length]
 
     def _chosen_rows(self, leaf: Array) -> Array:
@@ -147,11 +162,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _block(leaf: Any, rows: slice, slot: int, count: int) -> Any:
-    shape = (rows.stop - rows.start, count, *leaf.shape[2:])
-    out = leaf.new_empty(shape) if is_tensor(leaf) else np.empty(shape, leaf.dtype)
-    head = min(count, leaf.shape[1] - slot)
-    out[:, :head] = leaf[rows, slot : slot + head]
-    if count > head:
-        out[:, head:] = leaf[rows, : count - head]
-    return out.reshape(shape[0] * count, *shape[2:])
+def _tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in memory of `empty`."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    plain = empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
+    return torch.from_numpy(plain).view(dtype).view(shape)

@@ -34,13 +34,15 @@ class BufferWriter:
     """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock.
 
     `Buffer.exclusive()` hands it out to code that keeps a live buffer in step with the archive: beside the verbs such
-    code needs `declare`, `next_position`, `knows` and `live_runs`, and nothing else of it.
+    code needs `declare`, `next_position`, `knows` and `live_runs`, and nothing else of it; and `empty(shape, dtype)`,
+    memory for what it appends as `owned`, used before where there is such: new pages cost more than the copy.
     """
 
     def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
         self.name = name
         self.place = place
         self.schema = schema
+        self.empty = memory.empty
         self._changes = changes
         self._undo = changes.undo
         self.streams = Streams(self._undo)

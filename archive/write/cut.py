@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.arrays import offsets_of, run_starts
-from archive.base import ColumnError, UsageError, check_text, escape, jsontree
+from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, Runs, Stream, tables
@@ -30,7 +30,11 @@ class Column:
 
     array: Array
     dtype: str
-    digest: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells whether it has changed; found out when somebody asks, as a checkpoint's caller waits for the rest."""
+        return digest(self.array)
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,11 @@ def make(
     made = {n: _column(n, v, runs, records) for n, v in (columns or {}).items()}
     texts = {n: _attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
     flat = None if state is None else trees.flatten(state, where="state")
-    dropped, keep = _incomplete(runs, records)
-    if incomplete == "drop" and not keep.all():
-        steps = np.repeat(keep, runs.length)
-        made = {n: _picked(c, steps) for n, c in made.items()}
+    dropped: dict[str, dict[str, int]] = {}
+    if incomplete == "drop":
+        dropped, keep = _incomplete(runs, records)
+        made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length)) for n, c in made.items()}
         runs = runs.pick(keep)
-    else:
-        dropped = {}
     return Cut(
         name, live_table(name, place, runs, streams), runs.steps, len(np.unique(runs.episode)), *positions, made, texts,
         flat, dropped,
@@ -138,8 +140,7 @@ def _column(name: str, value: Any, runs: Runs, records: Mapping[int, EpisodeReco
 
 
 def _copied(stored: Array, logical: str) -> Column:
-    copy = np.array(stored, copy=True, order="C")
-    return Column(copy, logical, digest(copy))
+    return Column(np.array(stored, copy=True, order="C"), logical)
 
 
 def _picked(column: Column, steps: Any) -> Column:

@@ -119,12 +119,14 @@ class Streams:
         self._next[slot] = position
         self._open[slot] = NONE if episode is None else episode
 
-    def register(self, record: EpisodeRecord) -> int:
+    def register(self, *records: EpisodeRecord) -> int:
+        """Keep records under the next indices; the first of these."""
+        first, after = self._count, self._count + len(records)
         self._undo.attributes(self, "_count")
-        index, self._count = self._count, self._count + 1
-        self._undo.key(self.records, index)
-        self.records[index] = record
-        return index
+        self._undo.keys(self.records, range(first, after))
+        self.records.update(zip(range(first, after), records, strict=True))
+        self._count = after
+        return first
 
     def open_episode(self, env_id: int) -> int | None:
         slot = self._slots.get(env_id)
@@ -150,6 +152,7 @@ class Streams:
 
     def assign(self, rows: Rows, new_episode: NewEpisode, by_id: dict[str, int]) -> Assigned:
         """Positions and episodes of appended rows; records of begun and ended episodes are updated, `by_id` too."""
+        begun = self._count
         order, heads, slots = self._grouped(rows.env_ids)
         positions = self._positions(rows, order, heads, slots)
         last = _sorted(rows.last, order)
@@ -167,7 +170,8 @@ class Streams:
         episodes = episodes[np.maximum.accumulate(np.where(starts | heads, np.arange(len(starts)), 0))]
         before = np.where(heads, self._next[slots], np.r_[0, positions[:-1] + 1])
         self._break_off(starts & ~fresh, jump, np.where(heads, opened, np.r_[NONE, episodes[:-1]]), before)
-        self._finish(rows, order, last, episodes, positions)
+        ending = np.flatnonzero(last)
+        self._finish(rows, order[ending], episodes[ending], positions[ending], begun)
         tails = np.r_[heads[1:], True] if len(heads) else heads
         self._undo.rows(self._next, slots[tails])
         self._undo.rows(self._open, slots[tails])
@@ -179,6 +183,11 @@ class Streams:
 
     def _grouped(self, env_ids: Ints) -> tuple[Ints, Mask, Ints]:
         """Order by env row (stable), where each row's group begins, and the slot of each sorted row."""
+        if (env_ids[1:] >= env_ids[:-1]).all():
+            heads = run_heads(env_ids)
+            starts = np.flatnonzero(heads)
+            slots = np.array([self.slot(env) for env in env_ids[starts].tolist()], np.int64)
+            return np.arange(len(env_ids)), heads, np.repeat(slots, np.diff(starts, append=len(env_ids)))
         unique, inverse = np.unique(env_ids, return_inverse=True)
         slots = np.array([self.slot(int(e)) for e in unique], np.int64)[inverse] if len(unique) else inverse
         order = np.argsort(inverse, kind="stable")
@@ -225,12 +234,14 @@ class Streams:
     ) -> None:  # fmt: skip
         positions, episodes = assigned
         at = np.flatnonzero(starts)
-        given = [rows.episode_ids[order[i]] if rows.episode_ids is not None else None for i in at]
-        records = [new(int(rows.env_ids[order[i]]), name) for i, name in zip(at, given, strict=True)]
-        for i, record in zip(at, records, strict=True):  # now that none was refused
-            record.headless, record.begin = not whole[i], int(positions[i])
-            self._undo.key(by_id, record.id)
-            episodes[i] = by_id[record.id] = self.register(record)
+        chosen = order[at]
+        given = [None if rows.episode_ids is None else rows.episode_ids[row] for row in chosen.tolist()]
+        records = [new(env, name) for env, name in zip(rows.env_ids[chosen].tolist(), given, strict=True)]
+        for record, begun, position in zip(records, whole[at].tolist(), positions[at].tolist(), strict=True):
+            record.headless, record.begin = not begun, position
+        episodes[at] = np.arange(len(at)) + self.register(*records)  # now that none was refused
+        self._undo.keys(by_id, [record.id for record in records])
+        by_id.update(zip([record.id for record in records], episodes[at].tolist(), strict=True))
 
     def _break_off(self, seams: Mask, jump: Mask, previous: Ints, before: Ints) -> None:
         """Episodes that ended without a last step, because another began or positions jumped."""
@@ -244,13 +255,21 @@ class Streams:
                 record.end, record.ended = int(before[i]), self.epoch
                 self._broken_off.append(index)
 
-    def _finish(self, rows: Rows, order: Ints, last: Mask, episodes: Ints, positions: Ints) -> None:
-        for i in np.flatnonzero(last):
-            record = self.records[int(episodes[i])]
-            self._undo.attributes(record, "terminated", "truncated", "end", "ended")
-            record.terminated = None if rows.terminated is None else bool(rows.terminated[order[i]])
-            record.truncated = None if rows.truncated is None else bool(rows.truncated[order[i]])
-            record.end, record.ended = int(positions[i]) + 1, self.epoch
+    def _finish(self, rows: Rows, chosen: Ints, episodes: Ints, positions: Ints, begun: int) -> None:
+        """Episodes whose last steps are these. Those from number `begun` on are new, and taken back as a whole."""
+        terminated, truncated = _values(rows.terminated, chosen), _values(rows.truncated, chosen)
+        ends = (positions + 1).tolist()
+        for index, end, first, second in zip(episodes.tolist(), ends, terminated, truncated, strict=True):
+            record = self.records[index]
+            if index < begun:
+                self._undo.attributes(record, "terminated", "truncated", "end", "ended")
+            record.terminated, record.truncated = first, second
+            record.end, record.ended = end, self.epoch
+
+
+def _values(mask: Mask | None, chosen: Ints) -> list[Any]:
+    """The mask's values at the chosen rows, None where there is no mask."""
+    return [None] * len(chosen) if mask is None else np.asarray(mask, bool)[chosen].tolist()
 
 
 def _sorted(mask: Mask | None, order: Ints) -> Mask:

@@ -347,8 +347,8 @@ def test_appended_arrays_are_copied_once() -> None:
     w = new_archive().writer()
     original = RingSteps.take
 
-    def watching(self: RingSteps, leaf: Any) -> Any:
-        out = original(self, leaf)
+    def watching(self: RingSteps, leaf: Any, *empty: Any) -> Any:
+        out = original(self, leaf, *empty)
         taken.append(out)
         return out
 
