@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,34 +124,41 @@ class RingSteps:
 
     def take(self, leaf: Any, empty: Empty = np.empty) -> Any:
         """This slab's part of `[num_envs, max_length, ...]`, one row a step: a copy, made once, in memory of `empty`
-        unless it is another device's."""
-        shape = (len(self.positions), *leaf.shape[2:])
-        if not is_tensor(leaf):
-            return self._block(leaf, empty(shape, leaf.dtype)) if self.block else self._chosen_rows(leaf)
-        plain = _bits(leaf.detach())
-        room = plain.new_empty(shape) if plain.device.type != "cpu" else _tensor(empty, shape, plain.dtype)
-        return (self._block(plain, room) if self.block else self._chosen(plain, room)).view(leaf.dtype)
+        unless it is another device's.
 
-    def _block(self, leaf: Any, room: Any) -> Any:
-        assert self.block is not None
-        rows, slot, count = self.block
+        numpy copies: torch does it on all cores, and waits for the last of them, which others may be using.
+        """
+        if not is_tensor(leaf):
+            return self._copied(leaf, empty)
+        plain = _bits(leaf.detach())
+        if plain.device.type == "cpu":
+            plain = torch.from_numpy(self._copied(plain.resolve_conj().resolve_neg().numpy(), empty))
+        else:
+            plain = plain[tuple(torch.from_numpy(index).to(plain.device) for index in self._slots)]
+        return plain.view(leaf.dtype)
+
+    @property
+    def _slots(self) -> tuple[Ints, Ints]:
+        """Row and slot of each step."""
+        return self.places // self.max_length, self.places % self.max_length
+
+    def _copied(self, leaf: Array, empty: Empty) -> Array:
+        room = empty((len(self.positions), *leaf.shape[2:]), leaf.dtype)
+        if self.block:
+            self._copy_block(leaf, room, *self.block)
+        elif leaf.strides[0] == self.max_length * leaf.strides[1]:
+            rows = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+            rows.take(self.places, axis=0, out=room, mode="clip")  # no place is outside; another mode copies twice
+        else:
+            room[...] = leaf[self._slots]
+        return room
+
+    def _copy_block(self, leaf: Array, room: Array, rows: slice, slot: int, count: int) -> None:
         head = min(count, leaf.shape[1] - slot)
         by_row = room.reshape(rows.stop - rows.start, count, *leaf.shape[2:])
         by_row[:, :head] = leaf[rows, slot : slot + head]
         if count > head:
             by_row[:, head:] = leaf[rows, : count - head]
-        return room
-
-    def _chosen(self, leaf: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-        places = torch.from_numpy(self.places).to(leaf.device)
-        if leaf.stride(0) == self.max_length * leaf.stride(1):
-            return torch.index_select(leaf.flatten(0, 1), 0, places, out=room)
-        return leaf[places // self.max_length, places % self.max_length]
-
-    def _chosen_rows(self, leaf: Array) -> Array:
-        if leaf.strides[0] == self.max_length * leaf.strides[1]:
-            return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]).take(self.places, axis=0)
-        return np.asarray(leaf[self.places // self.max_length, self.places % self.max_length])
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,11 +166,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_floating_point and tensor.element_size() < 4:
         return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
     return tensor
-
-
-def _tensor(empty: Empty, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in memory of `empty`."""
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    plain = empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
-    return torch.from_numpy(plain).view(dtype).view(shape)
