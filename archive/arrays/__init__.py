@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from archive.arrays.fresh import fresh, fresh_together, zeros
 from archive.arrays.memory import Memory, Shelf, end_to_end, reuse_freed_memory
 from archive.arrays.pieces import Pieces
 from archive.arrays.ranges import (
@@ -29,6 +30,8 @@ __all__ = [
     "coalesce",
     "covered",
     "end_to_end",
+    "fresh",
+    "fresh_together",
     "merge_runs",
     "offsets_of",
     "reuse_freed_memory",
@@ -39,4 +42,5 @@ __all__ = [
     "spans",
     "sums",
     "widest_gap",
+    "zeros",
 ]

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from archive.arrays.fresh import fresh
+
 Array = np.ndarray[Any, Any]
 _SMALL_BYTES = 256 * 1024
 _ALIGN_BYTES = 64
@@ -52,7 +54,7 @@ class Memory:
     def _take(self) -> Array:
         piece: Array | None = _unused(self._kept, _REFERENCES_WHEN_FREE)
         if piece is None:
-            piece = np.empty(self.piece_bytes, np.uint8)
+            piece = fresh((self.piece_bytes,), np.uint8)
             if len(self._kept) < self._keep:
                 self._kept.append(piece)
         return piece

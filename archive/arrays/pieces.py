@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from archive.arrays.fresh import fresh_together
 from archive.arrays.ranges import Ints
 
 Array = np.ndarray[Any, Any]
@@ -34,9 +35,8 @@ class Pieces:
         """
         edges = _edges(ends, max(1, PIECE_BYTES // max(1, like.dtype.itemsize * int(np.prod(like.shape[1:])))))
         first = ends[edges[:-1]]
-        make = np.zeros if 0 in like.shape[1:] else np.empty
         sizes = (ends[edges[1:]] - first).tolist()
-        return cls(first, [make((size, *like.shape[1:]), like.dtype) for size in sizes])
+        return cls(first, fresh_together(sizes, like.shape[1:], like.dtype))
 
     def converted(self, convert: Callable[[Array], Array]) -> Pieces:
         """The same rows, each piece as `convert` makes it."""

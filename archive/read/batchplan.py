@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces
+from archive.arrays import Ints, Pieces, fresh
 from archive.base import FieldError, show
 from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Located, Runs, axis_of, empty_rows
@@ -92,7 +92,7 @@ class Piece:
 
 
 def _memory(runs: Runs) -> Array:
-    return np.empty((int((runs.stop - runs.start).sum()), *runs.like.shape[1:]), runs.like.dtype)
+    return fresh((int((runs.stop - runs.start).sum()), *runs.like.shape[1:]), runs.like.dtype)
 
 
 class Batch:
@@ -110,8 +110,7 @@ class Batch:
     def memory(self) -> Pieces:
         """Rows for all steps, in stored form."""
         like = empty_rows(self.plan.spec)
-        make = np.zeros if 0 in like.shape[1:] else np.empty
-        self._rows = make((self.count, *like.shape[1:]), like.dtype)
+        self._rows = fresh((self.count, *like.shape[1:]), like.dtype)
         return Pieces.whole(self._rows)
 
     def value(self) -> Array:

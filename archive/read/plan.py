@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces
+from archive.arrays import Ints, Pieces, fresh
 from archive.base import FieldError, show
 from archive.fields import NODES, FieldSpec, Path, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Runs, axis_of, empty_rows
@@ -62,7 +62,7 @@ class FieldRead:
             for runs in part.located.runs:
                 if runs.into:
                     count = int((runs.stop - runs.start).sum())
-                    part.rows[runs.into] = Pieces.whole(np.empty((count, *runs.like.shape[1:]), runs.like.dtype))
+                    part.rows[runs.into] = Pieces.whole(fresh((count, *runs.like.shape[1:]), runs.like.dtype))
 
     def complete(self) -> Fetched:
         """What was fetched, with all rows in their place."""

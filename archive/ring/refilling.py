@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, zeros
 from archive.base import ColumnError, FieldError, NotFoundError, UsageError, show
 from archive.fields import NODES, Array, Path, dtypes, nesting
 from archive.ring.places import Layout, Places, places_of
@@ -135,24 +135,12 @@ def _in_place(share: Any, places: Places) -> tuple[dict[Path, Array], dict[Path,
         path: {} if spec.axis == "dict" else None for path, spec in specs.items() if spec.axis in NODES
     }
     rings = {
-        path: _ring_memory(np.empty((0, *spec.shape), dtypes.to_numpy(spec.dtype)), places)
+        path: zeros((places.rows, places.slots, *spec.shape), dtypes.to_numpy(spec.dtype))
         for path, spec in specs.items()
         if path not in nodes
     }
     share.read_into({path: _by_place(ring) for path, ring in rings.items()}, *places.runs())
     return rings, nodes
-
-
-def _ring_memory(like: Array, places: Places) -> Array:
-    """A ring in which only those slots are zero that no step goes to."""
-    shape = (places.rows, places.slots, *like.shape[1:])
-    if 2 * int(places.length.sum()) < places.rows * places.slots:
-        return np.zeros(shape, like.dtype)
-    ring = np.empty(shape, like.dtype)  # numpy asks for huge pages here, and not for zeros: many times faster to fill
-    free = np.ones(places.rows * places.slots, bool)
-    free[places.of(0, len(places.length))] = False
-    _by_place(ring)[free] = np.zeros((), like.dtype)
-    return ring
 
 
 def _nests(share: Share) -> Iterable[Mapping[str, Any]]:
@@ -215,11 +203,7 @@ def _new_ring(path: Path, leaf: Array, places: Places) -> Array:
     shape = (places.rows, places.slots, *leaf.shape[1:])
     if leaf.dtype == object:
         return np.full(shape, "", object)
-    if 2 * int(places.length.sum()) < places.rows * places.slots:
-        return np.zeros(shape, leaf.dtype)
-    ring = np.empty(shape, leaf.dtype)  # numpy asks for huge pages here, and not for zeros: many times faster to fill
-    ring[...] = np.zeros((), leaf.dtype)
-    return ring
+    return zeros(shape, leaf.dtype)
 
 
 def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array], nodes: Mapping[Path, Any]) -> None:
