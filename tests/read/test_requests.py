@@ -86,6 +86,22 @@ def test_many_commits(tmp_path: Path, proxied: Proxied) -> None:
     check_requests(proxied)
 
 
+@pytest.mark.parametrize("proxied", ["moto", "s3fs"], indirect=True)
+def test_a_first_look_takes_seven_requests(proxied: Proxied) -> None:
+    """Of which two times two are sent together: open, filter, and one field of one episode."""
+    with archive.create(proxied.url, storage_options=proxied.storage_options).writer() as w:
+        for i in range(20):
+            w.add_episode({"obs": np.full((5, 100), i), "reward": np.full(5, i)}, episode_id=f"e{i}", update_count=i)
+    proxied.proxy.reset()
+    arc = archive.open(proxied.url, storage_options=proxied.storage_options)
+    (found,) = arc.episodes.filter(update_count=7).read(fields=["reward"])
+    assert (found["reward"] == 7).all()
+    kinds = ["list" if "list-type" in seen.path else seen.path.rpartition("/")[2] for seen in proxied.proxy.log]
+    assert sorted(kinds[:2]) == ["archive.json", "list"]
+    assert sorted(kinds[2:4]) == ["000000002.json", "000000003.json"]
+    assert [kind.partition(".")[2] for kind in kinds[4:]] == ["segments.parquet", "chunks.parquet", "zip"]
+
+
 def upload(root: Path, proxied: Proxied) -> None:
     """What opening and reading may want, past the proxy."""
     client = servers.s3_client(proxied.endpoint)
