@@ -17,7 +17,8 @@ from archive.store.drivers.protocols import Buffer, Driver, Info, Place
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _WINDOWS = os.name == "nt"
-_PARTS_AT_ONCE = 64  # in one call of the operating system; each lets other threads run, and waits for them
+_WRITE_PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
+_WRITE_BYTES = 1024 * 1024  # and so many: Linux takes larger pages for larger writes, and four times as long
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -167,11 +168,23 @@ def _open_new(folder: str, path: str) -> int:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
-    for at in range(0, len(views), _PARTS_AT_ONCE):
-        rest: Sequence[memoryview] = views[at : at + _PARTS_AT_ONCE]
+    for rest in _batches([memoryview(part).cast("B") for part in parts if len(part)]):
         while rest:
             rest = _after(rest, _write_some(descriptor, rest))
+
+
+def _batches(parts: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+    """Parts for one call of the operating system each."""
+    batch: list[memoryview] = []
+    size = 0
+    for part in parts:
+        if batch and (size + len(part) > _WRITE_BYTES or len(batch) == _WRITE_PARTS):
+            yield batch
+            batch, size = [], 0
+        batch.append(part)
+        size += len(part)
+    if batch:
+        yield batch
 
 
 def _write_some(descriptor: int, parts: Sequence[memoryview]) -> int:
