@@ -6,11 +6,14 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
 from typing import Generic, TypeVar
+
+from archive.base.forking import in_child
 
 T = TypeVar("T")
 
@@ -18,6 +21,36 @@ T = TypeVar("T")
 def usable_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = None) -> None:
+    """Make calls in any order, as many at once as there are cores (this process's by default), the caller's thread
+    among them. None runs any more when this returns, or raises the first error."""
+    source = iter(calls)  # of a list: one step of it is never two threads' own
+
+    def work() -> None:
+        try:
+            for call in source:
+                call()
+        finally:
+            deque(source, maxlen=0)  # after an error nobody begins another
+
+    helpers = [_helpers().submit(work) for _ in range(min(cores or usable_cores(), len(calls)) - 1)]
+    try:
+        work()
+    finally:
+        wait([helper for helper in helpers if not helper.cancel()])
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, usable_cores() - 1), "archive-beside")
+
+
+in_child(_helpers.cache_clear)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,15 +187,18 @@ class ShardView:
 
         The last chunk may come with rows that fill it up, or without. Where `out` is given, contiguous memory for all
         of its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
+        It is safe for several threads.
         """
         plain = self._plain(path)
         others: dict[int, Array] = {}
+        lock = threading.Lock()
 
         def decode(number: int, out: Array | None = None) -> Array:
             if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks, out)) is not None:
                 return found
-            if number not in others:
-                others.update(self._by_zarr(path, ranges, chunks))
+            with lock:
+                if number not in others:
+                    others.update(self._by_zarr(path, ranges, chunks))
             return others[number]
 
         return decode

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints, merge_runs
+from archive.base import side_by_side
 from archive.manifest import chunkindex
 from archive.read.chunks import placing
 from archive.read.chunks.placing import Want
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import ReadPlan, Shards
+
+SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
 
 
 class Tail(NamedTuple):
@@ -37,16 +40,18 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: Tails
     owners, held = segments.owners, {} if tails is None else tails
     wanted = {shard: _runs(arrays) for shard, arrays in by_shard.items()}
     known = {shard: view for shard in wanted if (view := shards.views.get(shard)) is not None}
-    for shard, _, chunks in shards.fetched(shards.plan(wanted, known, _numbers(held)), owners):
+    for shard, reads, chunks in shards.fetched(shards.plan(wanted, known, _numbers(held)), owners):
         chunks |= {tail.member: tail.data for tail in held.get(shard, {}).values()}
         view = known.get(shard) or shards.add_view(shard, bytes(chunks.pop("zarr.json")))
+        calls: list[placing.Call] = []
         for array, parts in by_shard[shard].items():
             ranges = list(zip(*(edges.tolist() for edges in wanted[shard][array]), strict=True))
             decode = shards.decoder(view, shard, array, parts[0].like, ranges, chunks, owners)
-            placing.place(parts, shards.index(shard).array(array).rows, decode)
+            calls += placing.places(parts, shards.index(shard).array(array).rows, decode)
+        side_by_side(calls, cores=None if reads.needed_bytes >= SIDE_BY_SIDE_BYTES else 1)
         if tails is not None:
             tails.setdefault(shard, {}).update(_tails(shards, shard, wanted[shard], chunks))
-        del chunks, decode  # so that the next shard is read into the same memory
+        del chunks, decode, calls  # so that the next shard is read into the same memory
     for shard in held.keys() - wanted.keys():
         del held[shard]  # reading has gone on to other shards
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from archive.arrays import Ints, Pieces, spans
 from archive.fields import Array
 
+Call = Callable[[], None]
 Decode = Callable[[int, Array | None], Array]  # a chunk's number, memory for all of its rows -> its rows
 MANY = 8  # runs of rows of one chunk, from which on short ones are copied together
 SHORT_BYTES = 4096
@@ -41,13 +43,18 @@ class Want(NamedTuple):
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
 
-def place(wants: Sequence[Want], rows: int, decode: Decode) -> None:
-    """Put rows of one array of a shard into memory, from chunks of so many rows; each chunk is decoded once, straight
-    into its place if it can be."""
-    if len(wants) > 1:
-        decode = _remembered(decode)
-    for want in wants:
-        _place_all(want, rows, decode)
+def places(wants: Sequence[Want], rows: int, decode: Decode) -> list[Call]:
+    """Calls that put rows of one array of a shard into memory, from chunks of so many rows, in any order or at once.
+    Each chunk is decoded once, straight into its place if it can be."""
+    if len(wants) == 1:
+        return list(_places(wants[0], rows, decode))
+    remembered = _remembered(decode)  # a chunk of several wants
+    return [partial(_call, [call for want in wants for call in _places(want, rows, remembered)])]
+
+
+def _call(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def _remembered(decode: Decode) -> Decode:
@@ -62,13 +69,14 @@ def _remembered(decode: Decode) -> Decode:
     return decoded
 
 
-def _place_all(want: Want, rows: int, decode: Decode) -> None:
+def _places(want: Want, rows: int, decode: Decode) -> Iterator[Call]:
+    """A call for each chunk."""
     start, stop, at, piece = _joined(want)
     first, last = start // rows, (stop - 1) // rows
     if len(start) == 1 and first[0] == last[0]:
         number = int(first[0])
         to = at - want.into.first[piece]
-        _place(want.into.arrays, piece, start - number * rows, stop - start, to, rows, number, decode)
+        yield partial(_place, want.into.arrays, piece, start - number * rows, stop - start, to, rows, number, decode)
         return
     counts = last + 1 - first
     run, chunk = np.repeat(np.arange(len(start)), counts), spans(first, counts)
@@ -78,7 +86,8 @@ def _place_all(want: Want, rows: int, decode: Decode) -> None:
     count = np.minimum(stop[run], (chunk + 1) * rows) - lo
     to = at[run] + lo - start[run] - want.into.first[piece[run]]
     for number, own in _of_each(chunk):
-        _place(want.into.arrays, piece[run[own]], lo[own] - number * rows, count[own], to[own], rows, number, decode)
+        inside = lo[own] - number * rows
+        yield partial(_place, want.into.arrays, piece[run[own]], inside, count[own], to[own], rows, number, decode)
 
 
 def _place(arrays: Any, piece: Ints, lo: Ints, count: Ints, to: Ints, rows: int, number: int, decode: Decode) -> None:
