@@ -204,6 +204,34 @@ for method in ("fork", "spawn", "forkserver"):
 """
 
 
+FORKED = """
+import os, sys
+import obstore
+from obstore.store import MemoryStore
+from archive.store import Storage
+from tests.support import servers
+
+obstore.put(MemoryStore(), "x", b"1")
+pid = os.fork()
+storage = Storage.connect(sys.argv[1], servers.s3fs_options(sys.argv[2]))
+storage.put("x", b"2")
+print(storage.transport, storage.get("x"), flush=True)
+if pid:
+    os.waitpid(pid, 0)
+else:
+    os._exit(0)
+"""
+
+
+def test_a_process_forked_after_somebody_elses_use_of_obstore_does_without(backend_of_moto: Backend) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, backend_of_moto.url, backend_of_moto.endpoint]
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, timeout=100
+    )
+    assert sorted(done.stdout.splitlines()) == ["obstore b'2'", "s3fs b'2'"], done.stderr
+
+
 def test_workers_of_any_kind_read(backend_of_moto: Backend, tmp_path: Path) -> None:
     script = tmp_path / "workers.py"
     script.write_text("if True:\n" + "".join(f"  {line}\n" for line in IN_A_WORKER.splitlines()))

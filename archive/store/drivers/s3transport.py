@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
-from archive.store.drivers.obstore import ObstoreDriver, of_another_process
+from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.protocols import Buffer, Copy, Create, Driver, Info, Place
 from archive.store.drivers.s3credentials import Credentials, Provider, Session
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
 
 T = TypeVar("T")
 TRANSPORTS = ("obstore", "s3fs")
+_forked = threading.Event()  # set in processes whose parent may have used obstore, by itself or through somebody else
+
+
+def _look_back() -> None:
+    if "obstore" in sys.modules:
+        _forked.set()
+
+
+in_child(_look_back)
 
 
 class Bucket:
@@ -140,8 +151,8 @@ def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: b
 def _through_obstore(place: Place, through_s3fs: Callable[[Place], Driver]) -> Driver:
     if find_spec("obstore") is None:
         raise UntranslatedError("obstore is not installed: pip install 'trajectory-archive[fast]'")
-    if of_another_process():
-        raise UntranslatedError("this process was forked from one that had used obstore")
+    if _forked.is_set():
+        raise UntranslatedError("this process was forked from one that had imported obstore")
     if _is_mocked():
         raise UntranslatedError("moto's mock_aws is active")
     options = understood(place)
