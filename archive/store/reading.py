@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from archive.base import Job, UsageError, in_order
+from archive.base import Job, UsageError, in_child, in_order
 from archive.store.connecting import Connection
 from archive.store.drivers import Driver, GetRanges, Kind, judge
 from archive.store.payload import B, Buffer, RangeLike, as_bytes, batches, measured, total_bytes
@@ -105,15 +106,24 @@ def _iter_batches(
     connection: Connection, ranging: GetRanges, ranges: Iterable[RangeLike], max_bytes: int
 ) -> Generator[Buffer, None, None]:
     """Small ranges of one object are read in one go: handing each to a thread would take longer than reading it."""
-    from archive.arrays import Memory
-
-    read = _reading_into(ranging, Memory(PIECE_BYTES, keep=PIECES))
+    read = _reading_into(ranging, _memory())
     jobs = (_batch_job(connection, read, batch) for batch in batches(ranges, min(BATCH_BYTES, max_bytes // 2)))
     ahead = in_order(connection.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
     with contextlib.closing(ahead) as found:
         for batch in found:
             yield from batch
             del batch
+
+
+@cache
+def _memory() -> Memory:
+    """One for all reads of this process: who reads run after run has the same pieces each time."""
+    from archive.arrays import Memory
+
+    return Memory(PIECE_BYTES, keep=PIECES)
+
+
+in_child(_memory.cache_clear)
 
 
 def _reading(ranging: GetRanges) -> Read[bytes]:
