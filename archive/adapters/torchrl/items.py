@@ -6,7 +6,8 @@ The kind of an item is a tree of ["td" | "dict" | "list" | "tuple" | "tensor" | 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,11 @@ class Json:
 
 def apart(item: Any, path: Path, leaves: Leaves) -> Any:
     """The kind of an item; its leaves are collected. What cannot be saved without pickle is refused."""
-    td = module_tensordict()
     here = path or ROOT
+    if type(item) is torch.Tensor:  # most values are: first, as an item each makes what comes before count
+        leaves[here] = item
+        return ["tensor", *(["grad"] if item.requires_grad else [])]
+    td = module_tensordict()
     if isinstance(item, td.NonTensorData | td.NonTensorStack):
         return ["nontensor", apart(item.tolist() if isinstance(item, td.NonTensorStack) else item.data, path, leaves)]
     if is_lazy_stack(item):
@@ -86,35 +90,58 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray) or hasattr(value, "batch_size") or any(map(_is_array, deep))
 
 
-def together(kind: Any, path: Path, leaves: Mapping[Path, Any], place: int) -> Any:
-    """The item of a kind, from the leaves of step `place`."""
+def together(kind: Any, path: Path, rows: Leaves, count: int, made: Leaves) -> list[Any]:
+    """`count` items of a kind, each its own memory, from the rows of each leaf, which are of one shape.
+
+    made: where what became of each leaf is collected, all rows of it: tensors as one.
+    """
     what, *more = kind
     if what in ("td", "stack", "dict", "list", "tuple"):
-        parts = {k: together(sub, (*path, k), leaves, place) for k, sub in more[0].items()}
-        if what == "td":
-            return _tensordict(parts, *more[1:])
-        if what == "stack":
-            return module_tensordict().LazyStackedTensorDict(*parts.values(), stack_dim=more[1])
-        return parts if what == "dict" else {"list": list, "tuple": tuple}[what](parts.values())
+        columns = [together(sub, (*path, k), rows, count, made) for k, sub in more[0].items()]
+        entries: Any = zip(*columns, strict=True) if columns else ((),) * count
+        return _nests(what, (dict(zip(more[0], row, strict=True)) for row in entries), more[1:])
     if what == "nontensor":
-        inner = together(more[0], path, leaves, place)
         td = module_tensordict()
-        return td.NonTensorStack(*inner) if isinstance(inner, list) else td.NonTensorData(inner)
-    value = leaves[path or ROOT][place]
-    if what in _NUMBERS:
-        return _NUMBERS[what](value)
+        inner = together(more[0], path, rows, count, made)
+        return [td.NonTensorStack(*v) if isinstance(v, list) else td.NonTensorData(v) for v in inner]
+    here = path or ROOT
     if what == "tensor":
-        # the usual dtypes first: an item each, so what `to_torch` looks at would count
-        plain = getattr(value, "dtype", np.dtype(object)).kind in "biu" or getattr(value, "dtype", None) in _FLOATS
-        tensor = torch.from_numpy(np.array(value)) if plain else dtypes.to_torch(np.array(value))
-        return tensor.requires_grad_() if more else tensor
-    return np.array(value) if what == "array" else value
+        return _tensors(here, rows[here], bool(more), made)
+    of_row = _NUMBERS.get(what) or (np.array if what == "array" else None)
+    made[here] = list(rows[here]) if of_row is None else [of_row(value) for value in rows[here]]
+    return list(made[here])
 
 
-def _tensordict(parts: dict[str, Any], dims: int, batch: list[int], more: Mapping[str, Any] | None = None) -> Any:
-    tensors = [v for v in parts.values() if isinstance(v, torch.Tensor)]
+def _nests(what: str, parts: Iterator[dict[str, Any]], more: list[Any]) -> list[Any]:
+    """One by one: collecting garbage among many live objects takes longer than making them."""
+    if what == "td":
+        return _tensordicts(parts, *more)
+    if what == "stack":
+        lazy = module_tensordict().LazyStackedTensorDict
+        return [lazy(*part.values(), stack_dim=more[0]) for part in parts]
+    if what == "dict":
+        return list(parts)
+    sequence: Any = {"list": list, "tuple": tuple}[what]
+    return [sequence(part.values()) for part in parts]
+
+
+def _tensors(path: Path, rows: Any, grad: bool, made: Leaves) -> list[Any]:
+    stack = dtypes.to_torch(np.stack(rows))
+    whole = isinstance(stack, torch.Tensor)  # else of a dtype that torch does not have
+    unbound: Any = torch.unbind_copy  # which torch's stubs say gives nothing
+    every = list(unbound(stack)) if whole else [dtypes.to_torch(np.array(row)) for row in rows]
+    made[path] = stack if whole else every
+    return [value.requires_grad_() for value in every] if grad else every
+
+
+def _tensordicts(
+    parts: Iterator[dict[str, Any]], dims: int, batch: list[int], more: Mapping[str, Any] | None = None
+) -> list[Any]:
+    first = next(parts)
+    tensors = [v for v in first.values() if isinstance(v, torch.Tensor)]
     outline = {**(more or {}), "batch": list(tensors[0].shape[:dims]) if tensors else batch}
-    return made(parts, outline, device=available(outline.get("device")))
+    device = available(outline.get("device"))
+    return [made(part, outline, device=device) for part in chain((first,), parts)]
 
 
 def kind_of(kind: Any, leaves: Mapping[Path, Any], number: int | None) -> Any:

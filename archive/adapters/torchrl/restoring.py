@@ -56,7 +56,7 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> Report:
     cells.finish(target.rows)
     notes = _restore_parts(parts, cells, placed)
     dropped, more = extras.restore(parts, placed)
-    record = _record(parts, placed)
+    record = _record(cells, placed)
     record.closed[np.union1d(closed, reclosed)] = True
     record.renumbered[renumbered] = True
     attach(parts.storage, Tracker(None, record)).start(cells_of(parts))
@@ -154,7 +154,7 @@ def _renumber(cells: Cells, given: Given, target: Target) -> Ints:
     return np.asarray(target.cell[chosen])
 
 
-def _record(parts: Parts, placed: Placed) -> Record:
+def _record(cells: Cells, placed: Placed) -> Record:
     """What a writer that goes on from the share knows already."""
     given, target = placed.given, placed.target
     layout, where = given.layout, placed.cells
@@ -162,7 +162,6 @@ def _record(parts: Parts, placed: Placed) -> Record:
     env, position, length = (np.asarray(c, np.int64) for c in (layout.env_id, layout.position, layout.length))
     record.env[where] = env[given.unit][target.placed]
     record.position[where] = spans(position, length)[target.placed]
-    cells = cells_of(parts)
     record.hashes, record.form, record.moved = cells.hashes(), cells.form(), target.moved
     if cells.listed:
         record.signatures[where] = cells.signatures(where)
