@@ -1,11 +1,12 @@
 """What a checkpoint, an open and a plan cost after 1, 10, ... 10,000 checkpoints of one run: requests, bytes, time.
 
 The ring holds the same number of steps all the time, so that all that can grow is what the archive keeps of its past.
-`--most 1000` ends earlier. On memory://, where a request costs nothing and its number is counted all the same.
+`BENCH_CHECKPOINTS=1000` ends earlier. On memory://, where a request costs nothing and is counted.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -22,7 +23,7 @@ try:
 except ImportError:  # run as a script
     from common import Row, bounded, child, main  # type: ignore[import-not-found,no-redef]
 
-MOST = 10_000
+MOST = int(os.environ.get("BENCH_CHECKPOINTS", 10_000))
 LIVE_STEPS, NEW_STEPS, ENVS = 64, 4, 4
 LATEST = 256  # checkpoints whose mean is told
 AROUND = 9  # opens and plans whose median is told
@@ -90,8 +91,7 @@ def middle(costs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure() -> list[Row]:
-    most = next((int(b) for a, b in zip(sys.argv, sys.argv[1:], strict=False) if a == "--most"), MOST)
-    found: Any = child(__file__, "grow", "memory://growth", most)
+    found: Any = child(__file__, "grow", "memory://growth", MOST)
     rows = []
     for verb in ("checkpoint", "open", "plan"):
         settled = found[min(2, len(found) - 1)][verb]  # a ring is full after 16 checkpoints
