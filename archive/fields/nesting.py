@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -23,7 +24,8 @@ class Ragged(NamedTuple):
     lengths: Array
 
     def split(self) -> list[Array]:
-        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+        edges = [0, *np.cumsum(self.lengths).tolist()]
+        return [self.values[lo:hi] for lo, hi in pairwise(edges)]  # `np.split` takes three times as long
 
 
 class Fields(NamedTuple):

@@ -286,6 +286,41 @@ def test_after_a_resume_only_new_steps_are_uploaded(world: World, capacity: int)
     assert_same_samples(rb, other, count=20)
 
 
+ODD_ITEMS: list[Any] = [
+    *steps(0, 6),
+    torch.arange(3),
+    torch.ones(2, dtype=torch.bfloat16),
+    torch.zeros(2, requires_grad=True),
+    np.arange(4),
+    np.array("text"),
+    "text",
+    1,
+    2.5,
+    True,
+    None,
+    {"a": np.zeros(2), "b": [torch.zeros(1), 3]},
+    TensorDict({"x": torch.zeros(2), "words": "some", "any": {"k": [1]}}),
+]
+
+
+@pytest.mark.parametrize("capacity", [30, 40])
+def test_items_are_known_after_a_restore(capacity: int) -> None:
+    """As other items are not: the digests made while restoring are those of the items as they stand."""
+    world = World(buffer(storage=ListStorage(30), plain=True, collate_fn=list), f"memory://again/odd-{capacity}")
+    world.rb.extend(ODD_ITEMS)
+    world.save()
+    world.writer.close()
+    share = resharding.plan(world.checkpoint, world_size=1, capacity=capacity).share(0)
+    rb = buffer(storage=ListStorage(capacity), plain=True, collate_fn=list)
+    torchrl.restore(rb, share)
+    with world.arc.writer(session="second", resume=share) as w:
+        assert appended(torchrl.save(rb, w, step=10, verify=True).result(60)) == 0
+        rb._storage._storage[6][1] = 7
+        rb._storage._storage[3]["next", "reward"][...] = 7
+        rb._storage._storage[11] = "another text"
+        assert appended(torchrl.save(rb, w, step=11, verify=True).result(60)) == 3
+
+
 def test_a_writer_that_did_not_resume_gets_everything(world: World) -> None:
     world.writer.close()
     rb = buffer(50, seed=3)
