@@ -106,7 +106,7 @@ def child_archive(folder: str, rank: str) -> dict[str, Any]:
     share = resharding.plan(ck, TARGETS, num_envs=envs).share(int(rank))
     filled = rings.fill(share, num_envs=envs, max_length=_longest(share))
     seconds = time.perf_counter() - start
-    stats = share.source.checkpoint.snapshot.storage.stats
+    stats = arc.storage.stats
     return {"seconds": seconds, "bytes": stats.bytes_in, "requests": stats.requests, "steps": int(filled.size.sum())}
 
 
