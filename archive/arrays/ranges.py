@@ -45,6 +45,8 @@ def widest_gap(starts: Ints, stops: Ints, spare_bytes: int) -> int:
 
     Headers between neighbours are read over in any case.
     """
+    if spare_bytes < 0:
+        return MIN_GAP_BYTES
     gaps = np.sort(np.maximum(0, starts[1:] - np.maximum.accumulate(stops)[:-1]))
     gaps = gaps[gaps <= MAX_GAP_BYTES]
     fitting = int(np.searchsorted(np.cumsum(gaps), spare_bytes, side="right"))

@@ -7,7 +7,7 @@ import uuid
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import archive
@@ -97,6 +97,7 @@ def test_a_ring_that_is_overwritten(envs: int, length: int, width: int) -> None:
     frames.close()
 
 
+@example(sizes=[(0, 1)], spare=-1)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 3 * MAX_GAP_BYTES), st.integers(1, 9)), min_size=1, max_size=12),
     spare=st.integers(-5, 5 * MAX_GAP_BYTES),

@@ -22,7 +22,7 @@ from tests.support.backends import Backend, make_backend
 from tests.support.tampering import same, steps
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
-CHANGES = ("open", "write", "link", "replace", "unlink", "mkdir")
+CHANGES = ("open", "writev", "link", "replace", "unlink", "mkdir")
 LOADED = (  # once, by the parent
     *(
         "pandas",
@@ -98,14 +98,15 @@ class Fatal:
 
 def arm_local(fatal: Fatal) -> None:
     """Every system call by which the local driver changes something."""
-    counts: dict[str, Callable[..., bool]] = {"open": _opens_for_writing, "write": _writes_a_document}
+    counts: dict[str, Callable[..., bool]] = {"open": _opens_for_writing, "writev": _writes_a_document}
     for name in CHANGES:
         setattr(os, name, fatal.wrap(getattr(os, name), counts.get(name, lambda *_: True)))
 
 
-def _writes_a_document(_: int, data: Any) -> bool:
+def _writes_a_document(_: int, parts: Any) -> bool:
     """Commits, claims, tables; not the many parts of a shard."""
-    return bytes(data[:1]) == b"{" or bytes(data[:4]) == b"PAR1"
+    begin = bytes(parts[0][:4])
+    return begin[:1] == b"{" or begin == b"PAR1"
 
 
 def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
@@ -115,10 +116,13 @@ def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
 def arm_remote(fatal: Fatal) -> None:
     """Every request that changes something."""
     from archive.store.drivers.conditional import ConditionalDriver
+    from archive.store.drivers.obstore import ObstoreDriver
     from archive.store.drivers.plain import FsspecDriver
 
     FsspecDriver.put = fatal.wrap(FsspecDriver.put)  # type: ignore[method-assign]
     ConditionalDriver.create = fatal.wrap(ConditionalDriver.create)  # type: ignore[method-assign]
+    ObstoreDriver.put = fatal.wrap(ObstoreDriver.put)  # type: ignore[method-assign]
+    ObstoreDriver.create = fatal.wrap(ObstoreDriver.create)  # type: ignore[method-assign]
 
 
 def kill_again_and_again(roots: Mapping[int, Backend], after: bool, logs: Path) -> None:
