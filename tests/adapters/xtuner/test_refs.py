@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
-import shutil
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 import archive
 from archive.adapters import xtuner
 from archive.base.errors import UsageError
+from tests.support import ray_cluster
 from tests.support.xtuner_buffers import buffer, fresh, rollout, share_of, uploaded
 from tests.support.xtuner_managers import manager, saved
 from tests.support.xtuner_models import PandasStorage, RolloutState, Status
@@ -23,20 +22,8 @@ from tests.support.xtuner_models import PandasStorage, RolloutState, Status
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")
-    folder = tempfile.mkdtemp(prefix="ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init(
-            address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-            _temp_dir=folder, object_store_memory=80 * 1024 * 1024,
-        )  # fmt: skip
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster.cluster(1) as ray:
+        yield ray
 
 
 def referring(ray: Any, number: int) -> list[RolloutState]:

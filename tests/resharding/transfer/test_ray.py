@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,32 +12,21 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptChunkError, UsageError
+from tests.support import ray_cluster
 from tests.support.backends import make_backend
 from tests.support.compactions import Job, everything, of_checkpoint
 from tests.support.places import ROOT
 from tests.support.tampering import inverted, steps
 from tests.support.transfers import Place, equal, holds
 
-ray = pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")
+pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two workers, which import what this process does."""
-    folder = tempfile.mkdtemp(prefix="ray")  # short: its sockets' paths end at 108 bytes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-            _temp_dir=folder, object_store_memory=80 * 1024 * 1024,
-        )  # fmt: skip
-        try:
-            yield
-        finally:
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster.cluster(2, PYTHONPATH=str(ROOT)):
+        yield
 
 
 @pytest.fixture
