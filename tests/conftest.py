@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import multiprocessing
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +75,20 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]
     direct = make_backend(request, request.param, tmp_path)
     with FaultProxy(direct.endpoint) as proxy:
         yield Proxied(direct.url, s3_options(direct.name, proxy.endpoint), direct.name, direct.endpoint, proxy)
+
+
+@pytest.fixture(autouse=True)
+def as_a_fresh_process() -> Iterator[None]:
+    """Each test begins and ends without what other libraries leave in a process that runs all of them: handlers of
+    signals (Ray, tensordict), levels and switches of loggers."""
+    logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("archive").disabled = False
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+            requests = sys.modules.get("archive.checkpoint.requests")
+            if requests is not None:
+                requests._asked.previous.pop(number, None)
