@@ -258,11 +258,11 @@ def test_the_first_error_cancels_the_rest(proxied: Proxied) -> None:
 
 def test_an_error_is_told_though_an_earlier_request_waits(proxied: Proxied) -> None:
     storage = with_object(proxied, concurrency=4)
-    proxied.proxy.add("delay", path="/x", seconds=60.0)  # nobody waits for it; a busy machine takes its time
+    proxied.proxy.add("delay", path="/x", seconds=4.0)
     started = time.monotonic()
     with pytest.raises(MissingObjectError):
         storage.get_all(["x", "nope"])
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 3
 
 
 def test_after_an_error_nothing_more_is_written(proxied: Proxied) -> None:
