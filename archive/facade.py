@@ -33,6 +33,7 @@ from archive.manifest import (
     place,
 )
 from archive.store import IOStats, Storage, as_allowed
+from archive.upkeep import Upkeep
 
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to be exclusive
 
 
-class Archive:
+class Archive(Upkeep):
     """Trajectories under one root. As of one commit: `refresh()` goes to the newest,
     and so do commits made through it."""
 
@@ -165,10 +166,7 @@ class Archive:
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
-        if self._pinned:
-            raise UsageError(
-                f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
-            )
+        log = self._log()
         from archive.checkpoint import starting
         from archive.writer import Writer
 
@@ -181,11 +179,17 @@ class Archive:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add(mark)
-        log = CommitLog(self._storage, self.id, self._head)
         return Writer(
             self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
             chunk_bytes,
         )  # fmt: skip
+
+    def _log(self) -> CommitLog:
+        if self._pinned:
+            raise UsageError(
+                f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
+            )
+        return CommitLog(self._storage, self.id, self._head)
 
     def _committed(self, head: Commit) -> None:
         if head.number > self._head.number:
@@ -273,7 +277,7 @@ def create(
     body, raw = about.new(layout)
     if not about.create(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
-    return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+    return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
 
 
 def open(
@@ -305,11 +309,12 @@ def open(
                 )
             body, raw = about.new(layout)
             if about.create(storage, raw):
-                return Archive(storage, body, raw, commits.EMPTY, pinned=False, single_writer=single_writer)
+                return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
             found = about.find(storage) or (body, raw)
             listed = partial(commits.first_numbers, storage)
         head = commits.newest(storage, listed) if commit is None else _at(storage, commit)
     _check_same(storage, found[0], head)
+    head = head if head.number else commits.empty(found[0])
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
 
 

@@ -31,6 +31,7 @@ ArchiveError
 ├── ConflictError                         somebody else writes here too
 │   ├── SupersededError                   a newer session of this run has started
 │   ├── SessionInUseError                 this rank of this session already has a writer
+│   ├── LetGoError                        what was to be committed was forgotten or pruned meanwhile
 │   ├── NotExclusiveError                 the store has no create-only put
 │   └── CommitUnknownError                no answer whether the commit was made
 └── CheckpointError                       a checkpoint is not what the caller needs
@@ -173,6 +174,10 @@ class SupersededError(ConflictError):
 
 class SessionInUseError(ConflictError):
     """This rank of this session already has, or had, a writer."""
+
+
+class LetGoError(ConflictError):
+    """What was to be committed, or gone on from, was forgotten or pruned meanwhile."""
 
 
 class NotExclusiveError(ConflictError):

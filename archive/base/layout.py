@@ -7,8 +7,9 @@ from archive.base.names import escape
 
 MAGIC = "trajectory-archive"
 ARCHIVE_KEY = "archive.json"
-READ_VERSION = 1
-WRITE_VERSION = 1
+READ_VERSION = 2
+WRITE_VERSION = 2  # of new archives; older ones are written on in theirs
+PART_VERSION = 1  # of shards and of what ranks stage: both are as they were in the first
 FEATURES: frozenset[str] = frozenset()
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
@@ -54,8 +55,8 @@ def manifest_key(nonce: str, session: str, kind: str) -> str:
     return f"manifest/{nonce}-{escape(session)}.{kind}.parquet"
 
 
-def format_block() -> dict[str, object]:
-    return {"read": READ_VERSION, "write": WRITE_VERSION, "features": sorted(FEATURES)}
+def format_block(version: int = WRITE_VERSION) -> dict[str, object]:
+    return {"read": version, "write": version, "features": sorted(FEATURES)}
 
 
 def check_format(block: object, *, where: str) -> None:

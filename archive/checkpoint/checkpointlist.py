@@ -4,7 +4,7 @@ those that a policy keeps."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, UsageError, cached_property, jsontree, one_line
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
@@ -16,21 +16,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_NAMED = 10  # runs that a message names
+_PLACE = ["commit", "manifest"]  # what finds a checkpoint
 
 
 class Latest(Checkpoint):
     """The newest whole checkpoint, as `arc.checkpoints.latest` gives it: alone it can be called,
     for one with its buffers."""
 
+    def __init__(self, found: Checkpoint, head: Commit) -> None:
+        """head: the commit as of which it is the newest."""
+        super().__init__(found._storage, found.commit, found.served_by)
+        self._head = head
+
     def __call__(self, *, replay: bool = False) -> Latest | None:
         """This one or, with replay=True where it was saved without its buffers, the newest whole one that has them."""
         if not replay or self.replay_saved:
             return self
-        entry = self.commit.runs.get(self.run)
+        entry = self._head.runs.get(self.run)
         if entry is None or entry.latest_replay is None:
             return None
-        found = checkpoint_at(self._storage, self.commit, entry.latest_replay.commit)
-        return Latest(self._storage, found.commit)
+        mark = entry.latest_replay
+        return Latest(checkpoint_at(self._storage, self._head, mark.commit, mark.manifest), self._head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_head": self._head}
 
 
 class Checkpoints:
@@ -61,7 +70,7 @@ class Checkpoints:
         `latest(replay=True)` is the newest whole one that has its buffers.
         """
         found = self.newest()
-        return None if found is None else Latest(self._storage, found.commit)
+        return None if found is None else Latest(found, self._head)
 
     def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
         """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""
@@ -71,7 +80,8 @@ class Checkpoints:
             newest = {name: f"{e.latest.name!r} (commit {e.latest.commit})" for name, e in runs.items() if e.latest}
             raise self._ambiguous("there is no newest checkpoint of all", newest)
         marks = [e.latest_replay if replay else e.latest for e in runs.values()]
-        return self._at(marks[0].commit) if marks and marks[0] is not None else None
+        mark = marks[0] if marks else None
+        return None if mark is None else checkpoint_at(self._storage, self._head, mark.commit, mark.manifest)
 
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
         """Several runs share an archive, and none of them is meant more than the others."""
@@ -87,7 +97,7 @@ class Checkpoints:
 
         Of a partial one nothing is kept once there is a newer whole one of its run.
         """
-        rows = self.table.select(["commit", "run", "step", "whole", "metrics"]).to_pylist()
+        rows = self.table.select([*_PLACE, "run", "step", "whole", "metrics"]).to_pylist()
         chosen: list[int] = []
         for run, entry in self._head.runs.items():
             mine = [r for r in rows if r["run"] == run]
@@ -95,25 +105,26 @@ class Checkpoints:
             newest = max((c.commit for c in whole), default=0)
             chosen += Keep.of(entry.keep).kept(whole)
             chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
-        return [self._at(number) for number in sorted(chosen)]
+        return [self._at(row) for row in rows if row["commit"] in chosen]
 
-    def _at(self, number: int) -> Checkpoint:
-        return checkpoint_at(self._storage, self._head, number)
+    def _at(self, row: Mapping[str, Any]) -> Checkpoint:
+        """The one of a row of the table."""
+        return checkpoint_at(self._storage, self._head, row["commit"], row["manifest"])
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        return (self._at(n) for n in self.table["commit"].to_pylist())
+        return map(self._at, self.table.select(_PLACE).to_pylist())
 
     def __getitem__(self, key: str | int) -> Checkpoint:
         """By name (the newest whole one of that name, else the newest partial one; of one run,
         see `latest`) or by place."""
-        rows = self.table.select(["commit", "name", "whole", "run"]).to_pylist()
+        rows = self.table.select([*_PLACE, "name", "whole", "run"]).to_pylist()
         if isinstance(key, int):
             if not -len(rows) <= key < len(rows):
                 raise IndexError(f"checkpoint {key} of {len(rows)}")
-            return self._at(rows[key]["commit"])
+            return self._at(rows[key])
         named = [r for r in rows if r["name"] == key]
         if not named:
             names = ", ".join(str(r["name"]) for r in rows[-10:]) or "none"
@@ -121,7 +132,7 @@ class Checkpoints:
         runs = {r["run"]: f"{key!r} (commit {r['commit']})" for r in named}
         if len(runs) > 1:
             raise self._ambiguous(f"several of them have one of the name {key!r}", runs)
-        return self._at(max(named, key=lambda r: (r["whole"], r["commit"]))["commit"])
+        return self._at(max(named, key=lambda r: (r["whole"], r["commit"])))
 
     def __repr__(self) -> str:
         runs = [name for name, e in self._head.runs.items() if e.latest is not None and self._run in (None, name)]

@@ -45,9 +45,11 @@ _READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
 class Checkpoint:
     """One checkpoint, as its commit has it."""
 
-    def __init__(self, storage: Storage, commit: Commit) -> None:
+    def __init__(self, storage: Storage, commit: Commit, served_by: Commit | None = None) -> None:
+        """served_by: the commit with whose tables its steps are found, where forgetting moved it; None: its own."""
         self._storage = storage
         self.commit = commit
+        self.served_by = commit if served_by is None else served_by
         if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
@@ -225,7 +227,7 @@ class Checkpoint:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._storage, self.commit)
+        return Snapshot(self._storage, self.served_by)
 
     @cached_property
     def reader(self) -> Reader:
@@ -308,7 +310,8 @@ class Checkpoint:
         return reports.checkpoint(self.about, *held, *episodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_storage": self._storage, "commit": self.commit, "record": self.record}
+        kept = ("_storage", "commit", "served_by", "record")
+        return {name: getattr(self, name) for name in kept}
 
     def __repr__(self) -> str:
         what = "" if self.whole else f" without ranks {self.missing_ranks}"
@@ -326,11 +329,19 @@ def _codes(live: pa.Table) -> Ints:
     return out
 
 
-def checkpoint_at(storage: Storage, head: Commit, number: int) -> Checkpoint:
-    """The checkpoint of a commit's number, among those that `head` follows."""
+def checkpoint_at(storage: Storage, head: Commit, number: int, manifest: int | None = None) -> Checkpoint:
+    """The checkpoint of a commit's number, among those that `head` follows.
+
+    manifest: number of the commit with whose tables its steps are found; None: its own.
+    """
+    commit = _read(storage, number, head)
+    return Checkpoint(storage, commit, None if manifest is None else _read(storage, manifest, head))
+
+
+def _read(storage: Storage, number: int, head: Commit) -> Commit:
     if number == head.number:
-        return Checkpoint(storage, head)
+        return head
     try:
-        return Checkpoint(storage, read_of(storage, number, head))
+        return read_of(storage, number, head)
     except MissingObjectError as e:
-        raise NotFoundError(f"commit {number}, a checkpoint, is gone from {storage.url}") from e
+        raise NotFoundError(f"commit {number}, which a checkpoint needs, is gone from {storage.url}") from e

@@ -281,7 +281,15 @@ def _record(
         lineage=indexes[0].lineage,
         replay_saved=all(index.replay_saved for index in indexes),
         sequences={**sequences, **staged},
+        borrowed=_borrowed(parts),
     )
+
+
+def _borrowed(parts: Sequence[StagedFile]) -> tuple[str, ...]:
+    """The objects of earlier checkpoints in which columns and attributes of this one lie."""
+    own = {part.key for part in parts}
+    held = {key for part in parts for key in part.index.objects}
+    return tuple(sorted(held - own))
 
 
 def _totals(indexes: Sequence[StagedIndex]) -> dict[str, BufferTotals]:

@@ -134,8 +134,14 @@ class StagedIndex(Record):
     states: Mapping[str, StateRef] = stored({}, required=True)
     rows: StagedRows | None = None
     buffers: Mapping[str, StagedBuffer] = stored({}, required=True)
-    format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
+    format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)  # checked before all else
     members: Members = stored((), required=True)
+
+    @property
+    def objects(self) -> set[str]:
+        """The staged objects, its own and earlier ones, in which its columns and attributes lie."""
+        columns = {one.object for of in self.columns.values() for one in of.values()}
+        return columns | {one.object for of in self.attributes.values() for one in of.values()}
 
     @property
     def lengths(self) -> dict[str, int]:

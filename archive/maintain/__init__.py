@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from archive.maintain import maintenance
 from archive.maintain.maintenance import damaged_commit, repair, verify
+from archive.maintain.upgrading import upgrade
 
 __all__ = [
     "damaged_commit",
     "maintenance",
     "repair",
+    "upgrade",
     "verify",
 ]

@@ -42,8 +42,15 @@ from archive.manifest.records import (
     StoredFile,
 )
 from archive.manifest.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
-from archive.manifest.sessionruns import run_of_session
-from archive.manifest.sessions import DEFAULT_RUN, Place, check_exclusive, new_session, open_session, place
+from archive.manifest.sessions import (
+    DEFAULT_RUN,
+    Place,
+    check_exclusive,
+    new_session,
+    open_session,
+    place,
+    run_of_session,
+)
 from archive.manifest.tablefiles import Snapshot
 from archive.manifest.tables import NO_ENV
 

@@ -39,11 +39,19 @@ class Commit(Record):
     segments: tuple[FileRef, ...] | None = None
     checkpoints: tuple[FileRef, ...] | None = None
     branches: tuple[FileRef, ...] | None = None
+    forgotten: tuple[FileRef, ...] | None = None
+    labels: tuple[FileRef, ...] | None = None
+    late: tuple[FileRef, ...] | None = None
+    tags: tuple[FileRef, ...] | None = None
+    let_go: Count | None = None  # the newest commit after which some rows were no longer there
     bases: Mapping[str, Base] = field(default_factory=dict)
     chunks: FileRef | None = stored(None, null=True)
     live: FileRef | None = stored(None, null=True)
     checkpoint: CheckpointRecord | None = None
     added: Mapping[str, Count] = field(default_factory=dict)
+    removed: Mapping[str, Count] = field(default_factory=dict)
+    pruned: FileRef | None = None  # of kind "prune": the objects that it deletes
+    undoes: Count | None = None  # of kind "undo" and "restore": the commit that it undoes, or makes the newest again
     message: str | None = stored(None, null=True)
     damaged: str | None = None  # of kind "repair": where the bytes lie whose place it took
     digest: str = unstored("")
@@ -56,7 +64,7 @@ class Commit(Record):
     @property
     def all_files(self) -> list[FileRef]:
         """Every manifest file that it names."""
-        own = [one for one in (self.chunks, self.live) if one is not None]
+        own = [one for one in (self.chunks, self.live, self.pruned) if one is not None]
         return [*(one for table in TABLES for one in self.files(table)), *own]
 
     @property
@@ -66,8 +74,13 @@ class Commit(Record):
 
     def after(self, kind: str, **changes: Any) -> Self:
         """A commit to follow this one: with what every commit repeats of its parent, but for these changes."""
-        carried = {name: getattr(self, name) for name in (*TABLES, "runs", "bases")}
+        carried = {name: getattr(self, name) for name in (*TABLES, "runs", "bases", "format", "let_go")}
         return type(self)(kind, **(carried | changes))
+
+    @property
+    def version(self) -> int:
+        """The version of the format that a reader must know."""
+        return int(self.format["read"])
 
     def to_json(self) -> dict[str, Any]:
         return dict.fromkeys(_NULLS.get(self.kind, ())) | Record.to_json(self)

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import overload
 
 from archive.base import (
@@ -22,19 +23,27 @@ from archive.base import (
     NotFoundError,
     StorageError,
     SupersededError,
+    UsageError,
     forking,
     layout,
 )
 from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
+from archive.manifest.crossing import Crossing
+from archive.manifest.records import About
 from archive.store import Storage
 
 __all__ = [
-    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "fence", "first_numbers", "following",
-    "loads", "newest", "read", "read_of", "superseded",
+    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "check_can_let_go", "completed", "dumps", "empty", "fence",
+    "first_numbers", "following", "loads", "newest", "read", "read_of", "superseded",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
+
+
+def empty(about: About) -> Commit:
+    """What an archive without commits is as of: nothing, in its own format."""
+    return replace(EMPTY, format=about.format)
 
 
 def read(storage: Storage, number: int) -> Commit:
@@ -129,6 +138,7 @@ class CommitLog:
         self.head = head
         self._lock = forking.lock(self)
         self._seen: dict[str, int] = {head.transaction: head.number}
+        self._crossing = Crossing(head)
 
     def catch_up(self) -> Commit:
         """Read what others committed since; the newest commit."""
@@ -158,11 +168,14 @@ class CommitLog:
             self.catch_up()
             if found := self.find(transaction):
                 return found
-            made = completed(build(self.head, attempt), self.head, self.archive_id, transaction)
+            draft = build(self.head, attempt)
+            self._crossing.check(self.storage, self.head, draft)
+            made = completed(draft, self.head, self.archive_id, transaction)
             data = dumps(made)
             if self._create(made.number, data, made.nonce):
                 commit = loads(data, made.number, self.storage.url)
                 self._know(commit)
+                self._crossing.passed(commit)
                 return commit
             attempt += 1
 
@@ -195,6 +208,7 @@ class CommitLog:
         return read(self.storage, number).nonce == nonce
 
     def _know(self, commit: Commit) -> None:
+        self._crossing.note(commit)
         self._seen[commit.transaction] = commit.number
         self.head = commit  # last: who is interrupted in between reads the commit again
 
@@ -203,6 +217,16 @@ def fence(parent: Commit, run: str, session: str) -> None:
     """Refuse to commit for a session that a newer one of its run has replaced."""
     if run not in parent.runs or parent.runs[run].session != session:
         raise superseded(parent, run, session)
+
+
+def check_can_let_go(parent: Commit) -> None:
+    """Refuse what readers and writers of the first format would not understand."""
+    if parent.version < layout.WRITE_VERSION:
+        raise UsageError(
+            f"this archive is of format {parent.version}, which knows no forgetting, tags, labels and late fields: "
+            f"upgrade it by arc.upgrade() or `archive upgrade URL`. It goes on as it is, in format "
+            f"{layout.WRITE_VERSION}; libraries that know format {parent.version} alone can no longer open it"
+        )
 
 
 def superseded(parent: Commit, run: str, session: str) -> SupersededError:

@@ -14,7 +14,7 @@ from archive.base import UsageError, cached_property, jsontree
 from archive.fields import schema
 from archive.manifest import chains, expressions
 from archive.manifest.branches import Mask, Rows, Sequences
-from archive.manifest.sessionruns import run_of_session
+from archive.manifest.sessions import run_of_session
 from archive.manifest.tablefiles import Snapshot
 from archive.manifest.tables import NO_ENV
 

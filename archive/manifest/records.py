@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from archive.base import Count, MisshapenError, Positive, Record, stored
 
-TABLES = ("segments", "checkpoints", "branches")  # those whose list of files every commit repeats of its parent
+TABLES = (  # those whose list of files every commit repeats of its parent
+    "segments", "checkpoints", "branches", "forgotten", "labels", "late", "tags",
+)  # fmt: skip
 MARKS = ("latest_replay", "latest")  # of a run
 
 
@@ -46,13 +48,14 @@ class Base(Record):
 
 @dataclass(frozen=True, slots=True)
 class Mark(Record):
-    """The newest whole checkpoint of a run."""
+    """The newest whole checkpoint of a run. `manifest`: the commit whose tables it is read with, if not its own."""
 
     name: str
     step: int
     ordinal: int
     session: str
     commit: Count
+    manifest: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,8 @@ class Lineage(Record):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
-    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; None in
-    early archives."""
+    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; `borrowed`:
+    staged objects of earlier checkpoints that its columns and attributes lie in; both None in early archives."""
 
     name: str
     step: int
@@ -169,6 +172,7 @@ class CheckpointRecord(Record):
     lineage: Lineage
     replay_saved: bool = stored(True, always=True)
     sequences: Mapping[int, Count] | None = None
+    borrowed: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         there = {one.rank for one in self.ranks} | {one.rank for one in self.missing}

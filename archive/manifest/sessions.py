@@ -7,14 +7,18 @@ import os
 import re
 import secrets
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 from archive.base import (
     AlreadyExistsError,
     AmbiguousWriteError,
     CorruptStateError,
+    LetGoError,
+    MissingObjectError,
     NotExclusiveError,
     SessionInUseError,
     UsageError,
@@ -29,12 +33,17 @@ from archive.manifest.commits import CommitLog
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.resumed import Resume
 from archive.manifest.smallfiles import read_small
+from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 DEFAULT_RUN = "main"
+MAX_CONCURRENT = 16
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,8 @@ def _opened(
     """The commit that opens a session."""
     forked_from = None if resume is None else resume.forked_from
     _check_run(parent, who, forked_from)
+    if resume is not None and resume.checkpoint is not None:
+        _check_kept(storage, parent, resume.checkpoint, resume.name)
     before = parent.runs.get(who.run)
     if before is None:
         entry = RunEntry(who.session)
@@ -174,6 +185,19 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
         raise UsageError(
             f"run {who.run!r} is there already, so it cannot begin at checkpoint {forked_from.name!r} of run "
             f"{forked_from.run!r}: go on with it by resume=arc.checkpoints.of({who.run!r}).latest, or give another run="
+        )
+
+
+def _check_kept(storage: Storage, parent: Commit, number: int, name: str | None) -> None:
+    """Refuse to go on from a checkpoint that was forgotten."""
+    if parent.let_go is None or number > parent.let_go:
+        return
+    marked = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
+    kept = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit"])["commit"].to_pylist()
+    if number not in marked and number not in kept:
+        raise LetGoError(
+            f"checkpoint {name!r} (commit {number}) at {storage.url} was forgotten by commit {parent.let_go} at the "
+            "latest: go on from one of arc.checkpoints, or bring it back by arc.undo() or arc.restore(commit=...)"
         )
 
 
@@ -227,3 +251,50 @@ def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: boo
         f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "
         "other's commits; use another store, or open with single_writer=True if there is but one writer"
     )
+
+
+# -- runs of sessions -------------------------------------------------------------------------------------------------
+
+
+def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
+    """Session -> run, for all sessions that have rows; None where nothing says it.
+
+    A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
+    the episodes of another archive, the claim of one of their ranks says it.
+    """
+    known: dict[str, str | None] = {**_named(snapshot.commit)}
+    table = snapshot.columns(["session", "rank"])
+    sessions = [s for s in _distinct(table["session"]) if s not in known]
+    if sessions:
+        claims = [(s, _a_rank(table, s)) for s in sessions]
+        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+            found = pool.map(lambda claim: _claimed(snapshot.storage, *claim), claims)
+            known |= dict(zip(sessions, found, strict=True))
+    return known
+
+
+def _named(commit: Commit) -> dict[str, str]:
+    """What the commit itself says."""
+    out: dict[str, str] = {}
+    for run, entry in commit.runs.items():
+        out |= dict.fromkeys(entry.sessions, run)
+    return out
+
+
+def _distinct(column: pa.ChunkedArray) -> list[str]:
+    return [s for s in column.unique().to_pylist() if s is not None]
+
+
+def _a_rank(table: pa.Table, session: str) -> int:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return int(table["rank"][pc.index(table["session"].cast(pa.string()), session).as_py()].as_py())
+
+
+def _claimed(storage: Storage, session: str, rank: int) -> str | None:
+    """What a rank of the session said when it began; None if that is gone, or says nothing of a run."""
+    try:
+        return read_claim(storage, layout.rank_key(session, rank)).run or None
+    except MissingObjectError:
+        return None

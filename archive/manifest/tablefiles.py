@@ -10,13 +10,14 @@ from archive.base import ByteRange, CorruptManifestError, MissingObjectError, la
 from archive.manifest import tables
 from archive.manifest.branches import Branches
 from archive.manifest.commit import Commit
-from archive.manifest.folding import files_to_keep
 from archive.manifest.records import FileRef, StoredFile
 from archive.shard import checksum
 from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MAX_FOLDED_BYTES = 32 * 1024 * 1024
 
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
@@ -95,8 +96,8 @@ def add_rows(
 ) -> tuple[FileRef, ...]:
     """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
 
-    The commit number is filled in here. The newest files are folded into the new one as `folding` says, unless the
-    commit has lost a race: then speed matters more.
+    The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says, unless
+    the commit has lost a race: then speed matters more.
     """
     present = parent.files(kind)
     if new.num_rows == 0:
@@ -107,6 +108,26 @@ def add_rows(
         keep = files_to_keep([f.rows for f in present], [f.bytes for f in present], new.num_rows)
     older = load(storage, kind, present[keep:])
     return (*present[:keep], write(storage, session, kind, tables.concat(kind, [older, new])))
+
+
+def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
+    """How many of the oldest files stay as they are; the others are folded with the new rows.
+
+    Each file holds at least twice the rows of all newer ones together. So there are few files at any age (at most 13
+    after 10,000 commits of like size), and a row is rewritten a few times at most.
+
+    `rows` and `sizes_bytes` are of the present files, oldest first. Files too large to fold stay, and so do all
+    that are older than one of them.
+    """
+    large = [i for i, size in enumerate(sizes_bytes) if size > MAX_FOLDED_BYTES]
+    first = large[-1] + 1 if large else 0
+    newer = new_rows
+    keep = len(rows)
+    for i in range(len(rows) - 1, first - 1, -1):
+        if rows[i] < 2 * newer:
+            keep = i
+        newer += rows[i]
+    return keep
 
 
 def with_chunks(segments: pa.Table, chunks: StoredFile | None) -> pa.Table:

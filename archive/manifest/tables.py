@@ -78,6 +78,7 @@ _CHECKPOINTS = {
     "replay_saved": "bool",
     "metrics": "string",
     "created_at": "timestamp",
+    "manifest": "int64",
 }
 _BRANCHES = {
     "session": "dict",
@@ -89,13 +90,70 @@ _BRANCHES = {
     "resumed_from": "int64",
     "commit": "int64",
 }
+_FORGOTTEN = {
+    "key": "string",
+    "bytes": "int64",
+    "commit": "int64",
+}
+_PRUNED = {
+    "key": "string",
+    "bytes": "int64",
+    "reason": "dict",
+    "commit": "int64",
+}
+_LABELS = {
+    "episode_id": "string",
+    "session": "dict",
+    "rank": "int32",
+    "sequence": "int64",
+    "key": "dict",
+    "value": "string",
+    "by": "dict",
+    "created_at": "timestamp",
+    "commit": "int64",
+}
+_LATE = {
+    "session": "dict",
+    "buffer": "dict",
+    "rank": "int32",
+    "env_id": "int64",
+    "position": "int64",
+    "length": "int64",
+    "shard": "dict",
+    "start": "int64",
+    "extents": "extents",
+    "schema": "dict",
+    "fields": "strings",
+    "provenance": "dict",
+    "dropped": "bool",
+    "created_at": "timestamp",
+    "commit": "int64",
+    "chunks": "dict",
+    "chunks_bytes": "int64",
+    "chunks_crc32c": "uint32",
+}
+_TAGS = {
+    "name": "string",
+    "target": "int64",
+    "checkpoint": "string",
+    "run": "string",
+    "by": "string",
+    "created_at": "timestamp",
+    "commit": "int64",
+}
 _TABLES = {
     "segments": _SEGMENTS,
     "chunks": _CHUNKS,
     "live": _LIVE,
     "checkpoints": _CHECKPOINTS,
     "branches": _BRANCHES,
+    "forgotten": _FORGOTTEN,
+    "pruned": _PRUNED,
+    "labels": _LABELS,
+    "late": _LATE,
+    "tags": _TAGS,
 }
+_MAY_LACK = {"checkpoints": frozenset({"manifest"})}  # columns that files of earlier versions do not have: null there
 
 
 @cache
@@ -219,6 +277,8 @@ def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = N
         dictionaries = [f.name for f in wanted if pa.types.is_dictionary(f.type)]
         # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
         table = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries).read(columns=wanted.names)
+        for name in _MAY_LACK.get(kind, frozenset()).intersection(wanted.names).difference(table.column_names):
+            table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
         return table.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, OSError) as e:
         raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e

@@ -249,7 +249,7 @@ class Pipeline:
 
     def encode(self, slab: Slab) -> list[packing.Member]:
         attributes: dict[str, Any] = {
-            "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.WRITE_VERSION}
+            "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.PART_VERSION}
         }
         with self._encoding if self._compression else nullcontext():
             large = self._compression is not None and _stored_bytes(slab) >= _SHELF_FROM_BYTES

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.manifest import chains, folding
+from archive.manifest import chains, tablefiles
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -133,7 +133,9 @@ def fold(sizes: list[int], large: int = 10**9) -> list[int]:
     """Rows of the files after each commit of as many new rows."""
     files: list[int] = []
     for new in sizes:
-        keep = folding.files_to_keep(files, [1 if n < large else folding.MAX_FOLDED_BYTES + 1 for n in files], new)
+        keep = tablefiles.files_to_keep(
+            files, [1 if n < large else tablefiles.MAX_FOLDED_BYTES + 1 for n in files], new
+        )
         files = [*files[:keep], sum(files[keep:]) + new]
         assert sum(files) >= new
     return files
@@ -151,7 +153,7 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
     files: list[int] = []
     written = most = 0
     for _ in range(10_000):
-        keep = folding.files_to_keep(files, [1] * len(files), 64)
+        keep = tablefiles.files_to_keep(files, [1] * len(files), 64)
         files = [*files[:keep], sum(files[keep:]) + 64]
         written, most = written + files[-1], max(most, len(files))
     assert most <= 13
@@ -159,11 +161,11 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
 
 
 def test_large_files_and_all_that_are_older_stay() -> None:
-    big = folding.MAX_FOLDED_BYTES + 1
-    assert folding.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
-    assert folding.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
-    assert folding.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
-    assert folding.files_to_keep([], [], 5) == 0
+    big = tablefiles.MAX_FOLDED_BYTES + 1
+    assert tablefiles.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
+    assert tablefiles.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
+    assert tablefiles.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
+    assert tablefiles.files_to_keep([], [], 5) == 0
 
 
 LARGEST_FIRST = [200, 40, 10]
@@ -179,4 +181,4 @@ WHERE = [
 
 @pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
-    assert folding.files_to_keep(rows, [1] * len(rows), new) == keep
+    assert tablefiles.files_to_keep(rows, [1] * len(rows), new) == keep

@@ -173,7 +173,7 @@ def test_segments_that_reach_beyond_their_shard(root: Path, column: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("block", "words"), [({"read": 2}, "format 2"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format")]
+    ("block", "words"), [({"read": 3}, "format 3"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format")]
 )
 def test_a_newer_format(root: Path, block: dict[str, Any], words: str) -> None:
     change_commit(root, lambda body: body["format"].update(block))
@@ -184,9 +184,9 @@ def test_a_newer_format(root: Path, block: dict[str, Any], words: str) -> None:
 
 def test_a_newer_format_of_the_archive(root: Path) -> None:
     about = json.loads((root / "archive.json").read_bytes())
-    (root / "archive.json").write_text(json.dumps(about | {"format": {"read": 2, "write": 2, "features": []}}))
+    (root / "archive.json").write_text(json.dumps(about | {"format": {"read": 3, "write": 3, "features": []}}))
     for create in (False, True):
-        with pytest.raises(UpgradeError, match=r"archive.json is written in format 2.*upgrade"):
+        with pytest.raises(UpgradeError, match=r"archive.json is written in format 3.*upgrade"):
             archive.open(str(root), create=create)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.manifest.folding import MAX_FOLDED_BYTES, files_to_keep
+from archive.manifest.tablefiles import MAX_FOLDED_BYTES, files_to_keep
 from archive.write import bufferwriter
 from tests.support import servers
 from tests.support.backends import BUCKET, Proxied

@@ -71,7 +71,7 @@ def checked_lines(data: bytes, what: str) -> Any:
 
 
 def check_format(block: Row, what: str) -> None:
-    demand(block["read"] <= 1 and not block["features"], f"{what} needs format {block}")
+    demand(block["read"] <= 2 and not block["features"], f"{what} needs format {block}")
 
 
 def commits(root: Path) -> list[Row]:
@@ -371,16 +371,22 @@ def checkpoint(root: Path, commit: Row, segments: Sequence[Row]) -> Row:
     }
 
 
+def serving(root: Path, log: Sequence[Row], row: Row) -> tuple[Row, list[Row]]:
+    """The commit of a checkpoint, and the segments in which its steps are found."""
+    tables_of = log[(row.get("manifest") or row["commit"]) - 1]
+    return log[row["commit"] - 1], table(root, tables_of["segments"])
+
+
 def read(root: Path) -> Row:
     """Everything in the archive, as JSON."""
     log = commits(root)
     segments = table(root, log[-1].get("segments", []))
     known = origins(table(root, log[-1].get("branches", [])))
     shards = Shards(root)
-    named = {row["name"]: log[row["commit"] - 1] for row in table(root, log[-1].get("checkpoints", []))}
+    named = {row["name"]: row for row in table(root, log[-1].get("checkpoints", []))}
     return {
         "episodes": {name: episode(shards, chain) for name, chain in chains(segments, known).items()},
-        "checkpoints": {name: checkpoint(root, commit, segments) for name, commit in named.items()},
+        "checkpoints": {name: checkpoint(root, *serving(root, log, row)) for name, row in named.items()},
     }
 
 

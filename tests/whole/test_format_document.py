@@ -180,7 +180,9 @@ def type_in_words(kind: Any) -> str:
     return str(kind)
 
 
-@pytest.mark.parametrize("kind", ["segments", "chunks", "live", "checkpoints", "branches"])
+@pytest.mark.parametrize(
+    "kind", ["segments", "chunks", "live", "checkpoints", "branches", "forgotten", "pruned", "labels", "late", "tags"]
+)
 def test_the_document_has_the_columns_of_the_code(kind: str) -> None:
     declared = [(field.name, type_in_words(field.type)) for field in tables.schema(kind)]
     assert list(documented_columns(kind)) == declared
