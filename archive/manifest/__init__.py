@@ -23,6 +23,7 @@ from archive.manifest.commits import CommitLog, Commits, read_of
 from archive.manifest.index import COLUMNS, EpisodeIndex, matching
 from archive.manifest.live import OWN, LiveSet, Runs
 from archive.manifest.liveview import Located
+from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows, reachable
 from archive.manifest.records import (
     About,
     Base,
@@ -85,6 +86,7 @@ __all__ = [
     "Origin",
     "Pin",
     "Place",
+    "Reach",
     "Resume",
     "Rows",
     "RunEntry",
@@ -97,18 +99,22 @@ __all__ = [
     "StoredFile",
     "Stream",
     "Unfinished",
+    "Walk",
     "about",
     "chains",
     "check_exclusive",
+    "checkpoint_places",
     "chunkindex",
     "claims",
     "commits",
     "expressions",
+    "held_rows",
     "liveview",
     "matching",
     "new_session",
     "open_session",
     "place",
+    "reachable",
     "read_of",
     "run_of_session",
     "sessions",

@@ -34,7 +34,7 @@ from archive.store import Storage
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "check_can_let_go", "completed", "dumps", "empty", "fence",
-    "first_numbers", "following", "loads", "newest", "read", "read_of", "superseded",
+    "first_numbers", "following", "loads", "loads_of", "newest", "read", "read_of", "superseded",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
@@ -56,7 +56,16 @@ def read(storage: Storage, number: int) -> Commit:
 
 def read_of(storage: Storage, number: int, head: Commit) -> Commit:
     """Commit `number` of the archive that `head` is of; one of another archive is an error."""
-    commit = read(storage, number)
+    return _checked_of(storage, read(storage, number), number, head)
+
+
+def loads_of(storage: Storage, data: bytes, number: int, head: Commit) -> Commit:
+    """As `read_of`, of bytes that were fetched."""
+    found = loads(data, number, storage.full_url(layout.commit_key(number)))
+    return _checked_of(storage, found, number, head)
+
+
+def _checked_of(storage: Storage, commit: Commit, number: int, head: Commit) -> Commit:
     if number and commit.archive != head.archive:
         raise CorruptCommitError(
             f"commit {number} at {storage.full_url(layout.commit_key(number))} belongs to archive "

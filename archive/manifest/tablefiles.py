@@ -72,10 +72,10 @@ def fetch(storage: Reads, refs: Sequence[StoredFile]) -> list[bytes]:
 
 def load(storage: Reads, kind: str, refs: Sequence[FileRef], columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of several files of one kind (or some columns of them), in their order."""
-    return _parsed(storage, kind, refs, fetch(storage, refs) if refs else [], columns)
+    return parsed(storage, kind, refs, fetch(storage, refs) if refs else [], columns)
 
 
-def _parsed(
+def parsed(
     storage: Reads, kind: str, refs: Sequence[FileRef], found: Sequence[bytes], columns: Sequence[str] | None = None
 ) -> pa.Table:
     """The rows of files of one kind, from their bytes;
@@ -171,7 +171,7 @@ class Snapshot:
             files = self.commit.files("segments")
             if self._bytes is None:
                 self._bytes = fetch(self.storage, files)
-            table = _parsed(self.storage, "segments", files, self._bytes, missing)
+            table = parsed(self.storage, "segments", files, self._bytes, missing)
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
 

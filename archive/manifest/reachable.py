@@ -1,0 +1,180 @@
+"""Which objects a commit leads to, from commits and tables alone: never from data, and nothing is listed.
+
+archive/FORMAT.md, Letting go, says what that is. Requests and memory are in proportion to the tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+
+from archive.base import CorruptManifestError, layout
+from archive.manifest import liveview, tablefiles
+from archive.manifest.commit import Commit
+from archive.manifest.commits import loads_of
+from archive.manifest.index import EpisodeIndex
+from archive.manifest.records import CheckpointRecord, FileRef
+from archive.manifest.tablefiles import Snapshot
+from archive.store import Storage, split_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+X = TypeVar("X")
+Borrowed = Callable[[CheckpointRecord], Iterable[str]]  # the staged objects in which a checkpoint's columns lie
+_AT_ONCE = 256  # commits read together
+_BYTES_AT_ONCE = 64 * 1024 * 1024  # of manifest files
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Keys of objects, by what they are. Of a shard that is a directory, the key of its folder.
+
+    bases: archive id -> keys in other archives.
+    """
+
+    manifests: set[str] = field(default_factory=set)
+    shards: set[str] = field(default_factory=set)
+    states: set[str] = field(default_factory=set)
+    bases: dict[str, set[str]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> set[str]:
+        """All that lie in the archive itself."""
+        return self.manifests | self.shards | self.states
+
+    def add(self, other: Self) -> None:
+        """All that another has, too."""
+        for name in ("manifests", "shards", "states"):
+            getattr(self, name).update(getattr(other, name))
+        for base, keys in other.bases.items():
+            self.bases.setdefault(base, set()).update(keys)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """The shards and chunk files that rows of the segments or late table name."""
+        import pyarrow as pa
+
+        for name, own in (("shard", self.shards), ("chunks", self.manifests)):
+            for key in rows[name].cast(pa.string()).unique().drop_null().to_pylist():
+                base, rest = split_key(key)
+                (own if base is None else self.bases.setdefault(base, set())).add(rest)
+
+
+def reachable(storage: Storage, commit: Commit, borrowed: Borrowed | None = None) -> Reach:
+    """What a commit leads to. borrowed: gives what a checkpoint of an early archive does not say in its commit."""
+    return Walk(storage, borrowed).reach(commit)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one checkpoint needs beside its commit. segments: files all of whose rows it leads to."""
+
+    segments: tuple[FileRef, ...]
+    own: Reach
+
+
+class Walk:
+    """Finds what commits lead to, and reads each commit and manifest file once, however many lead there."""
+
+    def __init__(self, storage: Storage, borrowed: Borrowed | None = None) -> None:
+        self._storage = storage
+        self._borrowed = borrowed or _recorded
+        self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> what its rows name
+        self._checkpoints: dict[tuple[int, int | None], Needs] = {}
+
+    def reach(self, commit: Commit) -> Reach:
+        """What a commit leads to."""
+        out = Reach(manifests={ref.path for ref in commit.all_files})
+        files = {ref.path: ref for ref in commit.files("segments")}
+        for place in self._walk_checkpoints(commit):
+            needs = self._checkpoints[place]
+            out.add(needs.own)
+            files.update((ref.path, ref) for ref in needs.segments)
+        self._add_rows(out, "segments", files.values())
+        self._add_rows(out, "late", commit.files("late"))
+        return out
+
+    def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Needs:
+        """What a checkpoint needs. whole: all that the tables name which serve it, not what holds its steps alone."""
+        record = commit.checkpoint
+        if record is None:
+            raise CorruptManifestError(f"commit {commit.number} at {self._storage.url} is no checkpoint")
+        own = Reach(manifests={sys.intern(ref.path) for ref in serving.all_files})
+        own.states.update([one.key for one in record.ranks], self._borrowed(record))
+        if commit.live is not None:
+            own.manifests.add(commit.live.path)
+        if not whole and commit.live is not None:
+            snapshot = Snapshot(self._storage, serving)
+            own.add_rows(snapshot.take(held_rows(snapshot, commit), ["shard", "chunks"]))
+        return Needs(serving.files("segments") if whole else (), own)
+
+    def _walk_checkpoints(self, head: Commit) -> set[tuple[int, int | None]]:
+        """(number, number of the commit that serves it) of the checkpoints of a commit, each looked at."""
+        places = checkpoint_places(self._storage, head)
+        new = sorted(places - self._checkpoints.keys(), key=lambda place: place[0])
+        serving = dict(self._commits(head, {manifest for _, manifest in new if manifest is not None}))
+        for some in _slices(new, _AT_ONCE):
+            found = serving | dict(self._commits(head, {number for number, _ in some} - serving.keys()))
+            for number, manifest in some:
+                tables = found[number if manifest is None else manifest]
+                whole = head.let_go is None or tables.number >= head.let_go
+                self._checkpoints[number, manifest] = self.needs(found[number], tables, whole=whole)
+        return places
+
+    def _commits(self, head: Commit, numbers: Iterable[int]) -> Iterator[tuple[int, Commit]]:
+        for some in _slices(sorted(numbers), _AT_ONCE):
+            data = self._storage.get_all([layout.commit_key(number) for number in some])
+            yield from ((n, loads_of(self._storage, one, n, head)) for n, one in zip(some, data, strict=True))
+
+    def _add_rows(self, out: Reach, kind: str, refs: Iterable[FileRef]) -> None:
+        """What the rows of these files name; each file is read when it is first met."""
+        files = list(refs)
+        for some in _together([ref for ref in files if ref.path not in self._rows]):
+            for ref, data in zip(some, tablefiles.fetch(self._storage, some), strict=True):
+                found = Reach()
+                found.add_rows(tablefiles.parsed(self._storage, kind, [ref], [data], ["shard", "chunks"]))
+                self._rows[ref.path] = found
+        for ref in files:
+            out.add(self._rows[ref.path])
+
+
+def _slices(items: Sequence[X], count: int) -> Iterator[Sequence[X]]:
+    return (items[at : at + count] for at in range(0, len(items), count))
+
+
+def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of a segments table that hold the live steps of a checkpoint, and the rest of their episodes."""
+    live = tablefiles.load(snapshot.storage, "live", [] if commit.live is None else [commit.live])
+    located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
+    sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
+    index = EpisodeIndex(snapshot, lambda: located.row, (commit.session, sequences))
+    numbers = np.unique(index.episode_of_row[located.row])
+    return np.union1d(index.chains.rows_of(numbers[numbers >= 0]), located.row)
+
+
+def checkpoint_places(storage: Storage, head: Commit) -> set[tuple[int, int | None]]:
+    """(commit, commit that serves it, if another) of all checkpoints: of the table, and the newest ones, which a
+    compaction publishes again without a row of their own."""
+    table = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), ["commit", "manifest"])
+    rows = set(zip(table["commit"].to_pylist(), table["manifest"].to_pylist(), strict=True))
+    return rows | {(mark.commit, mark.manifest) for entry in head.runs.values() for mark in entry.marks.values()}
+
+
+def _together(refs: list[FileRef]) -> Iterator[list[FileRef]]:
+    """Files that are fetched at once: as many as memory allows."""
+    some: list[FileRef] = []
+    for ref in refs:
+        if some and sum(one.bytes for one in some) + ref.bytes > _BYTES_AT_ONCE:
+            yield some
+            some = []
+        some.append(ref)
+    if some:
+        yield some
+
+
+def _recorded(record: CheckpointRecord) -> Iterable[str]:
+    return record.borrowed or ()
