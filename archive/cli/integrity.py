@@ -58,18 +58,18 @@ def _show(report: maintenance.Report, deep: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 def repair(target: Target, yes: bool) -> None:
     """Go on from the commit before a damaged newest one. Stop all writers first."""
-    from archive.maintain import maintenance
+    from archive.maintain import repairing
     from archive.store import Storage
 
     storage = Storage.connect(
         target.url, target.storage_options, deadline_s=target.deadline_s, single_writer=target.single_writer
     )
     if yes:
-        done = maintenance.repair(storage)
+        done = repairing.repair(storage)
         text = f"commit {done.commit} now changes nothing; the damaged bytes are kept as {done.kept_as}"
         target.answer(asdict(done), text)
         return
-    number = maintenance.damaged_commit(storage)
+    number = repairing.damaged_commit(storage)
     text = (
         f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what only "
         "it made visible stays in the store, unseen. Stop all writers, then add --yes"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from archive.maintain import maintenance
-from archive.maintain.maintenance import damaged_commit, repair, verify
+from archive.maintain import maintenance, repairing
+from archive.maintain.maintenance import verify
+from archive.maintain.repairing import damaged_commit, repair
+from archive.maintain.retained import retained, retained_reach
 from archive.maintain.upgrading import upgrade
 
 __all__ = [
     "damaged_commit",
     "maintenance",
     "repair",
+    "repairing",
+    "retained",
+    "retained_reach",
     "upgrade",
     "verify",
 ]

@@ -1,24 +1,24 @@
-"""Looking after an archive: verifying what commits promise, and going on after a damaged newest commit.
-Deletes nothing."""
+"""Verifying that what commits promise is there, as it was written. Changes nothing."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from archive.base import ArchiveError, CorruptCommitError, NotFoundError, UsageError, layout
+from archive.base import ArchiveError, layout
 from archive.checkpoint import Checkpoint, StagedFile
 from archive.maintain import splices
+from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
     Commit,
+    Reach,
     ShardIndex,
     Snapshot,
     StoredFile,
-    about,
+    checkpoint_places,
     chunkindex,
     commits,
     sessions,
@@ -27,6 +27,11 @@ from archive.manifest import (
 from archive.read import fetching
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OF_SHARDS = ("episode_id", "shard", "chunks", "chunks_bytes", "chunks_crc32c")
 
 
 class Opened(Protocol):
@@ -73,7 +78,8 @@ class Report:
 def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
     """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a
     resume left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is
-    as it was written.
+    as it was written. Where something was let go of, the tables, checkpoints and shards are those that the newest
+    commit and the tagged ones lead to: what else there was need not be there.
 
     Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
     counted, and the report is not sound then.
@@ -82,17 +88,28 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     tell = progress or (lambda _: None)
     seen: set[str] = set()
     resumes = splices.Resumes()
+    reach = _reach(archive, report)
     for commit in _commits(archive, report):
-        _check_files(archive, commit, seen, report)
-        _check_staged(archive, commit, resumes, report)
+        _check_files(archive, commit, seen, report, reach)
+        _check_staged(archive, commit, resumes, report, reach)
         tell(report)
     _check_chains(archive, resumes, report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
         _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
-    for index, episodes in _shards(archive, report):
-        _check_shard(_roots(archive), index, episodes, report)
-        tell(report)
+    looked_at: set[str] = set()
+    for table in _tables_of_shards(archive, report, reach):
+        for index, episodes in _shards(archive, table, looked_at, report):
+            _check_shard(_roots(archive), index, episodes, report)
+            tell(report)
     return report
+
+
+def _reach(archive: Opened, report: Report) -> Reach | None:
+    """What must be there; None: all that was ever committed."""
+    if archive.head.let_go is None:
+        return None
+    found: Reach | None = _attempt(report, "the tables", lambda: retained_reach(archive.storage, archive.head))
+    return found
 
 
 def _roots(archive: Opened) -> Roots:
@@ -126,10 +143,10 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
         return None
 
 
-def _check_files(archive: Opened, commit: Commit, seen: set[str], report: Report) -> None:
+def _check_files(archive: Opened, commit: Commit, seen: set[str], report: Report, reach: Reach | None) -> None:
     """The manifest files that a commit names, each once."""
     for ref in commit.all_files:
-        if ref.path not in seen:
+        if ref.path not in seen and (reach is None or ref.path in reach.manifests):
             seen.add(ref.path)
             report.manifests += 1
             _attempt(report, ref.path, partial(tablefiles.fetch, _roots(archive), [ref]))
@@ -142,9 +159,13 @@ def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> 
         report.findings.append(Finding(table, str(splice), (splice.episode_id,)))
 
 
-def _check_staged(archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report) -> None:
+def _check_staged(
+    archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report, reach: Reach | None
+) -> None:
     """What the ranks staged for the checkpoint of a commit."""
     for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
+        if reach is not None and staged.key not in reach.states:
+            continue
         file = StagedFile(archive.storage, staged.key, staged.nonce)
         report.states += 1
         index = _attempt(report, staged.key, partial(getattr, file, "index"))
@@ -154,16 +175,52 @@ def _check_staged(archive: Opened, commit: Commit, resumes: splices.Resumes, rep
                 _attempt(report, staged.key, file.check)
 
 
-def _shards(archive: Opened, report: Report) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
-    """Every shard that the segments table names, with some of its episodes."""
-    names = ("episode_id", "shard", "chunks", "chunks_bytes", "chunks_crc32c")
-    table = _attempt(report, "the segments table", lambda: archive.snapshot.columns(names))
-    if table is None:
-        return
+def _tables_of_shards(archive: Opened, report: Report, reach: Reach | None) -> Iterator[pa.Table]:
+    """Rows that name the shards to be looked at: of the newest commit and, where something was let go of, those of
+    tagged commits and of checkpoints that earlier tables serve, as far as they are needed."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = _attempt(report, "the segments table", lambda: archive.snapshot.columns(_OF_SHARDS))
+    if table is not None:
+        yield table
+    late = _attempt(report, "the late table", lambda: _late(archive))
+    if late is not None:
+        yield late
+    for commit in () if reach is None else _attempt(report, "the tags", lambda: _others(archive)) or ():
+        table_of = partial(Snapshot(archive.storage, commit).columns, _OF_SHARDS)
+        found = _attempt(report, f"the segments table of commit {commit.number}", table_of)
+        if found is not None and reach is not None:
+            needed = pa.array(sorted(reach.shards), pa.string())
+            yield found.filter(pc.is_in(found["shard"].cast(pa.string()), value_set=needed))
+
+
+def _late(archive: Opened) -> pa.Table:
+    """Rows of the late table, as if of an episode without a name."""
+    import pyarrow as pa
+
+    names = [name for name in _OF_SHARDS if name != "episode_id"]
+    found = tablefiles.load(archive.storage, "late", archive.head.files("late"), names)
+    return found.append_column("episode_id", pa.array(["a late field"] * found.num_rows, pa.string()))
+
+
+def _others(archive: Opened) -> list[Commit]:
+    """The commits beside the newest whose tables are needed."""
+    storage, head = archive.storage, archive.head
+    serving = {manifest or number for number, manifest in checkpoint_places(storage, head)}
+    older = [commits.read_of(storage, number, head) for number in sorted(serving) if number < (head.let_go or 0)]
+    return [*retained(storage, head)[1:], *older]
+
+
+def _shards(
+    archive: Opened, table: pa.Table, looked_at: set[str], report: Report
+) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
+    """Every shard that rows name, but for those looked at, with some of its episodes."""
     episodes: dict[str, list[str]] = {}
     for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
-        if shard is not None:
+        if shard is not None and shard not in looked_at:
             episodes.setdefault(shard, []).append(name)
+    looked_at.update(episodes)
     files = tablefiles.chunk_files(table)
     roots = _roots(archive)
     for shard in list(episodes):
@@ -202,51 +259,3 @@ def _check_shard(roots: Roots, index: ShardIndex, episodes: tuple[str, ...], rep
             sound = sound and checksum(data[:-4]) == piece.crc32c
         if not sound:
             report.findings.append(Finding(index.shard, f"{piece.member!r} does not match its checksum", episodes))
-
-
-@dataclass(frozen=True)
-class Repaired:
-    """What `repair` did."""
-
-    commit: int
-    kept_as: str
-
-
-def damaged_commit(storage: Storage) -> int:
-    """Number of the newest commit, if it is damaged; UsageError if there is nothing to repair."""
-    try:
-        newest = commits.newest(storage)
-    except CorruptCommitError:
-        folder = [n for n in storage.list("commits") if n.endswith("/")][-1].rstrip("/")
-        return int(
-            [n for n in storage.list(layout.commit_folder(folder)) if n.endswith(".json")][-1].removesuffix(".json")
-        )
-    if newest.number == 0:
-        raise NotFoundError(f"there are no commits at {storage.url}; nothing to repair")
-    raise UsageError(f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair")
-
-
-def repair(storage: Storage) -> Repaired:
-    """Put a commit without changes in the place of a damaged newest one,
-    so that the archive opens as of the one before.
-
-    What only the damaged commit made visible is no longer; nothing is deleted, and the damaged bytes are kept beside.
-    Nobody must be writing. For any other damage, `verify` says what is affected.
-    """
-    number = damaged_commit(storage)
-    key = layout.commit_key(number)
-    parent = commits.read(storage, number - 1)
-    kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
-    found = about.find(storage)
-    if found is None:
-        raise NotFoundError(f"there is no {layout.ARCHIVE_KEY} at {storage.url}: put it back from a copy first")
-    data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
-    if len(data) > commits.MAX_OBJECT_BYTES:
-        raise UsageError(
-            f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; "
-            f"without it the archive opens as of commit {number - 1}"
-        )
-    storage.create(kept_as, data)
-    made = commits.completed(parent.after("repair", damaged=kept_as), parent, found[0].id, f"repair/{kept_as}")
-    storage.put(key, commits.dumps(made))
-    return Repaired(number, kept_as)

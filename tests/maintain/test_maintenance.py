@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import archive
 from archive import cli
 from archive.base.errors import CorruptCommitError, NotFoundError, UsageError
-from archive.maintain import maintenance
+from archive.maintain import maintenance, repairing
 from archive.store.storage import Storage
 
 
@@ -64,7 +64,7 @@ def test_a_damaged_newest_commit_is_an_error_until_it_is_repaired(root: Path) ->
     damaged = newest.read_bytes()
     with pytest.raises(CorruptCommitError, match="archive repair"):
         archive.open(root)
-    done = maintenance.repair(Storage.connect(root))
+    done = repairing.repair(Storage.connect(root))
     assert (root / done.kept_as).read_bytes() == damaged
     arc = archive.open(root)
     assert arc.head.number == done.commit == 6
@@ -77,9 +77,9 @@ def test_a_damaged_newest_commit_is_an_error_until_it_is_repaired(root: Path) ->
 
 def test_there_is_nothing_to_repair_in_a_sound_archive(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="sound"):
-        maintenance.repair(Storage.connect(root))
+        repairing.repair(Storage.connect(root))
     with pytest.raises(NotFoundError):
-        maintenance.repair(Storage.connect(tmp_path / "none"))
+        repairing.repair(Storage.connect(tmp_path / "none"))
 
 
 def test_the_commands_say_what_they_would_do_and_do_it_when_told(root: Path) -> None:

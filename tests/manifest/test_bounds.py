@@ -24,7 +24,7 @@ from archive.base.errors import (
     CorruptStateError,
 )
 from archive.checkpoint import staging
-from archive.maintain import maintenance
+from archive.maintain import maintenance, repairing
 from archive.manifest import commits
 from archive.shard.groups import ShardView
 from tests.support.backends import Proxied
@@ -180,7 +180,7 @@ def test_commits_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
     assert (before.io_stats() - spent).bytes_in < 1_100_000
     assert not maintenance.verify(archive.open(str(root), commit=1)).findings
     with pytest.raises(ArchiveError, match="move it away yourself"):
-        maintenance.repair(before.storage)
+        repairing.repair(before.storage)
 
 
 def test_archive_json_and_claims_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
