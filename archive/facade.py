@@ -272,10 +272,9 @@ def create(
     nothing at that address could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
-    if about.is_there(storage):  # looked for first: there are stores that pass over the condition to a put
-        raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
     body, raw = about.new(layout)
-    if not about.create(storage, raw):
+    # looked for first: there are stores that pass over the condition to a put
+    if about.is_there(storage) or not about.create(storage, raw):
         raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
     return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
 
@@ -283,7 +282,7 @@ def create(
 def open(
     url: Any,
     *,
-    commit: int | None = None,
+    commit: int | str | None = None,
     create: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     layout: str = "packed",
@@ -294,9 +293,9 @@ def open(
     """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any
     number of processes may).
 
-    commit: as of that commit, read only.  allow_bases: URLs (or beginnings of URLs) of other archives that may be read
-    where this one refers to their shards; True for any.  single_writer: as of create().  deadline_s: how long a
-    request is retried; default 120, but 10 while nothing at that address could be reached at all.
+    commit: as of that commit (its number, or a tag), read only.  allow_bases: URLs (or beginnings of URLs) of other
+    archives that may be read where this one refers to their shards; True for any.  single_writer: as of create().
+    deadline_s: how long a request is retried; default 120, but 10 while nothing there could be reached at all.
     """
     storage = _connected(url, storage_options, single_writer, deadline_s)
     storage.allowed_bases = as_allowed(allow_bases)
@@ -318,7 +317,7 @@ def open(
     return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
 
 
-def _listed(storage: Storage, commit: int | None, cancelled: threading.Event) -> list[int]:
+def _listed(storage: Storage, commit: int | str | None, cancelled: threading.Event) -> list[int]:
     return [] if commit is not None else commits.first_numbers(storage, cancelled)
 
 
@@ -341,7 +340,10 @@ def _check_same(storage: Storage, about: About, head: Commit) -> None:
         )
 
 
-def _at(storage: Storage, number: int) -> Commit:
+def _at(storage: Storage, commit: int | str) -> Commit:
+    if isinstance(commit, str):
+        from archive.maintain import tags
+    number = tags.opened_at(storage, commit) if isinstance(commit, str) else commit
     try:
         return commits.read(storage, number)
     except MissingObjectError as e:

@@ -30,6 +30,8 @@ COMMANDS = {  # name: module and function; the order of --help
     "export": "export:export",
     "import": "exchange:import_",
     "compact": "transfer:compact",
+    "tag": "tags:tag",
+    "tags": "tags:tags",
     "verify": "integrity:verify",
     "repair": "integrity:repair",
 }

@@ -27,7 +27,7 @@ class Target:
 
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold credentials
-    commit: int | None = None
+    commit: int | str | None = None
     as_json: bool = False
     deadline_s: float = DEADLINE_S
     allow_bases: tuple[str, ...] = ()
@@ -84,7 +84,13 @@ _SINGLE_WRITER = click.option(
     is_flag=True,
     help="For a store without a create-only put: you promise that nobody else writes there.",
 )
-_COMMIT = click.option("--commit", type=int, metavar="N", help="As of that commit.")
+
+
+def _number_or_tag(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    return int(text) if text and text.isdecimal() else text
+
+
+_COMMIT = click.option("--commit", callback=_number_or_tag, metavar="N|TAG", help="As of that commit.")
 _OF_TARGET = ("url", "commit", "as_json", "deadline_s", "allow_bases", "single_writer")
 
 

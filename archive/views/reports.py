@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archive.views import summaries
-from archive.views.markup import Markup, facts
+from archive.views.markup import Markup, facts, table
 from archive.views.page import LISTING, block, document
 from archive.views.rows import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MAX_ROWS = 200  # of a table in a notebook
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,8 @@ def episodes(title: str, about: Mapping[str, Any], found: pa.Table, fields: Mapp
 def episode(about: Mapping[str, Any], fields: Mapping[str, str], metadata: Any, attributes: Any) -> Report:
     """One episode: what is known of it without reading its steps."""
     return Report("Episode", str(about["id"]), [facts(about), summaries.episode(fields, metadata, attributes)])
+
+
+def rows(heading: str, columns: Sequence[str], values: Sequence[Sequence[Any]]) -> Report:
+    """A table of anything."""
+    return Report(heading, heading, [table(columns, values[:MAX_ROWS], more=len(values) - MAX_ROWS)])

@@ -9,6 +9,7 @@ import numpy as np
 
 import archive
 from archive.fields.nesting import Ragged
+from tests.support.tampering import steps
 
 
 def fresh(**options: Any) -> archive.Archive:
@@ -68,3 +69,13 @@ def segment_rows(arc: archive.Archive) -> list[dict[str, Any]]:
         with fsspec.open(url) as f:
             rows += pq.read_table(f).to_pylist()
     return rows
+
+
+def with_checkpoints(url: Any, **options: Any) -> archive.Archive:
+    """A new archive of three checkpoints, in commits 2 to 4, each with one episode more: e0, e1, e2."""
+    arc = archive.create(url, **options)
+    with arc.writer() as w:
+        for i in range(3):
+            w.add_episode(steps(3, i), episode_id=f"e{i}")
+            w.checkpoint(i, name=f"step-{i}").result()
+    return arc

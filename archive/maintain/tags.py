@@ -1,0 +1,161 @@
+"""Tags: names for commits, given once, which keep what they name from being let go of."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from archive.base import (
+    AlreadyExistsError,
+    LetGoError,
+    NotFoundError,
+    UsageError,
+    cached_property,
+    check_text,
+    one_line,
+)
+from archive.checkpoint import Checkpoint
+from archive.manifest import Commit, CommitLog, commits, new_session, tablefiles, tables
+from archive.store import Storage
+from archive.views import reports
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_NAMED = 20  # tags that a message names
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A name for a commit. checkpoint, run: what was tagged, if a checkpoint was."""
+
+    name: str
+    commit: int
+    checkpoint: str | None
+    run: str | None
+    by: str | None
+    created_at: datetime
+
+
+COLUMNS = tuple(one.name for one in fields(Tag))
+
+
+class Tags(Mapping[str, Tag]):
+    """The tags of an archive by name, in the order in which they were given. As of one commit."""
+
+    def __init__(self, storage: Storage, head: Commit) -> None:
+        self._storage = storage
+        self._head = head
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """One row a tag: name, commit, checkpoint, run, by, created_at."""
+        found = tablefiles.load(self._storage, "tags", self._head.files("tags"))
+        return found.drop_columns(["commit"]).rename_columns(COLUMNS)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Tag]:
+        return {row["name"]: Tag(**row) for row in self.table.to_pylist()}
+
+    def __getitem__(self, name: str) -> Tag:
+        if name not in self._by_name:
+            known = ", ".join(map(repr, list(self._by_name)[-MAX_NAMED:])) or "none"
+            raise NotFoundError(f"there is no tag {name!r} at {self._storage.url}; its tags: {known}")
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._by_name.get(name, default)
+
+    @property
+    def _rows(self) -> list[list[Any]]:
+        return [[getattr(tag, name) for name in COLUMNS] for tag in self.values()]
+
+    def _repr_html_(self) -> str:
+        return reports.rows("Tags", COLUMNS, self._rows).notebook()
+
+    def __repr__(self) -> str:
+        told = [COLUMNS, *(["-" if value is None else one_line(str(value)) for value in row] for row in self._rows)]
+        widths = [max(map(len, column)) for column in zip(*told, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in told)
+        return "\n".join([one_line(f"<{len(self)} tags at {self._storage.url}>"), *(lines if self else ())])
+
+
+def opened_at(storage: Storage, name: str) -> int:
+    """The number of the commit that a tag names. NotFoundError names the tags that there are."""
+    return Tags(storage, commits.newest(storage))[name].commit
+
+
+def add(log: CommitLog, name: str, what: Checkpoint | int | None = None, by: str | None = None) -> Commit:
+    """Commit a tag for a checkpoint, a commit by its number, or the newest commit; the commit with the tag.
+
+    AlreadyExistsError if there is a tag of that name, NotFoundError if there is no such commit, LetGoError if what it
+    needs was let go of.
+    """
+    check_name(name)
+    if by is not None:
+        check_text(by, "by")
+    if isinstance(what, Checkpoint) and what.archive_id != log.archive_id:
+        raise UsageError(f"checkpoint {what.name!r} is of another archive than the one at {log.storage.url}")
+    number = what.number if isinstance(what, Checkpoint) else what
+    return log.append(f"tag/{uuid.uuid4().hex}", partial(_draft, log.storage, name, number, by))
+
+
+def check_name(name: str) -> None:
+    """Refuse what would not be told from a commit's number, or not be seen."""
+    check_text(name, "a tag's name")
+    if not name.strip() or not name.isprintable():
+        raise UsageError(f"the tag {name!r} must have characters that show, and none that do not")
+    if name.isdigit():
+        raise UsageError(f"the tag {name!r} would be taken for a commit's number: give it a letter")
+
+
+def _draft(storage: Storage, name: str, number: int | None, by: str | None, parent: Commit, attempt: int) -> Commit:
+    commits.check_can_let_go(parent)
+    _check_new(Tags(storage, parent), name, storage.url)
+    row = _row(storage, parent, parent.number if number is None else number)
+    session = new_session()
+    new = tables.from_columns(
+        "tags", {"name": [name], "by": [by], "created_at": [datetime.now(UTC)], **{k: [v] for k, v in row.items()}}
+    )
+    files = tablefiles.add_rows(storage, session, "tags", parent, new, fold=attempt == 0)
+    return parent.after("tag", session=session, tags=files)
+
+
+def _check_new(tags: Tags, name: str, url: str) -> None:
+    if name in tags:
+        there = tags[name]
+        what = f"commit {there.commit}" + (f", checkpoint {there.checkpoint!r}" if there.checkpoint else "")
+        raise AlreadyExistsError(
+            f"there is a tag {name!r} at {url} already, for {what}: a tag stays what it is, give another name"
+        )
+
+
+def _row(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
+    """What the tag names: the commit or, where some of what that led to was let go of since, the newest one, if that
+    still has its checkpoint."""
+    if not 0 < number <= parent.number:
+        raise NotFoundError(f"there is no commit {number} to tag at {storage.url}; the newest is {parent.number}")
+    saved = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit", "name", "run"])
+    found = [row for row in saved.to_pylist() if row["commit"] == number]
+    told = {"checkpoint": found[0]["name"], "run": found[0]["run"]} if found else {}
+    if parent.let_go is None or number >= parent.let_go:
+        return {"target": number, **told}
+    if not found:
+        raise LetGoError(
+            f"commit {number} at {storage.url} cannot be tagged: commit {parent.let_go} let go of some of what it "
+            "leads to. Tag one of arc.checkpoints, or a commit from that on; arc.undo() brings back what was forgotten"
+        )
+    return {"target": parent.number, **told}

@@ -1,0 +1,148 @@
+"""Tags: given once, for what is there; an archive opens by them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import archive
+from archive.base import layout
+from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
+from archive.manifest import Commit, CommitLog, commits, tablefiles
+from tests.support.archives import with_checkpoints
+from tests.support.backends import Backend
+from tests.support.tampering import steps
+
+stores = pytest.mark.parametrize("backend", ["memory", "local", "moto"], indirect=True)
+
+
+def opened(backend: Backend, commit: int | str | None = None) -> archive.Archive:
+    return archive.open(backend.url, storage_options=backend.storage_options, commit=commit)
+
+
+@stores
+def test_a_tag_names_a_checkpoint_a_commit_or_the_newest(backend: Backend) -> None:
+    arc = with_checkpoints(backend.url, storage_options=backend.storage_options)
+    paper = arc.tag("paper", arc.checkpoints["step-1"], by="anna")
+    assert (paper.name, paper.commit, paper.checkpoint, paper.run, paper.by) == ("paper", 3, "step-1", "main", "anna")
+    assert (arc.tag("start", 1).commit, arc.tags["start"].checkpoint) == (1, None)
+    assert arc.tag("now").commit == 6
+    assert [*arc.tags] == [*opened(backend).tags] == ["paper", "start", "now"]
+    assert [one.kind for one in arc.commits][-3:] == ["tag"] * 3
+    then = opened(backend, "paper")
+    assert (then.head.number, [ep.id for ep in then.episodes]) == (3, ["e0", "e1"])
+    assert not then.tags
+    with pytest.raises(UsageError, match="opened at commit 3"):
+        then.tag("again")
+
+
+def test_a_tag_is_given_once(tmp_path: Path) -> None:
+    arc, other = with_checkpoints(tmp_path), archive.open(tmp_path)
+    arc.tag("paper", 3)
+    with pytest.raises(AlreadyExistsError, match=r"'paper' .* for commit 3, checkpoint 'step-1'"):
+        other.tag("paper", 2)
+    assert arc.refresh().head.number == 5
+
+
+def test_of_several_who_give_a_tag_one_succeeds(tmp_path: Path) -> None:
+    with_checkpoints(tmp_path)
+    failed: list[str] = []
+
+    def give(number: int) -> None:
+        try:
+            archive.open(tmp_path).tag("paper", number)
+        except AlreadyExistsError:
+            failed.append("paper")
+
+    threads = [threading.Thread(target=give, args=(1 + i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(failed) == 3
+    assert len(archive.open(tmp_path).tags) == 1
+
+
+def test_tags_are_given_beside_a_writer(tmp_path: Path) -> None:
+    archive.create(tmp_path)
+    with archive.open(tmp_path).writer() as w:
+        for i in range(8):
+            w.add_episode(steps(2, i), episode_id=f"e{i}")
+            w.commit()
+            archive.open(tmp_path).tag(f"after {i}")
+    arc = archive.open(tmp_path)
+    assert len(arc.episodes) == len(arc.tags) == 8
+    assert [len(archive.open(tmp_path, commit=name).episodes) for name in arc.tags] == [*range(1, 9)]
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "\x1b[31m", "12", "\ud800"])
+def test_names_are_seen_and_are_no_numbers(tmp_path: Path, name: str) -> None:
+    with pytest.raises((UsageError, archive.FieldError)):
+        with_checkpoints(tmp_path).tag(name)
+    assert archive.open(tmp_path).head.number == 4
+
+
+def test_what_is_not_there_cannot_be_tagged_or_opened(tmp_path: Path) -> None:
+    arc = with_checkpoints(tmp_path / "a")
+    for number in (0, -1, 5):
+        with pytest.raises(NotFoundError, match=f"no commit {number} to tag"):
+            arc.tag("paper", number)
+    with pytest.raises(NotFoundError, match="commit 0"):
+        archive.create(tmp_path / "empty").tag("paper")
+    with pytest.raises(UsageError, match="another archive"):
+        archive.create(tmp_path / "other").tag("paper", arc.checkpoints[0])
+    arc.tag("paper")
+    with pytest.raises(NotFoundError, match=r"no tag 'thesis' .* its tags: 'paper'"):
+        archive.open(tmp_path / "a", commit="thesis")
+    with pytest.raises(NotFoundError, match="no tag 'thesis'"):
+        arc.tags["thesis"]
+    assert arc.tags.get("thesis") is None
+
+
+def test_an_archive_of_format_1_is_upgraded_first(tmp_path: Path) -> None:
+    arc = with_checkpoints(tmp_path)
+    CommitLog(arc.storage, arc.id, arc.head).append("v1", lambda parent, _: _of_format_1(parent))
+    with pytest.raises(UsageError, match="upgrade"):
+        arc.tag("paper")
+    assert arc.upgrade().tag("paper").commit == 6
+
+
+def _of_format_1(parent: Commit) -> Commit:
+    return parent.after("commit", format=layout.format_block(1))
+
+
+def let_go(arc: archive.Archive, *names: str) -> None:
+    """As forgetting does, checkpoints of these names leave the table."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def build(parent: Commit, attempt: int) -> Commit:
+        rows = tablefiles.load(arc.storage, "checkpoints", parent.files("checkpoints"))
+        kept = rows.filter(pc.invert(pc.is_in(rows["name"], value_set=pa.array(names))))
+        file = tablefiles.write(arc.storage, "s", "checkpoints", kept)
+        return parent.after("forget", checkpoints=(file,), let_go=parent.number + 1)
+
+    CommitLog(arc.storage, arc.id, arc.head).append("forget", build)
+
+
+def test_what_was_let_go_of_is_not_tagged(tmp_path: Path) -> None:
+    arc = with_checkpoints(tmp_path)
+    gone, kept = arc.checkpoints["step-0"], arc.checkpoints["step-2"]
+    let_go(arc, "step-0")
+    for what in (gone, gone.number, 3 - 2):
+        with pytest.raises(LetGoError, match="commit 5 let go"):
+            arc.tag("paper", what)
+    tag = arc.tag("kept", kept)  # what commit 4 leads to may be gone: the newest one has the checkpoint
+    assert (tag.commit, tag.checkpoint) == (5, "step-2")
+    assert archive.open(tmp_path, commit="kept").checkpoints["step-2"].number == kept.number
+    assert commits.newest(arc.storage).kind == "tag"
+
+
+def test_tags_show_themselves(tmp_path: Path) -> None:
+    arc = with_checkpoints(tmp_path)
+    arc.tag("paper", 3, by="<b>anna")
+    assert arc.tags.table.column_names == ["name", "commit", "checkpoint", "run", "by", "created_at"]
+    assert repr(arc.tags).splitlines()[-1].split()[:5] == ["paper", "3", "step-1", "main", "<b>anna"]
+    assert "&lt;b&gt;anna" in arc.tags._repr_html_()
+    assert np.array_equal(arc.tags.table["commit"].to_numpy(), [3])
