@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import TypeVar
 
-from archive.base import CorruptChunkError, Job, NotExclusiveError, in_order
-from archive.store import copying, reading
+from archive.base import CorruptChunkError, Job, NotExclusiveError, StorageError, in_order
+from archive.store import copying, deleting, reading, scanning
 from archive.store.connecting import Connection
+from archive.store.drivers import Found
 from archive.store.payload import Buffer, Data, RangeLike, as_bytes, as_parts, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
@@ -133,9 +135,35 @@ class Storage(Connection):
         """Removes objects; one that is not there is no error."""
 
         def job(key: str) -> Job[None]:
-            return Job(lambda cancelled: self._delete(check_key(key), cancelled))
+            return Job(lambda cancelled: deleting.delete_one(self, key, cancelled))
 
         self._settle((job(key) for key in keys), max_ahead=2 * self.concurrency)
+
+    def delete_many(
+        self, keys: Iterable[str], *, per_second: float | None = None, told: Callable[[int], None] | None = None
+    ) -> dict[str, StorageError]:
+        """Removes objects, by a request for a thousand where the store takes that; one that is not there is no error.
+
+        Gives the errors of those that are still there; goes on after them. DeadlineError if nothing answers any more.
+        per_second: delete at most so many. told: called with how many more were tried, as it goes.
+        """
+        return deleting.delete_many(self, keys, per_second, told)
+
+    def scan(self, prefix: str) -> Iterator[Found]:
+        """Finds all objects below the folder `prefix` ("" for the root), however deep, in the store's own order.
+
+        A request a thousand where the store lists so many; read as it is iterated, and never cached.
+        """
+        for page in scanning.pages(self, prefix):
+            yield from page
+
+    def clock(self) -> datetime:
+        """The time in UTC as the store tells it: what it says of an object that was just put below `clock/`."""
+        return scanning.clock(self)
+
+    def versioned(self) -> bool | None:
+        """Whether what is deleted stays as an older version, which takes space; None where the store does not say."""
+        return scanning.versioned(self)
 
     def exists(self, key: str) -> bool:
         """Whether there is an object of that name now. For tools: it may be gone a moment later."""
@@ -158,15 +186,6 @@ class Storage(Connection):
             driver.put(key, parts, this.timeout_s)
 
         self.request("put", key, attempt, cancelled)
-
-    def _delete(self, key: str, cancelled: threading.Event) -> None:
-        driver = self.driver
-
-        def attempt(this: Attempt) -> None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                driver.delete(key, this.timeout_s)
-
-        self.request("delete", key, attempt, cancelled)
 
     def _settle(self, jobs: Iterable[Job[None]], max_ahead: int) -> None:
         """Run jobs at once; return or raise once none of them runs any more."""

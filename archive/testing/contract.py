@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
-from archive.base import AlreadyExistsError, ByteRange, MissingObjectError, ShortReadError, UsageError
+from archive.base import AlreadyExistsError, ByteRange, MissingObjectError, ShortReadError, UnsafePathError, UsageError
 from archive.testing.roots import EmptyRoot
 
 TEXT = bytes(range(256)) * 8
@@ -21,6 +23,7 @@ class StoreContract:
     """Tests of one kind of store with a create-only put. A subclass overrides `root`, and what differs of the rest."""
 
     names_a_page: int | None = None  # how many names an answer to LIST holds; None: all
+    deletes_in_bulk = False  # whether a request deletes a thousand
     creators = 8  # who want one name at once
     races = 10
 
@@ -167,6 +170,98 @@ class StoreContract:
         storage.delete(keys[:20])
         storage.delete(iter(()))
         assert storage.stats.errors == 0
+
+    def test_delete_many(self, root: EmptyRoot) -> None:
+        storage, told = root.connect(), list[int]()
+        keys = [f"d/{i:04d}" for i in range(1100)]
+        storage.put_many((key, b"x") for key in keys)
+        before = storage.stats.snapshot()
+        assert storage.delete_many([*keys[:1050], "d/nope", "no/folder"], told=told.append) == {}
+        assert storage.list("d") == [key.removeprefix("d/") for key in keys[1050:]]
+        assert told == [1000, 52]
+        assert (storage.stats - before).delete == (2 if self.deletes_in_bulk else 1052)
+        assert storage.delete_many(keys[:10]) == {}  # they are gone already
+        assert storage.delete_many(iter(())) == {}
+        assert storage.stats.errors == 0
+
+    def test_delete_many_no_faster_than_asked(self, root: EmptyRoot) -> None:
+        storage, told = root.connect(), list[int]()
+        keys = [f"d/{i}" for i in range(7)]
+        storage.put_many((key, b"x") for key in keys)
+        started = time.monotonic()
+        storage.delete_many(keys, per_second=20, told=told.append)
+        storage.delete_many(keys, per_second=3, told=told.append)
+        assert time.monotonic() - started >= 2.0  # 3 at once, 3 a second later, 1 another second later
+        assert told == [7, 3, 3, 1]
+        assert storage.list("d") == []
+        with pytest.raises(UsageError, match="per_second=0"):
+            storage.delete_many(keys, per_second=0)
+
+    def test_delete_many_stays_below_the_root(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        with pytest.raises(UnsafePathError):
+            storage.delete_many(["a", "../b"])
+
+    def test_scan(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        assert list(storage.scan("")) == list(storage.scan("nothing/here")) == []
+        keys = ["a.b/1", "a/1", "a/2", "a/deep/er/3", "ab/1", "b"]
+        storage.put_many((key, key.encode()) for key in keys)
+        now = storage.clock()
+        found = sorted(storage.scan(""))
+        assert [(one.key, one.bytes) for one in found] == [(key, len(key)) for key in keys]
+        assert all(abs((now - one.modified).total_seconds()) < 60 for one in found)
+        assert sorted(one.key for one in storage.scan("a")) == ["a/1", "a/2", "a/deep/er/3"]
+        assert [one.key for one in storage.scan("a/deep/")] == ["a/deep/er/3"]
+        assert list(storage.scan("b")) == list(storage.scan("a/1")) == []  # an object is no folder
+
+    def test_scan_is_never_stale(self, root: EmptyRoot) -> None:
+        one, other = root.connect(), root.connect()
+        one.put("f/g/1", b"")
+        assert [found.key for found in one.scan("f")] == ["f/g/1"]
+        other.put("f/h/2", b"")
+        other.delete(["f/g/1"])
+        assert [found.key for found in one.scan("f")] == ["f/h/2"]
+
+    def test_scan_more_than_a_page(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        keys = [f"many/{i % 2}/{i:05d}" for i in range(1100)]
+        storage.put_many((key, b"x") for key in keys)
+        before = storage.stats.snapshot()
+        assert sorted(found.key for found in storage.scan("many")) == sorted(keys)
+        assert (storage.stats - before).list <= 3  # the last may be empty
+
+    def test_scan_of_a_folder_that_is_deleted_meanwhile(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        keys = [f"many/{i:05d}" for i in range(1100)]
+        storage.put_many((key, b"x") for key in keys)
+        scan = storage.scan("many")
+        seen = [next(scan).key]
+        assert storage.delete_many(keys[1:]) == {}
+        seen += [found.key for found in scan]
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= set(keys)
+
+    def test_clock(self, root: EmptyRoot) -> None:
+        storage = root.connect()
+        first = storage.clock()
+        storage.put("x", b"")
+        (made,) = (found.modified for found in storage.scan(""))
+        assert first.utcoffset() == made.utcoffset() == timedelta(0)
+        assert first <= made <= storage.clock()
+        assert list(storage.scan("clock")) == []
+
+    def test_versioned(self, root: EmptyRoot) -> None:
+        assert not root.connect().versioned()
+
+    @pytest.mark.parametrize("key", STRANGE)
+    def test_strange_keys_are_found_and_deleted_together(self, root: EmptyRoot, key: str) -> None:
+        storage = root.connect()
+        storage.put_many((f"s/{key}{end}", b"x") for end in ("", "2"))
+        assert sorted(one.key for one in storage.scan("s")) == [f"s/{key}", f"s/{key}2"]
+        assert len(list(storage.scan(f"s/{key}".rpartition("/")[0]))) == 2
+        assert storage.delete_many([f"s/{key}"]) == {}
+        assert [one.key for one in storage.scan("")] == [f"s/{key}2"]
 
     @pytest.mark.parametrize("key", STRANGE)
     def test_strange_keys(self, root: EmptyRoot, key: str) -> None:

@@ -6,18 +6,20 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
 import archive
 from archive.base.errors import NotExclusiveError
-from archive.store.drivers import Buffer, Driver, Info, Place, register, registry
+from archive.store.drivers import Buffer, Driver, Found, Info, Place, register, registry
 from archive.store.storage import Storage
 from archive.testing import EmptyRoot, StoreContract
 from tests.support.places import ROOT
 
 _objects: dict[str, dict[str, bytes]] = defaultdict(dict)  # by root
+_times: dict[str, dict[str, datetime]] = defaultdict(dict)
 _lock = threading.Lock()
 
 
@@ -28,15 +30,17 @@ class ShelfDriver(Driver):
 
     def __init__(self, place: Place) -> None:
         self._held = _objects[place.target]
+        self._made = _times[place.target]
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
         return self._found(key)[start:stop]
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._held[key] = b"".join(parts)
+        self._made[key] = datetime.now(UTC)
 
     def head(self, key: str, timeout_s: float) -> Info:
-        return Info(len(self._found(key)), "")
+        return Info(len(self._found(key)), "", self._made[key])
 
     def delete(self, key: str, timeout_s: float) -> None:
         self._held.pop(key, None)
@@ -45,6 +49,18 @@ class ShelfDriver(Driver):
         stem = f"{prefix}/" if prefix else ""
         inside = [key.removeprefix(stem).partition("/") for key in list(self._held) if key.startswith(stem)]
         return sorted({name + slash for name, slash, _ in inside}), 1
+
+    @property
+    def scanning(self) -> ShelfDriver:
+        return self
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        stem = f"{prefix}/" if prefix else ""
+        keys = sorted(key for key in list(self._held) if key.startswith(stem) and key > after)
+        for at in range(0, len(keys), 1000):
+            yield [
+                Found(key, len(self._held[key]), self._made[key]) for key in keys[at : at + 1000] if key in self._held
+            ]
 
     def _found(self, key: str) -> bytes:
         if key not in self._held:

@@ -24,6 +24,7 @@ class TestLocal(StoreContract):
 
 class TestS3fs(StoreContract):
     names_a_page = 1000
+    deletes_in_bulk = True
     creators = 1  # moto looks, then puts
 
     @pytest.fixture
@@ -33,6 +34,7 @@ class TestS3fs(StoreContract):
 
 class TestS3fsOnSeaweedfs(StoreContract):
     names_a_page = 1000
+    deletes_in_bulk = True
     creators, races = 3, 2  # it polls its lock once a second
 
     @pytest.fixture
@@ -44,6 +46,7 @@ class TestS3fsOnSeaweedfs(StoreContract):
 
 class TestMoto(StoreContract):
     names_a_page = 1000
+    deletes_in_bulk = True
     creators = 1  # moto looks, then puts
 
     @pytest.fixture
@@ -53,6 +56,7 @@ class TestMoto(StoreContract):
 
 class TestSeaweedfs(StoreContract):
     names_a_page = 1000
+    deletes_in_bulk = True
     creators, races = 3, 2  # it polls its lock once a second
 
     @pytest.fixture
@@ -62,6 +66,7 @@ class TestSeaweedfs(StoreContract):
 
 class TestObstore(StoreContract):
     names_a_page = 1000
+    deletes_in_bulk = True
     creators = 1  # moto looks, then puts
 
     @pytest.fixture

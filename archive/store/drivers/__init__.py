@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from archive.store.drivers.alone import SingleWriterDriver
 from archive.store.drivers.failures import Kind, chain_of, judge, unreached
-from archive.store.drivers.protocols import Buffer, Driver, GetRanges, Info, Place
+from archive.store.drivers.protocols import PAGE, Buffer, DeleteMany, Driver, Found, GetRanges, Info, Place
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 
 __all__ = [
+    "PAGE",
     "Buffer",
+    "DeleteMany",
     "Driver",
+    "Found",
     "GetRanges",
     "Info",
     "Kind",

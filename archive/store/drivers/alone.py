@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from archive.base import NotExclusiveError, in_child
 from archive.store.drivers.failures import Kind, judge
-from archive.store.drivers.protocols import Buffer, Copy, Driver, GetRanges, Info
+from archive.store.drivers.protocols import Buffer, Copy, DeleteMany, Driver, GetRanges, Info, Scan, Versions
 
 _lock = threading.Lock()
 
@@ -46,6 +46,18 @@ class SingleWriterDriver(Driver):
     @property
     def copying(self) -> Copy | None:
         return self._inner.copying
+
+    @property
+    def scanning(self) -> Scan | None:
+        return self._inner.scanning
+
+    @property
+    def deleting(self) -> DeleteMany | None:
+        return self._inner.deleting
+
+    @property
+    def versioning(self) -> Versions | None:
+        return self._inner.versioning
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         """Looked at first in any case, as there are stores that pass over a condition which they do not know."""

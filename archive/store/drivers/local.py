@@ -9,10 +9,12 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 from archive.base import NotExclusiveError
-from archive.store.drivers.protocols import Buffer, Driver, Info, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
@@ -38,6 +40,10 @@ class LocalDriver(Driver):
 
     @property
     def ranging(self) -> LocalDriver:
+        return self
+
+    @property
+    def scanning(self) -> LocalDriver:
         return self
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
@@ -82,7 +88,7 @@ class LocalDriver(Driver):
             raise FileNotFoundError(key) from None
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(key)
-        return Info(found.st_size, "")
+        return Info(found.st_size, "", datetime.fromtimestamp(found.st_mtime, UTC))
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         try:
@@ -92,11 +98,33 @@ class LocalDriver(Driver):
             return [], 1
         return [name for name in names if not _TEMPORARY.fullmatch(name)], 1
 
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        below = _walk(self._path(prefix) if prefix else self._root or "/", f"{prefix}/" if prefix else "")
+        later = (found for found in below if found.key > after)
+        while page := list(islice(later, PAGE)):
+            yield page
+
     def delete(self, key: str, timeout_s: float) -> None:
         os.unlink(self._path(key))  # noqa: PTH108
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
+
+
+def _walk(folder: str, stem: str) -> Iterator[Found]:
+    """The files below a folder, in the order of their keys; `stem` is that of the folder's keys."""
+    try:
+        with os.scandir(folder) as entries:
+            named = {f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name: one for one in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name, entry in sorted(named.items()):
+        if name.endswith("/"):
+            yield from _walk(entry.path, stem + name)
+        elif entry.is_file(follow_symlinks=False) and not _TEMPORARY.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):
+                known = entry.stat(follow_symlinks=False)
+                yield Found(stem + name, known.st_size, datetime.fromtimestamp(known.st_mtime, UTC))
 
 
 @contextlib.contextmanager

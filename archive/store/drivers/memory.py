@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from archive.base import in_child
-from archive.store.drivers.plain import FsspecDriver
-from archive.store.drivers.protocols import Buffer
+from archive.store.drivers.plain import FsspecDriver, in_pages
+from archive.store.drivers.protocols import Buffer, Found
 
 _lock = threading.Lock()
 
@@ -43,3 +43,10 @@ class MemoryDriver(FsspecDriver):
 
     def delete(self, key: str, timeout_s: float) -> None:
         self._fs._rm(self._path(key))
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        """fsspec's own way looks through all objects for each folder."""
+        stem = f"{self._root}/{prefix}/" if prefix else f"{self._root}/"
+        held = [(path, file) for path, file in list(self._fs.store.items()) if path.startswith(stem)]
+        found = [Found(path[len(self._root) + 1 :], file.size, file.modified) for path, file in held]
+        return in_pages(sorted(one for one in found if one.key > after))

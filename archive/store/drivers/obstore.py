@@ -8,13 +8,13 @@ process aborts (SIGABRT). The threads here are waited for at exit, and no others
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from archive.base import StorageError
 from archive.store.drivers.plain import FsspecDriver, answer_of, join
-from archive.store.drivers.protocols import Buffer, Info, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
 
 T = TypeVar("T")
 
@@ -75,7 +75,26 @@ class ObstoreDriver(FsspecDriver):
 
     def head(self, key: str, timeout_s: float) -> Info:
         found = self._ask(self._path(key), lambda store, path: store.head(path), timeout_s)
-        return Info(int(found["size"]), str(found["e_tag"] or ""))
+        return Info(int(found["size"]), str(found["e_tag"] or ""), found["last_modified"])
+
+    @property
+    def deleting(self) -> ObstoreDriver:
+        return self
+
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        paths = [self._fs._split_path(self._path(key))[1] for key in keys]
+        self._ask(self._root, lambda store, _: store.delete(paths), timeout_s)
+        return {}
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        stem = f"{self._fs._split_path(self._root)[1]}/".lstrip("/")
+
+        def begin(store: Any, path: str) -> Any:
+            return store.list(path or None, offset=f"{stem}{after}" if after else None, chunk_size=PAGE)
+
+        pages = self._ask(f"{self._root}/{prefix}".rstrip("/"), begin, timeout_s)
+        while page := self._ask(self._root, lambda store, path: next(pages, None), timeout_s):
+            yield [Found(one["path"][len(stem) :], int(one["size"]), one["last_modified"]) for one in page]
 
     def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         found = self._ask(folder, lambda store, path: store.list_with_delimiter(path), timeout_s)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from archive.base import StorageError, in_child
-from archive.store.drivers.protocols import Buffer, Driver, Info, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place, Scan
 
 T = TypeVar("T")
 
-_PAGE = 1000  # names per LIST answer of the object stores
+_TIMES = ("LastModified", "mtime", "modified", "last_modified", "updated", "created")  # as filesystems call it
 
 
 class FsspecDriver(Driver):
@@ -44,7 +45,23 @@ class FsspecDriver(Driver):
         info: Mapping[str, Any] = self._call("info", self._path(key), timeout_s=timeout_s)
         if info["type"] != "file":
             raise FileNotFoundError(key)
-        return Info(int(info["size"] or 0), str(info.get("ETag") or ""))
+        return Info(int(info["size"] or 0), str(info.get("ETag") or ""), _modified(info))
+
+    @property
+    def scanning(self) -> Scan | None:
+        return self
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        folder = f"{self._root}/{prefix}" if prefix else self._root
+        self._fs.invalidate_cache()
+        try:
+            below: Mapping[str, Mapping[str, Any]] = self._call("find", folder, detail=True, timeout_s=timeout_s)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        stem = f"{prefix}/" if prefix else ""
+        files = [(_below(folder, entry), entry) for entry in below.values() if entry["type"] == "file"]
+        found = [_found(f"{stem}{name}", entry) for name, entry in files if name]
+        yield from in_pages(sorted(one for one in found if one.key > after))
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         folder = f"{self._root}/{prefix}" if prefix else self._root
@@ -53,7 +70,7 @@ class FsspecDriver(Driver):
         except (FileNotFoundError, NotADirectoryError):
             return [], 1
         names = (_below(folder, entry) for entry in entries)
-        return [name for name in names if name], max(1, -(-len(entries) // _PAGE)) if self.remote else 1
+        return [name for name in names if name], max(1, -(-len(entries) // PAGE)) if self.remote else 1
 
     def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         """What lies directly in a folder, as fsspec describes it: at least name and type."""
@@ -95,6 +112,29 @@ def join(parts: Sequence[Buffer]) -> bytes:
     if len(parts) == 1 and isinstance(parts[0], bytes):
         return parts[0]
     return b"".join(parts)
+
+
+def in_pages(found: Sequence[Found]) -> Iterator[Sequence[Found]]:
+    """Split what was found at once."""
+    return (list(found[at : at + PAGE]) for at in range(0, len(found), PAGE))
+
+
+def _found(key: str, entry: Mapping[str, Any]) -> Found:
+    modified = _modified(entry)
+    if modified is None:
+        raise NotImplementedError(f"this filesystem does not say when {key} was made")
+    return Found(key, int(entry["size"] or 0), modified)
+
+
+def _modified(entry: Mapping[str, Any]) -> datetime | None:
+    """When an object was made, in whatever form a filesystem says it."""
+    said = next((entry[name] for name in _TIMES if entry.get(name)), None)
+    if isinstance(said, int | float):
+        return datetime.fromtimestamp(said, UTC)
+    when = datetime.fromisoformat(said) if isinstance(said, str) else said
+    if not isinstance(when, datetime):
+        return None
+    return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
 
 
 def _wait(loop: Any, coroutine: Any, timeout_s: float) -> Any:

@@ -7,11 +7,13 @@ tried again; exceptions of client libraries are recognised in `failures`. Keys h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
+PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes many
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -27,10 +29,22 @@ class Place:
 
 
 class Info(NamedTuple):
-    """What a store says of an object without sending it. `etag` is empty where the store has none."""
+    """What a store says of an object without sending it. `etag` is empty where the store has none.
+
+    modified: when it was made, in UTC and by the store's own clock; None where the store does not say.
+    """
 
     size: int
     etag: str
+    modified: datetime | None = None
+
+
+class Found(NamedTuple):
+    """An object that a scan has found; `modified` is when it was made, in UTC and by the store's own clock."""
+
+    key: str
+    bytes: int
+    modified: datetime
 
 
 class Get(Protocol):
@@ -88,9 +102,34 @@ class List(Protocol):
         ...
 
 
+class Scan(Protocol):
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        """Find all objects below the folder `prefix`, however deep, in pages of at most PAGE; a request a page.
+
+        In the store's own order, from the key `after` on, which was found before; keys are relative to the root.
+        What was made before is found: nothing is cached. Links that lead elsewhere are not followed.
+        """
+        ...
+
+
 class Delete(Protocol):
     def delete(self, key: str, timeout_s: float) -> None:
         """Remove an object; FileNotFoundError, or nothing, where there is none."""
+        ...
+
+
+class DeleteMany(Protocol):
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        """Remove at most PAGE objects by one request; give the errors of those that are still there.
+
+        One that is not there is no error. What it raises is of the request: each object may be there or not.
+        """
+        ...
+
+
+class Versions(Protocol):
+    def versioned(self, timeout_s: float) -> bool:
+        """Whether the store keeps what is deleted or replaced, as a version that still takes space."""
         ...
 
 
@@ -123,4 +162,19 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     @property
     def copying(self) -> Copy | None:
         """Copies within the store."""
+        return None
+
+    @property
+    def scanning(self) -> Scan | None:
+        """All objects below a folder."""
+        return None
+
+    @property
+    def deleting(self) -> DeleteMany | None:
+        """Many deletes by one request."""
+        return None
+
+    @property
+    def versioning(self) -> Versions | None:
+        """Whether deletes free anything."""
         return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC
 from typing import Any
 
 from archive.store.drivers.conditional import ConditionalDriver
-from archive.store.drivers.protocols import Place
+from archive.store.drivers.protocols import PAGE, Found, Place
 
 
 class S3Driver(ConditionalDriver):
@@ -42,10 +43,58 @@ class S3Driver(ConditionalDriver):
     def copy(self, source: str, key: str, timeout_s: float) -> None:
         self._call("cp_file", source, self._path(key), timeout_s=timeout_s)
 
+    @property
+    def deleting(self) -> S3Driver:
+        return self
+
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        """By itself, as s3fs's own passes over the errors."""
+        bucket, stem = self._place()
+        asked = {"Objects": [{"Key": f"{stem}{key}"} for key in keys], "Quiet": True}
+        answer = self._call("call_s3", "delete_objects", Bucket=bucket, Delete=asked, timeout_s=timeout_s)
+        return {one["Key"].removeprefix(stem): _failure(one) for one in answer.get("Errors", ())}
+
+    @property
+    def versioning(self) -> S3Driver:
+        return self
+
+    def versioned(self, timeout_s: float) -> bool:
+        bucket, _ = self._place()
+        answer = self._call("call_s3", "get_bucket_versioning", Bucket=bucket, timeout_s=timeout_s)
+        return answer.get("Status") in ("Enabled", "Suspended")  # suspended: older versions stay, all the same
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        bucket, stem = self._place()
+        asked = {"Bucket": bucket, "Prefix": f"{stem}{prefix}/" if prefix else stem, "MaxKeys": PAGE}
+        place: dict[str, str] | None = {"StartAfter": f"{stem}{after}"} if after else {}
+        while place is not None:
+            answer = self._call("call_s3", "list_objects_v2", **asked, **place, timeout_s=timeout_s)
+            if page := [_found(stem, one) for one in answer.get("Contents", ()) if not one["Key"].endswith("/")]:
+                yield page
+            place = {"ContinuationToken": answer["NextContinuationToken"]} if answer.get("IsTruncated") else None
+
+    def _place(self) -> tuple[str, str]:
+        """The bucket, and what keys in it begin with."""
+        bucket, _, path = self._root.partition("/")
+        return bucket, f"{path}/".lstrip("/")
+
     def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         # s3fs's ls() lists the parent as well, page after page, when a folder is empty
         found: Sequence[Mapping[str, Any]] = self._call("lsdir", folder, refresh=True, timeout_s=timeout_s)
         return found
+
+
+def _found(stem: str, entry: Mapping[str, Any]) -> Found:
+    return Found(entry["Key"].removeprefix(stem), int(entry["Size"]), entry["LastModified"].astimezone(UTC))
+
+
+def _failure(error: Mapping[str, Any]) -> Exception:
+    """One object's error among the answers to a request for many, as botocore gives that of a request."""
+    from botocore.exceptions import ClientError
+
+    said = {"Error": {"Code": error.get("Code", ""), "Message": error.get("Message", "")}}
+    failure: Exception = ClientError(said, "DeleteObjects")
+    return failure
 
 
 @functools.cache

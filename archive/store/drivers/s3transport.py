@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.protocols import Buffer, Copy, Create, Driver, Info, Place
+from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Versions
 from archive.store.drivers.s3credentials import Credentials, Provider, Session
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
 
@@ -89,6 +89,20 @@ class S3Transport(Driver):
         """s3fs's: it copies from other buckets, and what is larger than 5 GB."""
         return self._s3fs().copying
 
+    @property
+    def scanning(self) -> S3Transport:
+        return self
+
+    @property
+    def deleting(self) -> DeleteMany | None:
+        """s3fs's: obstore names one of the objects that stay."""
+        return self._s3fs().deleting
+
+    @property
+    def versioning(self) -> Versions | None:
+        """s3fs's: obstore does not ask."""
+        return self._s3fs().versioning
+
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))
 
@@ -110,6 +124,17 @@ class S3Transport(Driver):
 
     def delete(self, key: str, timeout_s: float) -> None:
         self._ask(lambda driver: driver.delete(key, timeout_s))
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        def first(driver: Driver) -> tuple[Sequence[Found], Iterator[Sequence[Found]]]:
+            assert driver.scanning is not None
+            pages = driver.scanning.scan(prefix, after, timeout_s)
+            return next(pages, []), pages
+
+        page, pages = self._ask(first)
+        while page:
+            yield page
+            page = self._ask(lambda driver: next(pages, []))
 
     def _ask(self, call: Callable[[Driver], T]) -> T:
         try:
