@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from archive.manifest import Commit, CommitLog
 from archive.store import Storage
 
 if TYPE_CHECKING:
-    from archive.checkpoint import Checkpoint
-    from archive.maintain import Tag, Tags
+    from archive.checkpoint import Checkpoint, Keep
+    from archive.maintain import ForgetPlan, Tag, Tags
 
 
 class Upkeep(ABC):
@@ -60,3 +60,50 @@ class Upkeep(ABC):
 
         self._committed(tags.add(self._log(), name, what, by))
         return tags.Tags(self.storage, self.head)[name]
+
+    def forget(
+        self, keep: Keep | None = None, episodes: str | None = None, where: Any = None, ids: Any = None,
+        redact: bool = False, dry_run: bool = True,
+    ) -> ForgetPlan:  # fmt: skip
+        """Plan to let go of checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
+
+        keep: which checkpoints stay (each run by itself); None: all.  episodes: "unreferenced": those go that no
+        checkpoint that stays holds; "superseded": what newer revisions, or a resume, have taken the place of; None:
+        none go but by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes. With
+        `episodes`, both narrow what may go.
+
+        It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. Whatever is asked, these
+        stay: the newest whole checkpoint of each run (and the newest with its buffers), what the newest session of a
+        run went on from and has written since, what tags name, what other archives refer to, and episodes that a
+        checkpoint that stays holds. The plan says why each stays.
+
+        UsageError if the policy says nothing, or wants none of the checkpoints. The plan's `.commit()` raises
+        ConflictError if by then something else would go than it says.
+        """
+        from archive.maintain import asked, forgetting
+
+        found = asked(keep, episodes, where, ids, redact=redact)
+        planned = forgetting.plan(self._log(), found, self._committed)
+        return planned if dry_run else planned.commit()
+
+    def undo(self) -> Self:
+        """Bring back what the newest `forget` let go of that is not undone yet, by one more commit; what came since
+        stays.
+
+        UsageError if there is none; ConflictError if something of it was pruned, or a compaction, a merge or a restore
+        came between.
+        """
+        from archive.maintain import undo
+
+        self._committed(undo(self._log()))
+        return self
+
+    def restore(self, commit: int) -> Self:
+        """Make the archive as it was as of this commit, by one more; what came since is forgotten. Tags stay.
+
+        Writers that are open now can no longer commit. ConflictError if something of it was pruned.
+        """
+        from archive.maintain import restore
+
+        self._committed(restore(self._log(), commit))
+        return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archive.checkpoint import requests, resuming, starting
+from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.checkpoint.holding import Holding
@@ -10,7 +11,7 @@ from archive.checkpoint.joining import fresh_rows, stamped
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
-from archive.checkpoint.retention import Keep
+from archive.checkpoint.retention import Candidate, Keep
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.runs import Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
@@ -20,8 +21,10 @@ from archive.checkpoint.stagedindex import ColumnRef, StagedBuffer, StagedIndex
 
 __all__ = [
     "MAIN_BUFFER",
+    "Candidate",
     "Checkpoint",
     "Checkpoints",
+    "Clock",
     "ColumnRef",
     "Holding",
     "Keep",
@@ -36,6 +39,7 @@ __all__ = [
     "git_revision",
     "next_sequence",
     "on_terminal",
+    "read_clock",
     "requests",
     "resuming",
     "rows_of",

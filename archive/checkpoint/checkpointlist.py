@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, UsageError, cached_property, jsontree, one_line
+from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
 from archive.manifest import Commit, tablefiles
@@ -101,9 +102,11 @@ class Checkpoints:
         chosen: list[int] = []
         for run, entry in self._head.runs.items():
             mine = [r for r in rows if r["run"] == run]
-            whole = [Candidate(r["commit"], r["step"], jsontree.loads(r["metrics"])) for r in mine if r["whole"]]
+            keep = Keep.of(entry.keep)
+            clock = read_clock(self._storage) if keep.ages else Clock()
+            whole = [_candidate(r, clock) for r in mine if r["whole"]]
             newest = max((c.commit for c in whole), default=0)
-            chosen += Keep.of(entry.keep).kept(whole)
+            chosen += keep.kept(whole, clock.now)
             chosen += [r["commit"] for r in mine if not r["whole"] and r["commit"] > newest]
         return [self._at(row) for row in rows if row["commit"] in chosen]
 
@@ -138,3 +141,8 @@ class Checkpoints:
         runs = [name for name, e in self._head.runs.items() if e.latest is not None and self._run in (None, name)]
         newest = f"of {len(runs)} runs" if len(runs) > 1 else f"latest {self.latest!r}"
         return one_line(f"<{len(self)} checkpoints at {self._storage.url}, {newest}>")
+
+
+def _candidate(row: Mapping[str, Any], clock: Clock) -> Candidate:
+    """What a policy asks of the checkpoint of a row."""
+    return Candidate(row["commit"], row["step"], jsontree.loads(row["metrics"]), clock.made.get(row["commit"]))

@@ -1,74 +1,157 @@
-"""Pure, no I/O: which checkpoints of a run are to be retained. Deleting the others is not done here."""
+"""Pure, no I/O: which checkpoints of a run are to be retained, and why. Letting go of the others is not done here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from datetime import datetime
+from typing import Any, NamedTuple, Self
 
 from archive.base import UsageError
 from archive.manifest import KeepRule
 
 DIRECTIONS = ("max", "min")
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+_WITHIN = re.compile(r"([0-9]{1,19})([smhdw])")
 
 
 class Candidate(NamedTuple):
-    """A whole checkpoint of the run."""
+    """A whole checkpoint of the run. `made`: when, by the clock of the store."""
 
     commit: int
     step: int
     metrics: Mapping[str, float]
+    made: datetime | None = None
 
 
 @dataclass(frozen=True)
 class Keep:
     """Retain a checkpoint if one of these wants it; the newest is always retained, and all, if none is given.
 
-    last: the newest so many.  every: those whose step is a multiple of it.  best: ("return", "max"), the one with the
-    greatest value of a metric, or ("loss", "min"); of equals the newest.
+    last: the newest so many.  every: those whose step is a multiple of it.  within: those that are no older, as "7d",
+    "12h" (s, m, h, d or w), by the clock of the store.  best: ("return", "max"), the one with the greatest value of a
+    metric, or ("loss", "min"); ("return", 3), the greatest three, or ("loss", "min", 3); of equals the newest.
     """
 
     last: int | None = None
     every: int | None = None
-    best: tuple[str, str] | None = None
+    best: tuple[str, str] | tuple[str, int] | tuple[str, str, int] | None = None
+    within: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("last", self.last), ("every", self.every)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and not _is_count(value):
                 raise UsageError(f"keep.{name}={value!r}: give a whole number of 1 or more, or None")
         if self.best is not None:
-            pair = tuple(self.best)
-            if len(pair) != 2 or not isinstance(pair[0], str) or pair[1] not in DIRECTIONS:
-                raise UsageError(f"keep.best={self.best!r}: give (metric, 'max') or (metric, 'min')")
-            object.__setattr__(self, "best", pair)
+            object.__setattr__(self, "best", _checked_best(self.best))
+        if self.within is not None:
+            object.__setattr__(self, "within", _as_text(_seconds(self.within)))
 
     @property
     def rule(self) -> KeepRule:
         """As a commit has it."""
-        return KeepRule(self.last, self.every, self.best)  # type: ignore[arg-type]  # the direction was checked
+        metric, direction, count = self._best_of
+        best: Any = None if self.best is None else (metric, direction)  # the direction was checked
+        within_s = None if self.within is None else _seconds(self.within)
+        return KeepRule(self.last, self.every, best, count if count > 1 else None, within_s)
 
     @classmethod
     def of(cls, rule: KeepRule | None) -> Self:
         """What a commit says of a run; without a rule all are retained."""
-        return cls() if rule is None else cls(rule.last, rule.every, rule.best)
+        if rule is None:
+            return cls()
+        best: Any = rule.best if rule.best is None or rule.best_count is None else (*rule.best, rule.best_count)
+        return cls(rule.last, rule.every, best, None if rule.within_s is None else _as_text(rule.within_s))
 
-    def kept(self, candidates: Sequence[Candidate]) -> list[int]:
-        """The commits of those to retain, oldest first."""
+    @property
+    def ages(self) -> bool:
+        """Whether it asks how old a checkpoint is."""
+        return self.within is not None
+
+    def kept(self, candidates: Sequence[Candidate], now: datetime | None = None) -> list[int]:
+        """The commits of those to retain, oldest first. now: by the clock of the store, as `made` is."""
+        commits = sorted(c.commit for c in candidates)
+        if self == Keep() or not commits:
+            return commits
+        return sorted({commits[-1], *self.reasons(candidates, now)})
+
+    def reasons(self, candidates: Sequence[Candidate], now: datetime | None = None) -> dict[int, list[str]]:
+        """Commit -> which of the rules want it, in words; only of those that one does."""
         ordered = sorted(candidates, key=lambda c: c.commit)
-        if self == Keep() or not ordered:
-            return [c.commit for c in ordered]
-        chosen = {c.commit for c in ordered[-(self.last or 1) :]}
-        if self.every is not None:
-            chosen |= {c.commit for c in ordered if c.step % self.every == 0}
-        return sorted(chosen | self._best(ordered))
+        out: dict[int, list[str]] = {}
+        for commit, reason in (*self._by_place(ordered), *self._by_age(ordered, now), *self._by_value(ordered)):
+            out.setdefault(commit, []).append(reason)
+        return out
 
-    def _best(self, ordered: Sequence[Candidate]) -> set[int]:
+    def _by_place(self, ordered: Sequence[Candidate]) -> Iterator[tuple[int, str]]:
+        if self.last is not None:
+            yield from ((c.commit, f"last {self.last}") for c in ordered[-self.last :])
+        if self.every is not None:
+            yield from ((c.commit, f"every {self.every}") for c in ordered if c.step % self.every == 0)
+
+    def _by_age(self, ordered: Sequence[Candidate], now: datetime | None) -> Iterator[tuple[int, str]]:
+        """One whose age nobody knows is retained."""
+        if self.within is not None:
+            most_s = _seconds(self.within)
+            for c in ordered:
+                if now is None or c.made is None or (now - c.made).total_seconds() <= most_s:
+                    yield c.commit, f"within {self.within}"
+
+    def _by_value(self, ordered: Sequence[Candidate]) -> Iterator[tuple[int, str]]:
         if self.best is None:
-            return set()
-        metric, direction = self.best
+            return
+        metric, direction, count = self._best_of
         sign = 1 if direction == "max" else -1
         scored = [
             (sign * c.metrics[metric], c.commit) for c in ordered if not math.isnan(c.metrics.get(metric, math.nan))
         ]
-        return {max(scored)[1]} if scored else set()
+        word = "greatest" if direction == "max" else "least"
+        for _, commit in sorted(scored, reverse=True)[:count]:
+            yield commit, f"{word} {metric}" if count == 1 else f"one of the {count} of {word} {metric}"
+
+    @property
+    def _best_of(self) -> tuple[str, str, int]:
+        """Metric, direction and how many."""
+        if self.best is None:
+            return "", DIRECTIONS[0], 0
+        metric, *rest = self.best
+        count = rest[-1] if isinstance(rest[-1], int) else 1
+        return metric, rest[0] if isinstance(rest[0], str) else DIRECTIONS[0], count
+
+    def __str__(self) -> str:
+        given = ((name, getattr(self, name)) for name in ("last", "every", "within", "best"))
+        return f"Keep({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _checked_best(given: Any) -> Any:
+    """(metric, direction), or (metric, direction, how many) if that is more than one."""
+    parts = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(parts) == 2 and _is_count(parts[1]):
+        parts = (parts[0], DIRECTIONS[0], parts[1])
+    metric, direction, count = (*parts, 1)[:3] if len(parts) in (2, 3) else (None, None, None)
+    if not isinstance(metric, str) or direction not in DIRECTIONS or not _is_count(count):
+        raise UsageError(
+            f"keep.best={given!r}: give (metric, 'max'), (metric, 'min'), (metric, 3) for the greatest three, or "
+            "(metric, 'min', 3)"
+        )
+    return (metric, direction) if count == 1 else (metric, direction, count)
+
+
+def _seconds(text: Any) -> int:
+    """What a time such as "7d" is in seconds."""
+    found = _WITHIN.fullmatch(text) if isinstance(text, str) else None
+    if found is None or int(found[1]) < 1:
+        raise UsageError(f"keep.within={text!r}: give a time such as '7d', '12h', '30m' (s, m, h, d or w)")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _as_text(seconds: int) -> str:
+    """A time in the largest unit (to days) that it is a multiple of."""
+    unit = next(name for name in "dhms" if seconds % _UNITS[name] == 0)
+    return f"{seconds // _UNITS[unit]}{unit}"

@@ -3,23 +3,32 @@ tags are given."""
 
 from __future__ import annotations
 
-from archive.maintain import maintenance, repairing, tags
+from archive.maintain import forgetting, maintenance, repairing, tags
+from archive.maintain.asking import Asked, asked
+from archive.maintain.letting import ForgetPlan
 from archive.maintain.maintenance import verify
 from archive.maintain.repairing import damaged_commit, repair
+from archive.maintain.restoring import restore, undo
 from archive.maintain.retained import retained, retained_reach
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.upgrading import upgrade
 
 __all__ = [
+    "Asked",
+    "ForgetPlan",
     "Tag",
     "Tags",
+    "asked",
     "damaged_commit",
+    "forgetting",
     "maintenance",
     "repair",
     "repairing",
+    "restore",
     "retained",
     "retained_reach",
     "tags",
+    "undo",
     "upgrade",
     "verify",
 ]

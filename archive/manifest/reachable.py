@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 X = TypeVar("X")
+Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
 Borrowed = Callable[[CheckpointRecord], Iterable[str]]  # the staged objects in which a checkpoint's columns lie
 _AT_ONCE = 256  # commits read together
 _BYTES_AT_ONCE = 64 * 1024 * 1024  # of manifest files
@@ -84,14 +85,22 @@ class Walk:
         self._storage = storage
         self._borrowed = borrowed or _recorded
         self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> what its rows name
-        self._checkpoints: dict[tuple[int, int | None], Needs] = {}
+        self._needs: dict[tuple[Place, bool], Needs] = {}  # of a checkpoint, and whether its tables count as a whole
 
-    def reach(self, commit: Commit) -> Reach:
-        """What a commit leads to."""
+    def know(self, ref: FileRef, rows: pa.Table) -> None:
+        """The rows of a file of the segments or late table that need not be read: it may not be there yet."""
+        found = Reach()
+        found.add_rows(rows)
+        self._rows[ref.path] = found
+
+    def reach(self, commit: Commit, places: set[Place] | None = None) -> Reach:
+        """What a commit leads to. places: of its checkpoints; None: those that its tables say.
+
+        The commit may be one that is not there yet, if it has its number, and its places and rows are given.
+        """
         out = Reach(manifests={ref.path for ref in commit.all_files})
         files = {ref.path: ref for ref in commit.files("segments")}
-        for place in self._walk_checkpoints(commit):
-            needs = self._checkpoints[place]
+        for needs in self._walk_checkpoints(commit, places):
             out.add(needs.own)
             files.update((ref.path, ref) for ref in needs.segments)
         self._add_rows(out, "segments", files.values())
@@ -112,21 +121,24 @@ class Walk:
             own.add_rows(snapshot.take(held_rows(snapshot, commit), ["shard", "chunks"]))
         return Needs(serving.files("segments") if whole else (), own)
 
-    def _walk_checkpoints(self, head: Commit) -> set[tuple[int, int | None]]:
-        """(number, number of the commit that serves it) of the checkpoints of a commit, each looked at."""
-        places = checkpoint_places(self._storage, head)
-        new = sorted(places - self._checkpoints.keys(), key=lambda place: place[0])
-        serving = dict(self._commits(head, {manifest for _, manifest in new if manifest is not None}))
+    def _walk_checkpoints(self, head: Commit, places: set[Place] | None) -> list[Needs]:
+        """What the checkpoints of a commit need, each looked at once."""
+        places = checkpoint_places(self._storage, head) if places is None else places
+        wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
+        new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
+        serving = dict(self._commits(head, {manifest for (_, manifest), _ in new if manifest is not None}))
         for some in _slices(new, _AT_ONCE):
-            found = serving | dict(self._commits(head, {number for number, _ in some} - serving.keys()))
-            for number, manifest in some:
-                tables = found[number if manifest is None else manifest]
-                whole = head.let_go is None or tables.number >= head.let_go
-                self._checkpoints[number, manifest] = self.needs(found[number], tables, whole=whole)
-        return places
+            found = serving | dict(self._commits(head, {number for (number, _), _ in some} - serving.keys()))
+            for place, whole in some:
+                tables = found[_tables_of(place)]
+                self._needs[place, whole] = self.needs(found[place[0]], tables, whole=whole)
+        return [self._needs[one] for one in wanted]
 
     def _commits(self, head: Commit, numbers: Iterable[int]) -> Iterator[tuple[int, Commit]]:
-        for some in _slices(sorted(numbers), _AT_ONCE):
+        wanted = set(numbers)
+        if head.number in wanted:
+            yield head.number, head
+        for some in _slices(sorted(wanted - {head.number}), _AT_ONCE):
             data = self._storage.get_all([layout.commit_key(number) for number in some])
             yield from ((n, loads_of(self._storage, one, n, head)) for n, one in zip(some, data, strict=True))
 
@@ -135,9 +147,7 @@ class Walk:
         files = list(refs)
         for some in _together([ref for ref in files if ref.path not in self._rows]):
             for ref, data in zip(some, tablefiles.fetch(self._storage, some), strict=True):
-                found = Reach()
-                found.add_rows(tablefiles.parsed(self._storage, kind, [ref], [data], ["shard", "chunks"]))
-                self._rows[ref.path] = found
+                self.know(ref, tablefiles.parsed(self._storage, kind, [ref], [data], ["shard", "chunks"]))
         for ref in files:
             out.add(self._rows[ref.path])
 
@@ -156,9 +166,14 @@ def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np
     return np.union1d(index.chains.rows_of(numbers[numbers >= 0]), located.row)
 
 
-def checkpoint_places(storage: Storage, head: Commit) -> set[tuple[int, int | None]]:
-    """(commit, commit that serves it, if another) of all checkpoints: of the table, and the newest ones, which a
-    compaction publishes again without a row of their own."""
+def _tables_of(place: Place) -> int:
+    """The number of the commit with whose tables a checkpoint is read."""
+    return place[0] if place[1] is None else place[1]
+
+
+def checkpoint_places(storage: Storage, head: Commit) -> set[Place]:
+    """The places of all checkpoints: of the table, and the newest ones, which a compaction publishes again without a
+    row of their own."""
     table = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), ["commit", "manifest"])
     rows = set(zip(table["commit"].to_pylist(), table["manifest"].to_pylist(), strict=True))
     return rows | {(mark.commit, mark.manifest) for entry in head.runs.values() for mark in entry.marks.values()}

@@ -82,6 +82,8 @@ class KeepRule(Record):
     last: Positive | None = stored(None, always=True)
     every: Positive | None = stored(None, always=True)
     best: tuple[str, Literal["max", "min"]] | None = stored(None, always=True)
+    best_count: Positive | None = None  # of the greatest or least, if more than one
+    within_s: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
 from archive.manifest import tables
@@ -157,10 +157,19 @@ class Snapshot:
         self._bytes: list[bytes] | None = None
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None
+        self._rows: int | None = None  # where they are given
+
+    @classmethod
+    def of(cls, storage: Storage, commit: Commit, table: pa.Table) -> Self:
+        """With these rows (all of its columns, or those that will be asked for) instead of the commit's."""
+        out = cls(storage, commit)
+        out._columns = {name: table[name] for name in table.column_names}
+        out._rows = table.num_rows
+        return out
 
     @property
     def rows(self) -> int:
-        return sum(f.rows for f in self.commit.files("segments"))
+        return sum(f.rows for f in self.commit.files("segments")) if self._rows is None else self._rows
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """These columns of the segments table, in the order of the files."""
@@ -188,4 +197,11 @@ class Snapshot:
         return self.columns(names).take(pa.array(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"storage": self.storage, "commit": self.commit, "_bytes": None, "_columns": {}, "_branches": None}
+        return {
+            "storage": self.storage,
+            "commit": self.commit,
+            "_bytes": None,
+            "_columns": {},
+            "_branches": None,
+            "_rows": None,
+        }

@@ -77,6 +77,14 @@ def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: 
     return Report("Plan", title, [facts(about), summaries.plan(moved, ranks, dropped, about)])
 
 
+def letting_go(
+    about: Mapping[str, Any], checkpoints: Sequence[Mapping[str, Any]], episodes: Sequence[Mapping[str, Any]]
+) -> Report:  # fmt: skip
+    """What is let go of: checkpoints, and groups of episodes, each with its reason."""
+    told = [facts(about), summaries.told("Checkpoints", checkpoints), summaries.told("Episodes", episodes)]
+    return Report("Forget", "What is forgotten", told)
+
+
 def episodes(title: str, about: Mapping[str, Any], found: pa.Table, fields: Mapping[str, str]) -> Report:
     """Some episodes: how many, how they are spread, their fields and weights."""
     known = facts({**about, **summaries.totals(found)})

@@ -29,6 +29,12 @@ def newest_checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Markup:
     return section("Newest checkpoints", _listed(_CHECKPOINT, rows, len(checkpoints)))
 
 
+def told(title: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """A table of rows that are told as they are."""
+    some = [list(row.values()) for row in rows[:MAX_RUNS]]
+    return section(title, _listed(list(rows[0]) if rows else [], some, len(rows)))
+
+
 def runs(about: Sequence[Mapping[str, Any]]) -> Markup:
     """What is known of each run; the newest at the top."""
     rows = [list(run.values()) for run in about[: -MAX_RUNS - 1 : -1]]

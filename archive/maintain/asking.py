@@ -1,0 +1,68 @@
+"""Pure, no I/O: what a forgetting is asked for, and what makes no sense to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from archive.base import UsageError
+from archive.checkpoint import Keep
+
+UNREFERENCED, SUPERSEDED = "unreferenced", "superseded"
+_REMEDY = (
+    "say which checkpoints stay, by keep=archive.Keep(last=5, every=100, within='7d', best=('return', 3)), or which "
+    "episodes go, by episodes='unreferenced', episodes='superseded', where=... or ids=[...]"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which checkpoints are to stay (None: all), and which episodes may go.
+
+    episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
+    """
+
+    keep: Keep | None = None
+    episodes: str | None = None
+    where: Any = None
+    ids: tuple[str, ...] | None = None
+
+    @property
+    def chosen(self) -> bool:
+        """Whether episodes are chosen by name or by a condition."""
+        return self.where is not None or self.ids is not None
+
+    @property
+    def lets_episodes_go(self) -> bool:
+        """Whether any episode may go."""
+        return self.chosen or self.episodes is not None
+
+    def __str__(self) -> str:
+        given = (("keep", self.keep and str(self.keep)), ("episodes", self.episodes), ("where", self.where))
+        parts = [f"{name}={value}" for name, value in given if value is not None]
+        return ", ".join([*parts, *([] if self.ids is None else [f"{len(self.ids)} ids"])])
+
+
+def asked(keep: Any, episodes: Any, where: Any, ids: Any, *, redact: bool) -> Asked:
+    """What was asked for; UsageError where that is nothing, or makes no sense."""
+    if redact:
+        raise UsageError(
+            "redact=True is not there yet: without it forget lets go of episodes, and arc.undo() can bring them back"
+        )
+    if keep is not None and not isinstance(keep, Keep):
+        raise UsageError(f"keep={keep!r}: {_REMEDY}")
+    if keep == Keep():
+        raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
+    if episodes not in (None, UNREFERENCED, SUPERSEDED):
+        raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
+    found = Asked(keep, episodes, where, None if ids is None else _names(ids))
+    if keep is None and not found.lets_episodes_go:
+        raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
+    return found
+
+
+def _names(ids: Any) -> tuple[str, ...]:
+    names = (ids,) if isinstance(ids, str) else tuple(ids)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"ids={ids!r:.200}: give the ids of one or several episodes")
+    return tuple(dict.fromkeys(names))

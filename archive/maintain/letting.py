@@ -1,0 +1,146 @@
+"""Pure, no I/O: what a forgetting will do, for people and as JSON: each checkpoint and group of episodes with its
+reason, and the objects and bytes that go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from archive.base import UsageError, one_line, size, visible
+from archive.maintain.keeping import CheckpointFate
+from archive.maintain.standing import EpisodeGroup
+from archive.manifest import Commit
+from archive.views import reports
+
+MAX_SHOWN = 40  # checkpoints of a printed plan: the newest, and what is more is counted
+CHECKPOINT_COLUMNS = ("checkpoint", "run", "step", "commit", "stays", "why")
+EPISODE_COLUMNS = ("episodes", "steps", "stays", "why", "for example")
+NO_RULE = "no rule wants it"
+
+
+@dataclass(frozen=True)
+class ForgetPlan:
+    """What would go, and what stays and why, as of a commit. `commit()` carries it out; `made` is the commit then.
+
+    checkpoints: all of them, oldest first.  episodes: all of them, in groups.  objects, bytes: what nothing leads to
+    any more but older commits; a prune may delete it.
+    """
+
+    url: str
+    as_of: int
+    asked: str
+    checkpoints: tuple[CheckpointFate, ...]
+    episodes: tuple[EpisodeGroup, ...]
+    episodes_gone: int
+    objects: int
+    bytes: int
+    made: Commit | None = None
+    _commit: Callable[[], Commit] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def checkpoints_gone(self) -> int:
+        """How many checkpoints go."""
+        return sum(not one.stays for one in self.checkpoints)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing goes."""
+        return not self.checkpoints_gone and all(one.stays for one in self.episodes)
+
+    def commit(self) -> Self:
+        """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if it is empty).
+
+        ConflictError if something else would go by now: plan again. UsageError if it was carried out.
+        """
+        if self.empty:
+            return self
+        if self._commit is None:
+            raise UsageError("this plan was carried out, or comes from another process: plan again by arc.forget()")
+        return replace(self, made=self._commit(), _commit=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """All that it says, as values of JSON."""
+        checkpoints = [
+            {
+                "commit": one.commit, "run": one.run, "name": one.name, "step": one.step, "stays": one.stays,
+                "created_at": one.created_at.isoformat(), "reasons": list(one.reasons),
+            }
+            for one in self.checkpoints
+        ]  # fmt: skip
+        episodes = [
+            {
+                "stays": one.stays, "reason": one.reason, "episodes": one.episodes, "steps": one.steps,
+                "examples": list(one.examples),
+            }
+            for one in self.episodes
+        ]  # fmt: skip
+        goes = {
+            "checkpoints": self.checkpoints_gone, "episodes": self.episodes_gone, "objects": self.objects,
+            "bytes": self.bytes,
+        }  # fmt: skip
+        made = None if self.made is None else self.made.number
+        about = {"url": self.url, "as_of": self.as_of, "asked": self.asked, "commit": made}
+        return about | {"goes": goes, "checkpoints": checkpoints, "episodes": episodes}
+
+    def checkpoint_rows(self) -> list[dict[str, Any]]:
+        """A row a checkpoint, the newest first, for people."""
+        return [dict(zip(CHECKPOINT_COLUMNS, row, strict=True)) for row in map(_checkpoint, self.checkpoints[::-1])]
+
+    def episode_rows(self) -> list[dict[str, Any]]:
+        """A row a group of episodes, for people."""
+        return [dict(zip(EPISODE_COLUMNS, row, strict=True)) for row in map(_group, self.episodes)]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What goes in all, for people."""
+        return {
+            "forget": self.asked, "at": self.url, "as of commit": self.as_of,
+            "checkpoints that go": f"{self.checkpoints_gone} of {len(self.checkpoints)}",
+            "episodes that go": f"{self.episodes_gone} of {sum(g.episodes for g in self._whole())}",
+            "objects that go": f"{self.objects}, {size(self.bytes)}",
+            "done by commit": None if self.made is None else self.made.number,
+        }  # fmt: skip
+
+    def _whole(self) -> Iterator[EpisodeGroup]:
+        """The groups of whole episodes: each episode is in one."""
+        return (one for one in self.episodes if not one.superseded)
+
+    def __str__(self) -> str:
+        rows = [_texts(row) for row in self.checkpoint_rows()]
+        left = len(rows) - MAX_SHOWN
+        shown = rows[:MAX_SHOWN] + ([[f"and {left} older", "", "", "", "", ""]] if left > 0 else [])
+        groups = [_texts(row) for row in self.episode_rows()]
+        head = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
+        tables = [*_aligned(CHECKPOINT_COLUMNS, shown), "", *_aligned(EPISODE_COLUMNS, groups)]
+        ending = [] if self.made is not None or self.empty else ["nothing is forgotten yet: plan.commit() does it"]
+        return visible("\n".join([*head, "", *tables, *ending]))
+
+    def _repr_html_(self) -> str:
+        checkpoints, episodes = self.checkpoint_rows(), self.episode_rows()
+        return reports.letting_go(self.about, checkpoints, episodes).notebook()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: None if name == "_commit" else getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def _checkpoint(one: CheckpointFate) -> tuple[Any, ...]:
+    why = "; ".join(one.reasons) or NO_RULE
+    return one.name, one.run, one.step, one.commit, "stays" if one.stays else "goes", why
+
+
+def _group(one: EpisodeGroup) -> tuple[Any, ...]:
+    return one.episodes, one.steps, "stay" if one.stays else "go", one.reason, ", ".join(one.examples)
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    return [one_line(str(value)) for value in row.values()]
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table of text."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    every = (zip(row, widths, strict=True) for row in (columns, *rows))
+    return ["  ".join(text.ljust(width) for text, width in row).rstrip() for row in every]

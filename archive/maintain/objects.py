@@ -1,0 +1,53 @@
+"""Engine: the objects that commits lead to, and how many bytes they have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from archive.manifest import Commit, FileRef, new_session, tablefiles, tables
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FOLDERS = ("manifest", "shards", "states")
+Sizes = dict[str, int]  # key -> bytes
+
+
+def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
+    """How many bytes each object has, as the store says; a shard that is a directory is one. 0: it is gone already."""
+    out = dict.fromkeys(sorted(keys), 0)
+    for folder in sorted({key.partition("/")[0] for key in keys} & {*_FOLDERS}):
+        for one in storage.scan(folder):
+            key = one.key if one.key in out else "/".join(one.key.split("/")[:2])
+            if key in out:
+                out[key] += one.bytes
+    return out
+
+
+def note_forgotten(
+    storage: Storage, parent: Commit, gone: Sizes, back: Collection[str] = ()
+) -> tuple[FileRef, ...]:  # fmt: skip
+    """The files of the forgotten table with these objects added, and those taken out that are led to again.
+
+    Few files are made of many: those that are folded into the new one are objects that go, too.
+    """
+    present = parent.files("forgotten")
+    keep = tablefiles.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
+    if back:
+        keep = 0
+    gone = gone | {ref.path: ref.bytes for ref in present[keep:]}
+    new = tables.from_columns(
+        "forgotten", {"key": list(gone), "bytes": list(gone.values()), "commit": [parent.number + 1] * len(gone)}
+    )
+    older = tablefiles.load(storage, "forgotten", present[keep:])
+    table = tables.concat("forgotten", [_without(older, back), new])
+    return (*present[:keep], tablefiles.write(storage, new_session(), "forgotten", table)) if table.num_rows else ()
+
+
+def _without(table: pa.Table, keys: Collection[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return table.filter(pc.invert(pc.is_in(table["key"], value_set=pa.array(sorted(keys), pa.string()))))
