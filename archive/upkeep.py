@@ -10,7 +10,7 @@ from archive.store import Storage
 
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoint, Keep
-    from archive.maintain import ForgetPlan, Tag, Tags
+    from archive.maintain import ForgetPlan, Info, Tag, Tags, Usage
 
 
 class Upkeep(ABC):
@@ -41,6 +41,25 @@ class Upkeep(ABC):
 
         self._committed(upgrade(self._log()))
         return self
+
+    @property
+    def usage(self) -> Usage:
+        """What the archive takes on its store, in bytes and objects: live, held by checkpoints alone, forgettable,
+        prunable. Reads tables and lists all objects; no data."""
+        from archive.maintain import usage
+
+        return usage(self.storage, self.head)
+
+    @property
+    def info(self) -> Info:
+        """What it is, and what it takes: prints as a few lines; `.usage` as above."""
+        from archive.maintain import Info
+
+        return Info(self.about, self.usage)
+
+    @property
+    @abstractmethod
+    def about(self) -> dict[str, Any]: ...
 
     @property
     def tags(self) -> Tags:

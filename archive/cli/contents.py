@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import ARCHIVE_KEY, NotFoundError
+from archive.base import ARCHIVE_KEY, NotFoundError, size
 from archive.cli import output
 from archive.cli.options import Target, limit, on_archive, where
 from archive.cli.selecting import meeting
@@ -20,6 +20,7 @@ RUN = ("run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps",
 ARCHIVE = ("archive", "commit", "committed_at", "runs", "url")
 SHARD = ("shard", "steps", "segments", "session", "rank", "commit", "url")
 LOGGED = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
+TAKEN = ("what", "size", "objects")  # bytes by what they are there for
 LOG_BATCH = 100
 
 
@@ -30,6 +31,7 @@ def info(target: Target) -> None:
     arc = target.open()
     about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _episodes(arc)
     about["shards"] = len(arc.shards)
+    taken = arc.usage.to_json()
     sessions = {name: entry.session for name, entry in arc.head.runs.items()}
     runs = arc.runs.about
 
@@ -38,8 +40,9 @@ def info(target: Target) -> None:
         output.facts(about | {"update_counts": f"{counts['least']} to {counts['greatest']}" if counts else None})
         if runs:
             output.table([run | {"newest_session": sessions.get(run["run"])} for run in runs], RUN)
+        output.table([{"what": name, "size": size(one["bytes"])} | one for name, one in taken.items()], TAKEN)
 
-    target.answer(about | {"runs": sessions, "run_table": runs}, show)
+    target.answer(about | {"runs": sessions, "run_table": runs, "usage": taken}, show)
 
 
 def _head(head: Commit) -> dict[str, Any]:

@@ -12,12 +12,16 @@ from archive.maintain.restoring import restore, undo
 from archive.maintain.retained import retained, retained_reach
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.upgrading import upgrade
+from archive.maintain.usage import Held, Info, Usage, usage
 
 __all__ = [
     "Asked",
     "ForgetPlan",
+    "Held",
+    "Info",
     "Tag",
     "Tags",
+    "Usage",
     "asked",
     "damaged_commit",
     "forgetting",
@@ -30,5 +34,6 @@ __all__ = [
     "tags",
     "undo",
     "upgrade",
+    "usage",
     "verify",
 ]

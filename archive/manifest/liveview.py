@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts
+from archive.arrays import Ints, merge_runs, run_starts
 from archive.base import CorruptManifestError
 
 if TYPE_CHECKING:
@@ -54,6 +54,19 @@ def locate(live: pa.Table, segments: pa.Table) -> Located:
     out = Located(run, row, lo, np.maximum(hi, lo), run_position[run] + position[row] + lo - run_lo[run])
     _check_complete(live, out, run_lo, run_hi)
     return out
+
+
+def touched(live: pa.Table, segments: pa.Table) -> Any:
+    """Which segments have a live step, of those that are there; other live steps are passed over."""
+    run_lo, run_hi = (live[n].to_numpy() for n in ("lo", "hi"))
+    position, length = (segments[n].to_numpy() for n in ("position", "length"))
+    run_key, row_key = _stream_keys(live, segments)
+    start, stop = position, position + np.maximum(length, 1)
+    span = int(max(run_hi.max(initial=0), stop.max(initial=0))) + 2
+    los, his = merge_runs(run_key * span + run_lo, run_key * span + np.maximum(run_hi, run_lo + 1))
+    before = np.searchsorted(los, row_key * span + stop, side="left")  # runs that begin before the segment ends
+    ends = np.append(np.iinfo(np.int64).min, his)[before]
+    return (row_key >= 0) & _holds_steps(segments, length) & (ends > row_key * span + start)
 
 
 def _holds_steps(segments: pa.Table, length: Ints) -> Any:

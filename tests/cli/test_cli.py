@@ -23,7 +23,7 @@ from tests.support.processes import FORKSERVER
 def test_info_tells_what_is_there(url: str) -> None:
     told = document("info", url)
     assert told["url"].endswith("/runs")
-    wanted = {"commit": 3, "layout": "packed", "format": 1, "episodes": 3, "incomplete": 1, "steps": 7, "shards": 2}
+    wanted = {"commit": 3, "layout": "packed", "format": 2, "episodes": 3, "incomplete": 1, "steps": 7, "shards": 2}
     assert wanted.items() <= told.items()
     assert told["update_counts"] == {"least": 0, "greatest": 10}
     assert told["runs"] == {"main": "one"}

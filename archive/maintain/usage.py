@@ -1,0 +1,157 @@
+"""What an archive takes on its store, and what each part of it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import size
+from archive.maintain.retained import retained_reach, walk
+from archive.manifest import (
+    Commit,
+    EpisodeIndex,
+    Reach,
+    Snapshot,
+    checkpoint_places,
+    commits,
+    liveview,
+    tablefiles,
+    tables,
+)
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DIRECTORY = ".zarr/"  # after the name of a shard that is a folder of objects
+_PRUNED = ("shards/", "states/", "manifest/")  # what a prune may delete
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Objects that are there for one reason."""
+
+    bytes: int = 0
+    objects: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.bytes + other.bytes, self.objects + other.objects)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an archive takes: each object counts once, where it comes first.
+
+    live: what the newest checkpoint of each run needs, and the tables of the newest commit.  checkpoints: what only
+    other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as forget(episodes="unreferenced")
+    lets go of.  prunable: what nothing that is retained leads to, as prune() deletes once it is old enough.  other:
+    commits, claims of sessions and the like, which stay.
+    """
+
+    live: Held
+    checkpoints: Held
+    forgettable: Held
+    prunable: Held
+    other: Held
+
+    @property
+    def total(self) -> Held:
+        """All that lies there."""
+        return sum((getattr(self, name) for name in self.__slots__), Held())
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Bytes and objects, by what they are there for."""
+        return asdict(self) | {"total": asdict(self.total)}
+
+    def __str__(self) -> str:
+        rows = self.to_json().items()
+        return "\n".join(f"{name:<12} {size(one['bytes']):>10} {one['objects']:>9,} objects" for name, one in rows)
+
+
+@dataclass(frozen=True)
+class Info:
+    """What an archive is, and what it takes."""
+
+    about: Mapping[str, Any]
+    usage: Usage
+
+    def to_json(self) -> dict[str, Any]:
+        """Both, as one JSON object."""
+        return dict(self.about) | {"usage": self.usage.to_json()}
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{name:<12} {value}" for name, value in self.about.items()), str(self.usage)])
+
+    __repr__ = __str__
+
+
+def usage(storage: Storage, head: Commit) -> Usage:
+    """What the archive takes as of this commit: tables, and one listing of all objects, are read, no data."""
+    reach = retained_reach(storage, head).keys
+    live, held = _live(storage, head), _held(storage, head)
+    out = dict.fromkeys(Usage.__slots__, Held())
+    for found in storage.scan(""):
+        key = _shard_of(found.key)
+        reason = "other"
+        if key in live:
+            reason = "live"
+        elif key.startswith(_PRUNED):
+            reason = _reason(key, reach, held, forgot=head.let_go is not None)
+        out[reason] += Held(found.bytes, 1)
+    return Usage(**out)
+
+
+def _reason(key: str, reach: Set[str], held: Mapping[str, bool], *, forgot: bool) -> str:
+    """Why an object is there that the newest checkpoints do not need. held: shard of the newest tables -> whether a
+    checkpoint holds something of it."""
+    if key in reach:
+        return "checkpoints" if held.get(key, True) else "forgettable"
+    return "prunable" if forgot else "forgettable"  # where nothing was forgotten, each commit can still be opened
+
+
+def _shard_of(key: str) -> str:
+    """The key of a directory shard, of an object that lies in one; else the object's."""
+    folder, mark, _ = key.partition(_DIRECTORY)
+    return f"{folder}{mark[:-1]}" if mark and key.startswith("shards/") else key
+
+
+def _live(storage: Storage, head: Commit) -> set[str]:
+    """What the newest checkpoint of each run needs, the tables of the newest commit, and its late fields."""
+    out = Reach(manifests={ref.path for ref in head.all_files})
+    out.add_rows(tablefiles.load(storage, "late", head.files("late"), ["shard", "chunks"]))
+    finds = walk(storage)
+    marks = [mark for entry in head.runs.values() for mark in entry.marks.values()]
+    for mark in {mark.commit: mark for mark in marks}.values():
+        made = commits.read_of(storage, mark.commit, head)
+        serving = made if mark.manifest is None else commits.read_of(storage, mark.manifest, head)
+        out.add(finds.needs(made, serving, whole=False).own)
+    return out.keys
+
+
+def _held(storage: Storage, head: Commit) -> dict[str, bool]:
+    """Shards and chunk files of the newest segments table -> whether an episode in them is live in some checkpoint."""
+    snapshot = Snapshot(storage, head)
+    segments = snapshot.columns([*liveview.SEGMENT_COLUMNS, "chunks"])
+    touched = np.flatnonzero(liveview.touched(_live_runs(storage, head), segments))
+    index = EpisodeIndex(snapshot, lambda: touched)
+    episodes = np.unique(index.episode_of_row[touched])
+    rows = np.union1d(touched, index.chains.rows_of(episodes[episodes >= 0]))
+    return dict.fromkeys(_names(segments), False) | dict.fromkeys(_names(segments.take(rows)), True)
+
+
+def _live_runs(storage: Storage, head: Commit) -> pa.Table:
+    """The live runs of all checkpoints, one after the other."""
+    numbers = sorted({number for number, _ in checkpoint_places(storage, head)})
+    refs = [ref for number in numbers if (ref := commits.read_of(storage, number, head).live) is not None]
+    return tablefiles.load(storage, "live", refs) if refs else tables.concat("live", [])
+
+
+def _names(rows: pa.Table) -> set[str]:
+    """The shards and chunk files of rows, as other archives' too are named."""
+    import pyarrow as pa
+
+    columns = (rows[name].cast(pa.string()).unique().drop_null().to_pylist() for name in ("shard", "chunks"))
+    return {key for column in columns for key in column}
