@@ -61,7 +61,7 @@ class Archive(Upkeep):
 
     def _show(self, head: Commit) -> None:
         self._head = head
-        self._snapshot = Snapshot(self._storage, head)
+        self._snapshot = Snapshot(self._storage, head, read_only=self._pinned)
         self._reader: Reader | None = None
         self._index = EpisodeIndex(self._snapshot)
 
@@ -108,7 +108,7 @@ class Archive(Upkeep):
         `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
-        return Checkpoints(self._storage, self._head)
+        return Checkpoints(self._storage, self._head, later=self._snapshot.later)
 
     @property
     def runs(self) -> Runs:

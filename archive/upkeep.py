@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest import Commit, CommitLog
+from archive.manifest import Commit, CommitLog, EpisodeIndex
 from archive.store import Storage
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from archive.checkpoint import Checkpoint, Keep
     from archive.maintain import ForgetPlan, Info, Tag, Tags, Usage
 
@@ -23,6 +26,10 @@ class Upkeep(ABC):
     @property
     @abstractmethod
     def head(self) -> Commit: ...
+
+    @property
+    @abstractmethod
+    def index(self) -> EpisodeIndex: ...
 
     @abstractmethod
     def _log(self) -> CommitLog:
@@ -125,4 +132,24 @@ class Upkeep(ABC):
         from archive.maintain import restore
 
         self._committed(restore(self._log(), commit))
+        return self
+
+    @property
+    def labels(self) -> pa.Table:
+        """All that was ever said of episodes, oldest first: episode_id, key, value (JSON; null: taken back), by,
+        created_at, commit. What counts of it is in `arc.episodes.table` and `ep.labels`."""
+        from archive.manifest import labels
+
+        return self.index.snapshot.later.labels.select(labels.TOLD)
+
+    def label(self, said: Mapping[str, Mapping[str, Any]], *, by: str | None = None) -> Self:
+        """Say something of episodes, by id: `arc.label({"id": {"success": True, "quality": 0.9}}, by="anna")`.
+
+        Values are JSON: a bool, number or string, a list or dict; None takes a label back. Of each key the newest
+        counts, the others stay in `arc.labels`. NotFoundError if there is no episode of some id; then nothing is said
+        of any. One small object and a commit, beside running writers.
+        """
+        from archive.read import labelling
+
+        self._committed(labelling.label(self._log(), self.index, said, by))
         return self

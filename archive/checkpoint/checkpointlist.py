@@ -10,7 +10,7 @@ from archive.base import NotFoundError, UsageError, cached_property, jsontree, o
 from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
-from archive.manifest import Commit, tablefiles
+from archive.manifest import Commit, Later, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Latest(Checkpoint):
 
     def __init__(self, found: Checkpoint, head: Commit) -> None:
         """head: the commit as of which it is the newest."""
-        super().__init__(found._storage, found.commit, found.served_by)
+        super().__init__(found._storage, found.commit, found.served_by, found.later)
         self._head = head
 
     def __call__(self, *, replay: bool = False) -> Latest | None:
@@ -37,7 +37,7 @@ class Latest(Checkpoint):
         if entry is None or entry.latest_replay is None:
             return None
         mark = entry.latest_replay
-        return Latest(checkpoint_at(self._storage, self._head, mark.commit, mark.manifest), self._head)
+        return Latest(checkpoint_at(self._storage, self._head, mark.commit, mark.manifest, self.later), self._head)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_head": self._head}
@@ -46,10 +46,14 @@ class Latest(Checkpoint):
 class Checkpoints:
     """The checkpoints of an archive, oldest first."""
 
-    def __init__(self, storage: Storage, head: Commit, run: str | None = None) -> None:
+    def __init__(
+        self, storage: Storage, head: Commit, run: str | None = None, later: Later | None = None
+    ) -> None:  # fmt: skip
+        """later: what was said since of the episodes that are live in them; None: as of `head`."""
         self._storage = storage
         self._head = head
         self._run = run
+        self._later = Later(storage, head) if later is None else later
 
     @cached_property
     def table(self) -> pa.Table:
@@ -62,7 +66,7 @@ class Checkpoints:
 
     def of(self, run: str) -> Checkpoints:
         """Those of one run."""
-        return Checkpoints(self._storage, self._head, run)
+        return Checkpoints(self._storage, self._head, run, self._later)
 
     @property
     def latest(self) -> Latest | None:
@@ -82,7 +86,7 @@ class Checkpoints:
             raise self._ambiguous("there is no newest checkpoint of all", newest)
         marks = [e.latest_replay if replay else e.latest for e in runs.values()]
         mark = marks[0] if marks else None
-        return None if mark is None else checkpoint_at(self._storage, self._head, mark.commit, mark.manifest)
+        return None if mark is None else self._of(mark.commit, mark.manifest)
 
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
         """Several runs share an archive, and none of them is meant more than the others."""
@@ -112,7 +116,10 @@ class Checkpoints:
 
     def _at(self, row: Mapping[str, Any]) -> Checkpoint:
         """The one of a row of the table."""
-        return checkpoint_at(self._storage, self._head, row["commit"], row["manifest"])
+        return self._of(row["commit"], row["manifest"])
+
+    def _of(self, number: int, manifest: int | None) -> Checkpoint:
+        return checkpoint_at(self._storage, self._head, number, manifest, self._later)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

@@ -23,6 +23,7 @@ from archive.checkpoint.stagedindex import UNCONSUMED, AttributeRef, ColumnRef
 from archive.manifest import (
     Commit,
     EpisodeIndex,
+    Later,
     Located,
     Origin,
     Resume,
@@ -30,7 +31,7 @@ from archive.manifest import (
     liveview,
     read_of,
     tablefiles,
-)
+)  # fmt: skip
 from archive.read import Episodes, Reader, Spans
 from archive.store import Storage
 from archive.views import reports
@@ -45,11 +46,14 @@ _READ_ONLY = "it is what the commit says: change copy.deepcopy() of it"
 class Checkpoint:
     """One checkpoint, as its commit has it."""
 
-    def __init__(self, storage: Storage, commit: Commit, served_by: Commit | None = None) -> None:
-        """served_by: the commit with whose tables its steps are found, where forgetting moved it; None: its own."""
+    def __init__(
+        self, storage: Storage, commit: Commit, served_by: Commit | None = None, later: Later | None = None
+    ) -> None:  # fmt: skip
+        """served_by: the commit with whose tables its steps are found; later: what was said since; None: its own."""
         self._storage = storage
         self.commit = commit
         self.served_by = commit if served_by is None else served_by
+        self.later = Later(storage, self.served_by) if later is None else later
         if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
@@ -227,7 +231,7 @@ class Checkpoint:
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._storage, self.served_by)
+        return Snapshot(self._storage, self.served_by, self.later)
 
     @cached_property
     def reader(self) -> Reader:
@@ -310,7 +314,7 @@ class Checkpoint:
         return reports.checkpoint(self.about, *held, *episodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_storage", "commit", "served_by", "record")
+        kept = ("_storage", "commit", "served_by", "later", "record")
         return {name: getattr(self, name) for name in kept}
 
     def __repr__(self) -> str:
@@ -329,13 +333,11 @@ def _codes(live: pa.Table) -> Ints:
     return out
 
 
-def checkpoint_at(storage: Storage, head: Commit, number: int, manifest: int | None = None) -> Checkpoint:
-    """The checkpoint of a commit's number, among those that `head` follows.
-
-    manifest: number of the commit with whose tables its steps are found; None: its own.
-    """
-    commit = _read(storage, number, head)
-    return Checkpoint(storage, commit, None if manifest is None else _read(storage, manifest, head))
+def checkpoint_at(storage: Storage, head: Commit, number: int, manifest: int | None, later: Later) -> Checkpoint:
+    """The checkpoint of a commit's number, among those that `head` follows; manifest: number of the commit with whose
+    tables its steps are found; None: its own."""
+    served_by = None if manifest is None else _read(storage, manifest, head)
+    return Checkpoint(storage, _read(storage, number, head), served_by, later)
 
 
 def _read(storage: Storage, number: int, head: Commit) -> Commit:

@@ -10,6 +10,7 @@ from archive.manifest import (
     claims,
     commits,
     expressions,
+    labels,
     liveview,
     sessions,
     smallfiles,
@@ -52,7 +53,7 @@ from archive.manifest.sessions import (
     place,
     run_of_session,
 )
-from archive.manifest.tablefiles import Snapshot
+from archive.manifest.tablefiles import Later, Snapshot
 from archive.manifest.tables import NO_ENV
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "ForkedFrom",
     "KeepRule",
     "KnownEpisode",
+    "Later",
     "Lineage",
     "LiveSet",
     "Located",
@@ -109,6 +111,7 @@ __all__ = [
     "commits",
     "expressions",
     "held_rows",
+    "labels",
     "liveview",
     "matching",
     "new_session",

@@ -2,7 +2,7 @@
 
 Never evaluated as Python. Grammar, loosest first: `or`, `and`, `not`, comparison (= == != < <= > >=, `in (...)`,
 `is null`, `is not null`), parentheses, values (numbers, 'strings', true, false, null), columns; `metadata.key` is
-the value of a key of the episode's metadata.
+the value of a key of the episode's metadata, `label.key` that of a label.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_][\w.\-]*)|(?P<op>==|!=|<=|>=|<>|[=<>(),])|(?P<bad>\S))"
 )
 _WORDS = {"and", "or", "not", "in", "is", "null", "none", "true", "false"}
+KEYED = ("metadata.", "label.")  # columns of any key
 MAX_JOINTS = 1000  # Arrow evaluates expressions recursively, and would crash
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ALIASES = {"update_count": "update_count_max", "id": "episode_id", "steps": "length"}
@@ -83,7 +84,7 @@ class _Parser:
         text = self.text if len(self.text) <= 400 else self.text[:400] + "..."
         raise UsageError(
             f'the condition {text!r} {what}; write as in "return > 10 and update_count >= 100". '
-            f"Columns: {', '.join(sorted(self.columns))}, metadata.<key>"
+            f"Columns: {', '.join(sorted(self.columns))}, metadata.<key>, label.<key>"
         )
 
     def _accept(self, *words: str) -> str:
@@ -174,7 +175,7 @@ class _Parser:
         if kind != "name":
             self._fail(f"has {text!r} where a column or a value should be")
         name = _ALIASES.get(text, text)
-        if name not in self.columns and not name.startswith("metadata."):
+        if name not in self.columns and not name.startswith(KEYED):
             self._fail(f"names the column {text!r}, which does not exist")
         self.needed.add(name)
         return _Operand(pc.field(name), True)

@@ -14,6 +14,7 @@ from archive.base import UsageError, cached_property, jsontree
 from archive.fields import schema
 from archive.manifest import chains, expressions
 from archive.manifest.branches import Mask, Rows, Sequences
+from archive.manifest.labels import ADDRESS, PREFIX, Labels, segments_of
 from archive.manifest.sessions import run_of_session
 from archive.manifest.tablefiles import Snapshot
 from archive.manifest.tables import NO_ENV
@@ -46,6 +47,7 @@ class EpisodeIndex:
         self.snapshot = snapshot
         self._live = live
         self._branch = branch
+        self._labels: tuple[pa.Table, Labels] | None = None
 
     @cached_property
     def chains(self) -> chains.Chains:
@@ -84,7 +86,27 @@ class EpisodeIndex:
             return self._extreme(name)
         if name == "model_weights_uuids":
             return self._uuids()
-        raise UsageError(f"there is no column {name!r}; columns: {', '.join(COLUMNS)}")
+        if name.startswith(PREFIX):
+            return self.labels.column(name)
+        raise UsageError(f"there is no column {name!r}; columns: {', '.join(self.names)}")
+
+    @property
+    def labels(self) -> Labels:
+        """What is said of them, as of the commit whose labels count."""
+        said = self.snapshot.later.labels
+        if self._labels is None or self._labels[0] is not said:
+            row = segments_of(said, self.snapshot.columns(ADDRESS)) if said.num_rows else np.zeros(0, np.int64)
+            episode = np.where(row >= 0, self.episode_of_row[row], -1) if self.snapshot.rows else np.full(len(row), -1)
+            self._labels = said, Labels(said, episode, len(self))
+        return self._labels[1]
+
+    @property
+    def names(self) -> list[str]:
+        """All columns: COLUMNS, then one for each key of a label."""
+        return [*COLUMNS, *self.labels.names]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_labels": None}
 
     def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
         import pyarrow as pa
@@ -251,12 +273,14 @@ def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
         raise UsageError(f"{name}={value!r}: give one or several values of type {kind} ({e})") from e
 
 
-def matching(condition: Any, column: Callable[[str], Any], count: int) -> Mask:
-    """Which rows of a table meet a condition: text, or an Arrow expression over COLUMNS."""
+def matching(
+    condition: Any, column: Callable[[str], Any], count: int, names: Callable[[], Sequence[str]] = lambda: COLUMNS
+) -> Mask:  # fmt: skip
+    """Which rows of a table meet a condition: text, or an Arrow expression over all columns, which `names` gives."""
     import pyarrow as pa
 
     expression, needed = (
-        expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(COLUMNS))
+        expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(names()))
     )
     keys = [n for n in needed if n.startswith("metadata.")]
     table = pa.table({"__row": pa.array(np.arange(count))} | {n: column(n) for n in needed if n not in keys})

@@ -148,12 +148,49 @@ def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
     }
 
 
-class Snapshot:
-    """The segments table as one commit sees it, loaded by column; immutable, so what was read is kept."""
+class Later:
+    """What was said of episodes, and added to them, after they were written; as of one commit. An archive shares it
+    with its checkpoints, whose own commits may be older."""
 
-    def __init__(self, storage: Storage, commit: Commit) -> None:
+    def __init__(self, storage: Storage, head: Commit, *, read_only: bool = False) -> None:
+        """head: the commit whose labels and late fields count; read_only: it stays that one."""
+        self.storage = storage
+        self.head = head
+        self.read_only = read_only
+        self._labels: tuple[tuple[FileRef, ...], pa.Table] | None = None
+
+    def show(self, head: Commit) -> None:
+        """What others said until then counts, too."""
+        if head.number > self.head.number:
+            self.head = head
+
+    @property
+    def labels(self) -> pa.Table:
+        """The rows of the labels table, oldest first: nothing is fetched where there are none."""
+        files = self.head.files("labels")
+        if self._labels is None or self._labels[0] != files:
+            table = load(self.storage, "labels", files)
+            if any(table[name].null_count for name in ("session", "rank", "sequence", "key")):
+                raise CorruptManifestError(
+                    f"a row of the labels table at {self.storage.url} lacks its segment or key; run `archive verify`"
+                )
+            self._labels = files, table
+        return self._labels[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_labels": None}
+
+
+class Snapshot:
+    """The segments table as one commit sees it, loaded by column; immutable, so what was read is kept.
+    `later`: what was said of its episodes since."""
+
+    def __init__(
+        self, storage: Storage, commit: Commit, later: Later | None = None, *, read_only: bool = False
+    ) -> None:  # fmt: skip
         self.storage = storage
         self.commit = commit
+        self.later = Later(storage, commit, read_only=read_only) if later is None else later
         self._bytes: list[bytes] | None = None
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None
@@ -197,11 +234,4 @@ class Snapshot:
         return self.columns(names).take(pa.array(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "storage": self.storage,
-            "commit": self.commit,
-            "_bytes": None,
-            "_columns": {},
-            "_branches": None,
-            "_rows": None,
-        }
+        return self.__dict__ | {"_bytes": None, "_columns": {}, "_branches": None, "_rows": None}

@@ -3,7 +3,7 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import deriving
+from archive.read import deriving, labelling
 from archive.read.chunks import fetching
 from archive.read.deriving import Bounds
 from archive.read.destination import Destination
@@ -26,4 +26,5 @@ __all__ = [
     "Spans",
     "deriving",
     "fetching",
+    "labelling",
 ]

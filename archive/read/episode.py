@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from archive.base import MAX_PAGE_BYTES, frozen, jsontree
 from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
-from archive.read import deriving
+from archive.read import deriving, labelling
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
 from archive.read.destination import Destination
@@ -99,6 +100,22 @@ class Episode:
         text = self._row["metadata"]
         out: dict[str, Any] = frozen(jsontree.loads(text) if text else {}, _ANNOTATE)
         return out
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What was said of it after it was written: `arc.label({ep.id: {"success": True}})`. Read-only."""
+        out: dict[str, Any] = frozen(self._index.labels.of(self._number), "say it by ep.label(key=value)")
+        return out
+
+    @property
+    def label_history(self) -> list[dict[str, Any]]:
+        """All that was ever said of it, oldest first: key, value (None: taken back), by, created_at, commit."""
+        return self._index.labels.history(self._number)
+
+    def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
+        """Say something of it; see `Episodes.label`."""
+        labelling.label_all(self.alone(), {**(labels or {}), **more}, by)
+        return self
 
     @property
     def original_id(self) -> int | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 from archive.arrays import Ints
 from archive.base import MissingPackageError, NotFoundError, UsageError, cached_property, one_line, size, unescape_path
 from archive.fields import schema
-from archive.manifest import COLUMNS, matching
-from archive.read import deriving, sizes
+from archive.manifest import COLUMNS, labels, matching
+from archive.read import deriving, labelling, sizes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
 from archive.read.chunks import Tails
@@ -53,8 +53,8 @@ class Episodes(Chosen, Sequence["Episode"]):
         episode_id, model_weights_uuid, buffer, run, session, rank, env_id: one value or several. update_count: a
         number, or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and
         session are those of its newest one.
-        where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'", or an Arrow
-        expression.
+        where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'" or
+        "label.success = true", or an Arrow expression.
         """
         mask = self._index.mask(
             episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
@@ -66,16 +66,36 @@ class Episodes(Chosen, Sequence["Episode"]):
         return kept if where is None else kept._where(where)
 
     def _where(self, condition: Any) -> Episodes:
-        mask = matching(condition, lambda name: self._columns([name])[name], len(self))
+        checked = isinstance(condition, str)
+        mask = matching(
+            condition, lambda name: self._column(name, checked), len(self), lambda: self._index.names
+        )  # fmt: skip
         return self.pick(np.flatnonzero(mask))
+
+    def _column(self, name: str, compared: bool) -> Any:
+        if compared and name.startswith(labels.PREFIX):
+            self._index.labels.check_comparable(name)
+        return self._columns([name])[name]
+
+    def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
+        """Say something of all of them: `eps.label(success=True, by="anna")`; shown here, and by the archive that they
+        are of. A value None takes a label back.
+
+        Of each key the newest counts; what was said before stays in `ep.label_history`. by: who says it.  labels: keys
+        that are no Python names. Values as of `arc.label`. Writes one small object and a commit, beside running
+        writers.
+        """
+        labelling.label_all(self, {**(labels or {}), **more}, by)
+        return self
 
     def _complete(self) -> Any:
         return self._columns(("complete",))["complete"].to_numpy()
 
     @property
     def table(self) -> pa.Table:
-        """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit."""
-        return self._columns(COLUMNS)
+        """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit, and
+        a column `label.<key>` for each key of a label."""
+        return self._columns(self._index.names)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -129,7 +149,7 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
         part = self.pick(np.array(places, np.int64))
-        rows = part.table.to_pylist()
+        rows = part._columns(COLUMNS).to_pylist()
         return [
             Episode(
                 self._reader,

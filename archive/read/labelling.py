@@ -1,0 +1,153 @@
+"""Saying something of episodes: one small object of rows, and a commit that names it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from archive.arrays import Ints
+from archive.base import LetGoError, NotFoundError, UsageError, check_text
+from archive.manifest import (
+    Commit,
+    CommitLog,
+    EpisodeIndex,
+    Snapshot,
+    commits,
+    labels,
+    new_session,
+    tablefiles,
+    tables,
+)
+from archive.read.chosen import Chosen
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows = Callable[[Commit], "pa.Table"]  # those to commit after this one, but for who and when
+MAX_NAMED = 5
+
+
+def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) -> None:
+    """Say the same of each of these episodes, as they are seen there; they show it then.
+
+    UsageError if they are of an archive that was opened at a commit, LetGoError if some were forgotten meanwhile.
+    """
+    if not said:
+        raise UsageError("nothing is said of these episodes: give labels, as in eps.label(success=True)")
+    texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
+    later = episodes.episode_index.snapshot.later
+    if later.read_only:
+        raise UsageError(
+            f"this archive was opened at commit {later.head.number} and is read only; open it without commit="
+        )
+    if len(episodes):
+        rows = _of_each(episodes, texts)
+        log = CommitLog(later.storage, later.head.archive, later.head)
+        later.show(_commit(log, partial(_still_there, episodes.episode_index.snapshot, rows), by))
+
+
+def label(
+    log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None
+) -> Commit:  # fmt: skip
+    """Say of episodes, by id, what is said of each; the commit. NotFoundError if there is none of some id.
+
+    index: the episodes as they were seen last, which saves reading them again.
+    """
+    ids: list[str] = []
+    keys: list[str] = []
+    texts: list[str | None] = []
+    for name, mine in said.items():
+        check_text(name, "an episode's id")
+        for key, value in mine.items():
+            ids.append(name)
+            keys.append(key)
+            texts.append(labels.text_of(value, key))
+    for key in set(keys):
+        check_key(key)
+    return _commit(log, partial(_by_id, index, ids, keys, texts), by) if ids else log.catch_up()
+
+
+def check_key(key: str) -> str:
+    """A label's key; UsageError for one that would not be seen."""
+    check_text(key, "a label's key")
+    if not key.strip() or not key.isprintable():
+        raise UsageError(f"the label {key!r} must have characters that show, and none that do not")
+    return key
+
+
+def _of_each(episodes: Chosen, texts: Mapping[str, str | None]) -> pa.Table:
+    """A row for each episode and key, with the newest segment of the episode as it is seen."""
+    import pyarrow as pa
+
+    index, count = episodes.episode_index, len(episodes)
+    one = _addressed(index, episodes.numbers)
+    parts = []
+    for key, text in texts.items():
+        coded = pa.array([key], pa.string()).dictionary_encode().take(pa.repeat(pa.scalar(0, pa.int32()), count))
+        value = pa.nulls(count, pa.string()) if text is None else pa.repeat(pa.scalar(text), count)
+        parts.append(one.append_column("key", coded).append_column("value", value))
+    return pa.concat_tables(parts)
+
+
+def _addressed(index: EpisodeIndex, numbers: Ints) -> pa.Table:
+    """The id and newest segment of these episodes."""
+    return index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *labels.ADDRESS])
+
+
+def _still_there(snapshot: Snapshot, rows: pa.Table, parent: Commit) -> pa.Table:
+    """The rows, if what they are of was not let go of since it was seen."""
+    if parent.let_go is not None and parent.let_go > snapshot.commit.number:
+        now = Snapshot(snapshot.storage, parent).columns(labels.ADDRESS)
+        gone = rows.filter(labels.segments_of(rows, now) < 0)["episode_id"].unique().to_pylist()
+        if gone:
+            raise LetGoError(
+                f"{len(gone)} of these episodes, such as {gone[0]!r}, were forgotten at {snapshot.storage.url} "
+                "meanwhile; nothing was said of any. Open the archive again"
+            )
+    return rows
+
+
+def _by_id(
+    known: EpisodeIndex, ids: Sequence[str], keys: Sequence[str], texts: Sequence[str | None], parent: Commit
+) -> pa.Table:  # fmt: skip
+    """A row for each of these, with the newest segment of the episode as it stands at a commit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    storage, same = known.snapshot.storage, _same_rows(known.snapshot.commit, parent)
+    index = known if same else EpisodeIndex(Snapshot(storage, parent))
+    wanted = pa.array(ids, pa.string())
+    number = pc.index_in(wanted, value_set=index.column("episode_id").combine_chunks())
+    if number.null_count:
+        unknown = wanted.filter(pc.is_null(number)).unique().to_pylist()
+        some = ", ".join(map(repr, unknown[:MAX_NAMED]))
+        raise NotFoundError(
+            f"{len(unknown)} of these episodes are not at {storage.url}, such as {some}; nothing was said "
+            "of any. `archive episodes` lists them"
+        )
+    one = _addressed(index, number.to_numpy().astype("int64"))
+    coded = pa.array(keys, pa.string()).dictionary_encode()
+    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
+
+
+def _same_rows(one: Commit, other: Commit) -> bool:
+    return all(one.files(table) == other.files(table) for table in ("segments", "branches"))
+
+
+def _commit(log: CommitLog, rows: Rows, by: str | None) -> Commit:
+    if by is not None:
+        check_text(by, "by")
+    return log.append(f"label/{uuid.uuid4().hex}", partial(_draft, log.storage, rows, by, datetime.now(UTC)))
+
+
+def _draft(storage: Storage, rows: Rows, by: str | None, at: datetime, parent: Commit, attempt: int) -> Commit:
+    commits.check_can_let_go(parent)
+    said, session = rows(parent), new_session()
+    columns = {name: said[name] for name in said.column_names}
+    new = tables.from_columns("labels", {**columns, "by": by, "created_at": at})
+    files = tablefiles.add_rows(storage, session, "labels", parent, new, fold=attempt == 0)
+    return parent.after("label", session=session, labels=files)
