@@ -139,18 +139,11 @@ class Archive(Upkeep):
         return self
 
     def writer(
-        self,
-        rank: int | None = None,
-        world_size: int | None = None,
-        run: str | None = None,
-        session: str | None = None,
-        schema: Schema | None = None,
-        compression: str | None = "zstd:1",
-        resume: Any = None,
-        keep: Keep | None = None,
-        chunk_bytes: int | None = None,
-        fork_from: Any = None,
-    ) -> Writer:
+        self, rank: int | None = None, world_size: int | None = None, run: str | None = None,
+        session: str | None = None, schema: Schema | None = None, compression: str | None = "zstd:1",
+        resume: Any = None, keep: Keep | None = None, chunk_bytes: int | None = None, fork_from: Any = None,
+        forget: str | None = None,
+    ) -> Writer:  # fmt: skip
         """Open a session (or join that of the other ranks) and write to it.
 
         rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else one writer alone.  run: a line of
@@ -160,7 +153,9 @@ class Archive(Upkeep):
         same size: go on as its run from its live steps, positions and open episodes, so that the next checkpoint
         uploads only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of
         the checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
-        checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
+        checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.  forget: let
+        go of the run's others after each whole checkpoint, in the background: "checkpoints", or "unreferenced", also of
+        its episodes that none of them holds any more. `undo()` brings the last ones back; nothing is ever pruned by it.
         chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer,
         such as 65,536, for large steps that are drawn one by one.
         """
@@ -174,6 +169,7 @@ class Archive(Upkeep):
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
         who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
+        forgets = self._forgets(log, who, keep, forget)
         mark = (os.getpid(), self.id)
         if mark not in _checked:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
@@ -181,7 +177,7 @@ class Archive(Upkeep):
             _checked.add(mark)
         return Writer(
             self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-            chunk_bytes,
+            chunk_bytes, forgets,
         )  # fmt: skip
 
     def _log(self) -> CommitLog:

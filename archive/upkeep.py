@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest import Commit, CommitLog, EpisodeIndex
+from archive.manifest import Commit, CommitLog, EpisodeIndex, Place
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ class Upkeep(ABC):
 
     def forget(
         self, keep: Keep | None = None, episodes: str | None = None, where: Any = None, ids: Any = None,
-        redact: bool = False, dry_run: bool = True,
+        run: str | None = None, redact: bool = False, dry_run: bool = True,
     ) -> ForgetPlan:  # fmt: skip
         """Plan to let go of checkpoints and episodes; `.commit()` on the plan, or dry_run=False, does it.
 
         keep: which checkpoints stay (each run by itself); None: all.  episodes: "unreferenced": those go that no
         checkpoint that stays holds; "superseded": what newer revisions, or a resume, have taken the place of; None:
         none go but by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes. With
-        `episodes`, both narrow what may go.
+        `episodes`, both narrow what may go.  run: nothing of other runs goes.
 
         It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. Whatever is asked, these
         stay: the newest whole checkpoint of each run (and the newest with its buffers), what the newest session of a
@@ -108,7 +108,7 @@ class Upkeep(ABC):
         """
         from archive.maintain import asked, forgetting
 
-        found = asked(keep, episodes, where, ids, redact=redact)
+        found = asked(keep, episodes, where, ids, run, redact=redact)
         planned = forgetting.plan(self._log(), found, self._committed)
         return planned if dry_run else planned.commit()
 
@@ -153,3 +153,14 @@ class Upkeep(ABC):
 
         self._committed(labelling.label(self._log(), self.index, said, by))
         return self
+
+    def _forgets(
+        self, log: CommitLog, who: Place, keep: Keep | None, forget: str | None
+    ) -> Callable[[Commit], None] | None:  # fmt: skip
+        """What a writer does after each checkpoint, to let go as it was told; UsageError if that makes no sense."""
+        if forget is None:
+            return None
+        from archive.maintain import forgetting
+
+        forgetting.check_writer(log.head, who.run, keep, forget)
+        return forgetting.after_checkpoint(self.storage, log.archive_id, who, forget)

@@ -47,7 +47,7 @@ class Writer(Buffer):
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str,
         compression: str | None, on_commit: Callable[[Commit], None], resume: Resume | None = None,
-        keep: Keep | None = None, chunk_bytes: int | None = None,
+        keep: Keep | None = None, chunk_bytes: int | None = None, then: Callable[[Commit], None] | None = None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._log = log
@@ -65,7 +65,7 @@ class Writer(Buffer):
         self._changes = Changes(self._pipeline)
         self._ids = Ids(place, self._known_ids, self._changes.undo)
         self._saver = Saver(
-            storage, log, place, self._pipeline.wait, self._saved, None if resume is None else resume.checkpoint
+            storage, log, place, self._pipeline.wait, self._saved, None if resume is None else resume.checkpoint, then
         )
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
@@ -214,7 +214,9 @@ class Writer(Buffer):
                 else:
                     self.commit()
             finally:
-                self._end()
+                failed = self._end()
+            if failed is not None:
+                raise failed
 
     def __enter__(self) -> Self:
         return self

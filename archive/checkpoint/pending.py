@@ -17,7 +17,7 @@ from archive.write import Work
 
 
 class Attempt:
-    """One try at a checkpoint. `run` may be called any number of times, and runs it once."""
+    """One try at a checkpoint. `run` may be called any number of times, and runs it once; whether it did."""
 
     def __init__(self, work: Callable[[], Checkpoint]) -> None:
         self._work = work
@@ -29,13 +29,14 @@ class Attempt:
     def begun(self) -> bool:
         return self._claim.locked()
 
-    def run(self) -> None:
+    def run(self) -> bool:
         if not self._claim.acquire(blocking=False):
-            return
+            return False
         try:
             self.future.set_result(self._work())
         except BaseException as error:
             self.future.set_exception(error)
+        return True
 
 
 class _Saver(Protocol):

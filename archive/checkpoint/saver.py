@@ -29,13 +29,17 @@ class Saver:
     def __init__(
         self, storage: Storage, log: CommitLog, place: Place, wait: Callable[[Sequence[Work]], list[Written]],
         committed: Callable[..., None], resumed_from: int | None = None,
+        then: Callable[[Commit], None] | None = None,
     ) -> None:  # fmt: skip
+        """then: called by one rank, in the background, with each whole checkpoint."""
         self._storage = storage
         self._log = log
         self._place = place
         self._wait = wait
         self._committed = committed
         self._resumed_from = resumed_from
+        self._then = then if place.rank == 0 else None
+        self._then_failed: BaseException | None = None
         self._thread = ThreadPoolExecutor(1, "archive-checkpoint")
         self._pending: Pending | None = None
         self._columns = SavedColumns()
@@ -84,7 +88,18 @@ class Saver:
     def begin(self, pending: Pending) -> None:
         """See to it that it is begun: a call that was interrupted may have left it."""
         if not pending.attempt.begun:
-            self._thread.submit(pending.attempt.run)
+            self._thread.submit(self._run, pending.attempt)
+
+    def _run(self, attempt: Attempt) -> None:
+        """Save and then, once whoever waits for that has it, do what comes after a whole checkpoint."""
+        if not attempt.run() or self._then is None or attempt.future.exception():
+            return
+        made = attempt.future.result().commit
+        try:
+            if made.checkpoint is not None and made.checkpoint.whole:
+                self._then(made)
+        except BaseException as error:
+            self._then_failed = error
 
     def _reported(self, pending: Pending, work: Callable[[], Checkpoint]) -> Checkpoint:
         try:
@@ -130,9 +145,15 @@ class Saver:
         return all_staged(self._storage, joint, {}, look_at_all=True)
 
     def surface(self) -> None:
-        """Raise the error of the last checkpoint, if nobody has seen it."""
+        """Raise the error of the last checkpoint, or of what came after it, if nobody has seen it."""
         if self._pending is not None and (error := self._pending.unseen_error()):
             raise error
+        if (failed := self._take_failed()) is not None:
+            raise failed
+
+    def _take_failed(self) -> BaseException | None:
+        failed, self._then_failed = self._then_failed, None
+        return failed
 
     def settle(self) -> None:
         """Wait until no checkpoint is under way; raise the last one's error if nobody has seen it."""
@@ -155,7 +176,8 @@ class Saver:
         if self._pending is not None:
             self.begin(self._pending)
         self._thread.shutdown(wait=True)
-        return None if self._pending is None else self._pending.unseen_error()
+        unseen = None if self._pending is None else self._pending.unseen_error()
+        return unseen or self._take_failed()
 
 
 def _log_left_out(made: CheckpointRecord) -> None:

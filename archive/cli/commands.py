@@ -32,6 +32,10 @@ COMMANDS = {  # name: module and function; the order of --help
     "compact": "transfer:compact",
     "tag": "tags:tag",
     "tags": "tags:tags",
+    "forget": "forgetting:forget",
+    "undo": "forgetting:undo",
+    "restore": "forgetting:restore",
+    "upgrade": "forgetting:upgrade",
     "verify": "integrity:verify",
     "repair": "integrity:repair",
 }

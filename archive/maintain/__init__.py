@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from archive.maintain import forgetting, maintenance, repairing, tags
 from archive.maintain.asking import Asked, asked
-from archive.maintain.letting import ForgetPlan
+from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan
 from archive.maintain.maintenance import verify
 from archive.maintain.repairing import damaged_commit, repair
 from archive.maintain.restoring import restore, undo
@@ -15,6 +15,8 @@ from archive.maintain.upgrading import upgrade
 from archive.maintain.usage import Held, Info, Usage, usage
 
 __all__ = [
+    "CHECKPOINT_COLUMNS",
+    "EPISODE_COLUMNS",
     "Asked",
     "ForgetPlan",
     "Held",

@@ -20,12 +20,15 @@ class Asked:
     """Which checkpoints are to stay (None: all), and which episodes may go.
 
     episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
+    run: nothing of other runs may go.  anyhow: a policy that wants none of the checkpoints leaves what is protected.
     """
 
     keep: Keep | None = None
     episodes: str | None = None
     where: Any = None
     ids: tuple[str, ...] | None = None
+    run: str | None = None
+    anyhow: bool = False
 
     @property
     def chosen(self) -> bool:
@@ -38,12 +41,14 @@ class Asked:
         return self.chosen or self.episodes is not None
 
     def __str__(self) -> str:
-        given = (("keep", self.keep and str(self.keep)), ("episodes", self.episodes), ("where", self.where))
+        given = (
+            ("keep", self.keep), ("episodes", self.episodes), ("where", self.where), ("run", self.run),
+        )  # fmt: skip
         parts = [f"{name}={value}" for name, value in given if value is not None]
         return ", ".join([*parts, *([] if self.ids is None else [f"{len(self.ids)} ids"])])
 
 
-def asked(keep: Any, episodes: Any, where: Any, ids: Any, *, redact: bool) -> Asked:
+def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> Asked:
     """What was asked for; UsageError where that is nothing, or makes no sense."""
     if redact:
         raise UsageError(
@@ -55,7 +60,7 @@ def asked(keep: Any, episodes: Any, where: Any, ids: Any, *, redact: bool) -> As
         raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
     if episodes not in (None, UNREFERENCED, SUPERSEDED):
         raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
-    found = Asked(keep, episodes, where, None if ids is None else _names(ids))
+    found = Asked(keep, episodes, where, None if ids is None else _names(ids), run)
     if keep is None and not found.lets_episodes_go:
         raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
     return found

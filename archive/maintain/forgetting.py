@@ -12,18 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from archive.base import ConflictError
-from archive.maintain.asking import Asked
-from archive.maintain.drafting import Decided, Draft, commits_of, draft, unwritten
+from archive.base import ConflictError, UsageError
+from archive.checkpoint import Keep
+from archive.maintain.asking import UNREFERENCED, Asked
+from archive.maintain.drafting import Decided, commits_of, draft, unwritten
 from archive.maintain.keeping import fates
 from archive.maintain.letting import ForgetPlan
 from archive.maintain.objects import note_forgotten
 from archive.maintain.standing import Standing, standing
-from archive.manifest import Commit, CommitLog, Snapshot, commits, new_session, tablefiles
+from archive.manifest import Commit, CommitLog, Place, Snapshot, commits, new_session, tablefiles
 from archive.store import Storage
 
 _ADDRESS = ("session", "rank", "sequence")
+CHECKPOINTS = "checkpoints"
 Shown = Callable[[Commit], None]
+Check = Callable[[Commit], None]
 
 
 def plan(log: CommitLog, asked: Asked, shown: Shown) -> ForgetPlan:
@@ -36,17 +39,41 @@ def plan(log: CommitLog, asked: Asked, shown: Shown) -> ForgetPlan:
     return _as_plan(log.storage, asked, found, gone, partial(_commit_planned, log, asked, found, shown))
 
 
-def commit_now(log: CommitLog, asked: Asked, transaction: str, shown: Shown) -> ForgetPlan:
-    """Forget, as of whichever commit is the newest then; the plan that was carried out."""
+def commit_now(log: CommitLog, asked: Asked, transaction: str, check: Check = lambda parent: None) -> Commit | None:
+    """Forget, as of whichever commit is the newest then; None if nothing is to go. check: of each commit before it."""
     commits.check_can_let_go(log.catch_up())
-    found = decide(log.storage, log.head, asked)
-    if found.decided.empty:
-        return _as_plan(log.storage, asked, found, {}, None)
-    made = _Making(log.storage, asked, None, found)
-    commit = log.append(transaction, made.build)
-    shown(commit)
-    gone = made.draft.gone if made.draft is not None else {}
-    return replace(_as_plan(log.storage, asked, made.found, gone, None), made=commit)
+    making = _Making(log.storage, asked, check=check)
+    try:
+        return log.append(transaction, making.build)
+    except NothingToForgetError:
+        return None
+
+
+def check_writer(head: Commit, run: str, keep: Keep | None, forget: str) -> None:
+    """Refuse a writer that would forget nothing, or what nobody knows."""
+    commits.check_can_let_go(head)
+    if forget not in (CHECKPOINTS, UNREFERENCED):
+        raise UsageError(f"forget={forget!r}: give {CHECKPOINTS!r}, {UNREFERENCED!r} or None")
+    known = head.runs.get(run)
+    if keep == Keep() or (keep is None and (known is None or known.keep is None)):
+        raise UsageError(f"forget={forget!r} lets go of what keep= does not want: give keep=archive.Keep(last=5), say")
+
+
+def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: str) -> Callable[[Commit], None]:
+    """What lets go, after a checkpoint of a writer, of what the policy of its run does not want."""
+    episodes = UNREFERENCED if forget == UNREFERENCED else None
+
+    def let_go(made: Commit) -> None:
+        log = CommitLog(storage, archive_id, made)  # of its own: the writer's is not to wait for it
+        entry = log.catch_up().runs[place.run]
+        asked = Asked(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
+        if entry.keep is not None:
+            commit_now(
+                log, asked, f"{place.session}/forget/{made.number}",
+                lambda parent: commits.fence(parent, place.run, place.session),
+            )  # fmt: skip
+
+    return let_go
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,7 @@ class Found:
 
 def decide(storage: Storage, parent: Commit, asked: Asked) -> Found:
     """What stays and what goes, as of a commit."""
-    every = fates(storage, parent, asked.keep)
+    every = fates(storage, parent, asked)
     kept = [one for one in every if one.stays]
     known = commits_of(storage, parent, kept)
     snapshot = Snapshot(storage, parent)
@@ -70,41 +97,51 @@ def decide(storage: Storage, parent: Commit, asked: Asked) -> Found:
 
 def _commit_planned(log: CommitLog, asked: Asked, found: Found, shown: Shown) -> Commit:
     """The commit of a plan; ConflictError if it would let go of something else by now."""
-    making = _Making(log.storage, asked, found, found)
-    commit = log.append(f"forget/{new_session()}", making.build)
+    commit = log.append(f"forget/{new_session()}", _Making(log.storage, asked, found).build)
     shown(commit)
     return commit
+
+
+class NothingToForgetError(ConflictError):
+    """By now nothing is to go."""
 
 
 class _Making:
     """Makes the commit, again after each lost race; `planned`: what it may let go of, if that was shown before."""
 
-    def __init__(self, storage: Storage, asked: Asked, planned: Found | None, found: Found) -> None:
+    def __init__(
+        self, storage: Storage, asked: Asked, planned: Found | None = None, check: Check = lambda parent: None
+    ) -> None:  # fmt: skip
         self._storage = storage
         self._asked = asked
         self._planned = planned
-        self.found = found
-        self.draft: Draft | None = None
+        self._check = check
 
     def build(self, parent: Commit, attempt: int) -> Commit:
-        if parent.digest != self.found.decided.parent.digest:
-            self.found = decide(self._storage, parent, self._asked)
-        if self._planned is not None and _goes(self._planned.decided) != _goes(self.found.decided):
-            raise ConflictError(
-                f"the archive at {self._storage.url} changed since commit {self._planned.decided.parent.number}, so "
-                "that something else would be forgotten than was planned; nothing was committed: plan again"
-            )
-        if self.found.decided.empty:
-            raise ConflictError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
+        self._check(parent)
+        found = self._decided(parent)
+        if found.decided.empty:
+            raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
         session = new_session()
-        made = draft(self.found.decided, session, partial(tablefiles.write, self._storage, session), self.found.known)
-        self.draft = made
-        checkpoints = len(self.found.decided.fates) - len(self.found.decided.kept)
+        made = draft(found.decided, session, partial(tablefiles.write, self._storage, session), found.known)
         removed = {
-            "checkpoints": checkpoints, "episodes": self.found.standing.goes, "objects": len(made.gone),
-            "bytes": sum(made.gone.values()),
+            "checkpoints": len(found.decided.fates) - len(found.decided.kept), "episodes": found.standing.goes,
+            "objects": len(made.gone), "bytes": sum(made.gone.values()),
         }  # fmt: skip
         return replace(made.commit, forgotten=note_forgotten(self._storage, parent, made.gone), removed=removed)
+
+    def _decided(self, parent: Commit) -> Found:
+        """What goes as of this commit, if that is what was planned."""
+        planned = self._planned
+        if planned is not None and parent.digest == planned.decided.parent.digest:
+            return planned
+        found = decide(self._storage, parent, self._asked)
+        if planned is not None and _goes(planned.decided) != _goes(found.decided):
+            raise ConflictError(
+                f"the archive at {self._storage.url} changed since commit {planned.decided.parent.number}, so that "
+                "something else would be forgotten than was planned; nothing was committed: plan again"
+            )
+        return found
 
 
 def _goes(decided: Decided) -> tuple[set[int], set[tuple[Any, ...]]]:

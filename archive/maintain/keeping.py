@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from archive.base import MissingObjectError, UsageError, jsontree
+from archive.base import MissingObjectError, NotFoundError, UsageError, jsontree
 from archive.checkpoint import Candidate, Clock, Keep, read_clock
+from archive.maintain.asking import Asked
 from archive.manifest import Commit, Mark, RunEntry, read_of, tablefiles
 from archive.store import Storage
 
 _COLUMNS = ("commit", "run", "session", "name", "step", "whole", "created_at", "metrics", "manifest")
-EVERY = "all checkpoints stay"
+EVERY, OTHER_RUN = "all checkpoints stay", "of another run"
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,25 @@ Row = Mapping[str, Any]
 Reasons = dict[int, list[str]]  # commit -> why it stays
 
 
-def fates(storage: Storage, head: Commit, keep: Keep | None) -> list[CheckpointFate]:
-    """What becomes of each checkpoint, oldest first. keep: None keeps all.
+def fates(storage: Storage, head: Commit, asked: Asked) -> list[CheckpointFate]:
+    """What becomes of each checkpoint, oldest first.
 
-    UsageError for a policy that wants none of them: it would leave only what is protected.
+    UsageError for a policy that wants none of them: it would leave only what is protected. NotFoundError for a run that
+    is not there.
     """
     rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), _COLUMNS).to_pylist()
     reasons: Reasons = {row["commit"]: [] for row in rows}
-    if keep is None:
+    if asked.run is not None and asked.run not in head.runs:
+        raise NotFoundError(
+            f"there is no run {asked.run!r} at {storage.url}; its runs: {', '.join(head.runs) or 'none'}"
+        )
+    if asked.keep is None:
         reasons = {commit: [EVERY] for commit in reasons}
-    elif rows:
-        _by_policy(rows, keep, read_clock(storage) if keep.ages else Clock(), reasons)
+    else:
+        clock = read_clock(storage) if asked.keep.ages else Clock()
+        for run in dict.fromkeys(row["run"] for row in rows):
+            _by_policy([row for row in rows if row["run"] == run], asked, clock, reasons)
+        _check_wants(rows, asked, reasons)
     for commit, reason in (*_newest(rows, head), *_resumed(storage, rows, head), *_tagged(storage, rows, head)):
         reasons[commit].append(reason)
     return [_fate(row, tuple(dict.fromkeys(reasons[row["commit"]]))) for row in rows]
@@ -62,15 +71,22 @@ def _fate(row: Row, reasons: tuple[str, ...]) -> CheckpointFate:
     return CheckpointFate(**given, reasons=reasons)
 
 
-def _by_policy(rows: list[Row], keep: Keep, clock: Clock, reasons: Reasons) -> None:
-    """Each run by itself, so that one cannot push out another's."""
-    for run in dict.fromkeys(row["run"] for row in rows):
-        whole = [_candidate(row, clock) for row in rows if row["run"] == run and row["whole"]]
-        for commit, found in keep.reasons(whole, clock.now).items():
-            reasons[commit] += found
-    if not any(reasons.values()):
+def _by_policy(rows: list[Row], asked: Asked, clock: Clock, reasons: Reasons) -> None:
+    """What the policy wants of one run: of each by itself, so that one cannot push out another's."""
+    keep = asked.keep or Keep()
+    if asked.run not in (None, rows[0]["run"]):
+        found = {row["commit"]: [OTHER_RUN] for row in rows}
+    else:
+        found = keep.reasons([_candidate(row, clock) for row in rows if row["whole"]], clock.now)
+    for commit, why in found.items():
+        reasons[commit] += why
+
+
+def _check_wants(rows: list[Row], asked: Asked, reasons: Reasons) -> None:
+    meant = [row for row in rows if asked.run in (None, row["run"])]
+    if meant and not asked.anyhow and not any(reasons[row["commit"]] for row in meant):
         raise UsageError(
-            f"{keep} wants none of the {len(rows)} checkpoints, so that all would go but what is protected: add "
+            f"{asked.keep} wants none of the {len(meant)} checkpoints, so that all would go but what is protected: add "
             "last=1, or see by arc.checkpoints.table which steps and metrics they have"
         )
 

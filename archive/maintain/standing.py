@@ -116,11 +116,14 @@ def _held(snapshot: Snapshot, kept: Sequence[Commit]) -> Mask:
 
 
 def _chosen(rows: _Rows, asked: Asked) -> Mask:
-    """The episodes that ids and the condition choose; all without."""
+    """The episodes that ids, the condition and the run (whose sessions alone wrote them) choose; all without."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     out = np.ones(len(rows.names), bool)
+    if asked.run is not None:
+        sessions = pa.array(rows.snapshot.commit.runs[asked.run].sessions, pa.string())
+        out &= ~rows.marked(pc.invert(pc.is_in(rows.text("session"), value_set=sessions)).to_numpy())
     if asked.ids is not None:
         wanted = pa.array(asked.ids, pa.string())
         missing = wanted.filter(pc.invert(pc.is_in(wanted, value_set=rows.names))).to_pylist()
@@ -131,7 +134,7 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
             )
         out &= pc.is_in(rows.names, value_set=wanted).to_numpy(zero_copy_only=False)
     if asked.where is not None:
-        meets = matching(asked.where, rows.index.column, len(rows.index))
+        meets = matching(asked.where, rows.index.column, len(rows.index), lambda: rows.index.names)
         out &= rows.marked(rows.index.chains.lasts()[meets])
     return out
 

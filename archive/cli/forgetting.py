@@ -1,0 +1,113 @@
+"""Tool: `archive forget`, `undo`, `restore`, `upgrade`: letting go of checkpoints and episodes, and taking it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from archive.cli import output
+from archive.cli.options import Target, of_run, on_archive, where
+
+if TYPE_CHECKING:
+    from archive import Keep
+    from archive.maintain import ForgetPlan
+
+YES = click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="The newest N checkpoints of each run stay.")
+@click.option("--keep-every", type=click.IntRange(1), metavar="N", help="Those whose step is a multiple of N stay.")
+@click.option("--keep-within", metavar="TIME", help="Those of the last 7d (s, m, h, d, w) stay, by the store's clock.")
+@click.option("--keep-best", metavar="METRIC[:min|max][:N]", help="The best stay, as in return:3 or loss:min:3.")
+@click.option(
+    "--episodes", type=click.Choice(["unreferenced", "superseded"]),
+    help="Episodes that no such checkpoint holds go, or only steps that newer ones took the place of.",
+)  # fmt: skip
+@where("Episodes that meet it may go, as in 'return < 0'.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="This episode may go. May be repeated.")
+@of_run
+@YES
+def forget(
+    target: Target, keep_last: int | None, keep_every: int | None, keep_within: str | None, keep_best: str | None,
+    ids: tuple[str, ...], yes: bool, **asked: Any,
+) -> None:  # fmt: skip
+    """Let go of checkpoints and episodes, by one commit. Deletes nothing; `archive undo` takes it back.
+
+    What stays whatever is asked: the newest of each run and what its job goes on with, what tags name, what other
+    archives refer to, and episodes that a checkpoint that stays holds.
+    """
+    keep = _keep(keep_last, keep_every, keep_within, keep_best)
+    plan = target.open().forget(keep, ids=ids or None, dry_run=not yes, **asked)
+    target.answer(plan.to_json(), lambda: _show(plan))
+
+
+def _keep(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
+    """The policy that the options say; None without any."""
+    from archive import Keep
+
+    if all(given is None for given in (last, every, within, best)):
+        return None
+    return Keep(last, every, None if best is None else _best(best), within)
+
+
+def _best(text: str) -> Any:
+    """ "loss:min:3" as a policy has it. The metric may have colons, too."""
+    parts = text.split(":")
+    ending: list[str | int] = []
+    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in ("min", "max")) and len(ending) < 2:
+        last = parts.pop()
+        ending.insert(0, int(last) if last.isdigit() else last)
+    return (":".join(parts), *(ending or ["max"]))
+
+
+def _show(plan: ForgetPlan) -> None:
+    from archive.maintain import CHECKPOINT_COLUMNS, EPISODE_COLUMNS
+
+    for name, value in plan.about.items():
+        if value is not None:
+            output.say(f"{name}: {value}")
+    if plan.checkpoints:
+        output.table(plan.checkpoint_rows(), CHECKPOINT_COLUMNS)
+    output.table(plan.episode_rows(), EPISODE_COLUMNS)
+    if plan.made is None:
+        output.say("nothing is to be forgotten" if plan.empty else "nothing is forgotten yet: add --yes to do it")
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+def undo(target: Target) -> None:
+    """Bring back what the newest `archive forget` let go of; what came since stays."""
+    head = target.open().undo().head
+    about = {"commit": head.number, "undoes": head.undoes}
+    target.answer(about, f"commit {head.number} brings back what commit {head.undoes} let go of")
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+@click.option("--commit", "number", type=int, required=True, metavar="N", help="Go back to this commit.")
+@YES
+def restore(target: Target, number: int, yes: bool) -> None:
+    """Make the archive as it was as of a commit, by one more. Whoever writes now can no longer commit."""
+    arc = target.open()
+    if not yes:
+        since = arc.head.number - number
+        text = (
+            f"would go back before the newest {since} commits, and end the sessions of all writers: add --yes to do it"
+        )
+        target.answer({"commit": None, "restores": number}, text)
+        return
+    head = arc.restore(number).head
+    text = f"commit {head.number} is as commit {number} was; open new writers"
+    target.answer({"commit": head.number, "restores": number}, text)
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+def upgrade(target: Target) -> None:
+    """Go on in the newest version of the format, which forgetting, tags, labels and late fields need."""
+    head = target.open().upgrade().head
+    about = {"commit": head.number, "format": head.version}
+    target.answer(about, f"the archive is of format {head.version}, as of commit {head.number}")
