@@ -32,12 +32,12 @@ COMMANDS = {  # name: module and function; the order of --help
     "compact": "transfer:compact",
     "tag": "tags:tag",
     "tags": "tags:tags",
-    "forget": "forgetting:forget",
-    "undo": "forgetting:undo",
-    "restore": "forgetting:restore",
-    "upgrade": "forgetting:upgrade",
-    "verify": "integrity:verify",
-    "repair": "integrity:repair",
+    "forget": "upkeep:forget",
+    "undo": "upkeep:undo",
+    "restore": "upkeep:restore",
+    "upgrade": "upkeep:upgrade",
+    "verify": "upkeep:verify",
+    "repair": "upkeep:repair",
 }
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 

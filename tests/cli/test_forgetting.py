@@ -9,7 +9,7 @@ import pytest
 
 import archive
 from archive import Keep
-from archive.cli.forgetting import _best
+from archive.cli.upkeep import _best
 from tests.support.commands import call, document, printed
 from tests.support.letting_go import Ring
 
