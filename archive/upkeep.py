@@ -10,10 +10,13 @@ from archive.manifest import Commit, CommitLog, EpisodeIndex, Place
 from archive.store import Storage
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     import pyarrow as pa
 
     from archive.checkpoint import Checkpoint, Keep
     from archive.maintain import ForgetPlan, Info, Tag, Tags, Usage
+    from archive.maintain.pruning import Progress, PrunePlan
 
 
 class Upkeep(ABC):
@@ -153,6 +156,31 @@ class Upkeep(ABC):
 
         self._committed(labelling.label(self._log(), self.index, said, by))
         return self
+
+    def prune(
+        self, older_than: str | timedelta = "24h", dry_run: bool = True, *, force: bool = False,
+        per_second: float | None = None, progress: Progress | None = None,
+    ) -> PrunePlan:  # fmt: skip
+        """Plan to delete objects that nothing needs any more; `.commit()` on the plan, or dry_run=False, does it.
+
+        Those go that were forgotten, and what crashes have left behind, if that is older than `older_than`, by the
+        store's clock (never this machine's): a number with w, d, h, m or s. Once something was forgotten and that is
+        older, what only commits before it need goes, too: they can no longer be opened in full, nor can it be undone.
+        An archive in which nothing was forgotten keeps all that a commit ever named.
+
+        Never commits; what the newest commit, tags or other archives need; what commits since the last forgetting need;
+        what a session has put that may still commit. Writers and readers may go on meanwhile: who comes to commit what
+        was deleted gets LetGoError, with nothing committed. The plan says why each stays, and whether the bucket keeps
+        what is deleted. Killed in between, the next prune goes on; run again it does nothing.
+
+        force: permits less than an hour, if nobody else uses the archive.  per_second: delete at most so many.
+        progress: told (objects deleted, of how many).
+        """
+        from archive.base import seconds_of
+        from archive.maintain import pruning
+
+        planned = pruning.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
+        return planned if dry_run else planned.commit(per_second=per_second, progress=progress)
 
     def _forgets(
         self, log: CommitLog, who: Place, keep: Keep | None, forget: str | None

@@ -37,6 +37,7 @@ ROOMS = (
     "archive.write",
     "archive.checkpoint",
     "archive.maintain",
+    "archive.maintain.pruning",
     "archive",
     "archive.ring",
     "archive.datasets",

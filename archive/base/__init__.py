@@ -7,6 +7,7 @@ from __future__ import annotations
 from archive.base import forking, jsontree, layout, plainjson, plaintext, shutdown
 from archive.base.byterange import ByteRange
 from archive.base.cached import cached_property
+from archive.base.durations import seconds_of, written
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -153,6 +154,7 @@ __all__ = [
     "ranks",
     "refuse",
     "request_key",
+    "seconds_of",
     "show",
     "shutdown",
     "side_by_side",
@@ -162,4 +164,5 @@ __all__ = [
     "unstored",
     "usable_cores",
     "visible",
+    "written",
 ]

@@ -15,6 +15,7 @@ _EVERYWHERE = (
     (r"plan with allow_missing=True", "add --allow-missing"),
     (r"plan the last whole one \(arc\.checkpoints[^ ]*latest\)", "name another --checkpoint"),
     (r"arc\.checkpoints\.of\(.*?\), or --run", "--run"),
+    (r"say force=True", "add --force"),
     (r"give copy=True", "add --copy"),
     (r"copy with verify=True", "copy with --verify"),
     (r"pass replace=True", "add --replace"),

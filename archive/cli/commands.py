@@ -36,6 +36,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "undo": "upkeep:undo",
     "restore": "upkeep:restore",
     "upgrade": "upkeep:upgrade",
+    "prune": "upkeep:prune",
     "verify": "upkeep:verify",
     "repair": "upkeep:repair",
 }

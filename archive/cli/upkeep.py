@@ -1,5 +1,5 @@
 """Tool: looking after an archive: whether all is there as it was written (`verify`, `repair`, `upgrade`), and letting
-go of checkpoints and episodes (`forget`, `undo`, `restore`)."""
+go of checkpoints and episodes (`forget`, `undo`, `restore`, `prune`)."""
 
 from __future__ import annotations
 
@@ -176,3 +176,27 @@ def upgrade(target: Target) -> None:
     head = target.open().upgrade().head
     about = {"commit": head.number, "format": head.version}
     target.answer(about, f"the archive is of format {head.version}, as of commit {head.number}")
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+@click.option("--older-than", default="24h", show_default=True, metavar="TIME", help="As 90m, 24h or 7d.")
+@YES
+@click.option("--force", is_flag=True, help="Permit less than an hour: you promise that nobody else is at work here.")
+@click.option(
+    "--per-second", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Delete at most N objects a second."
+)
+def prune(target: Target, older_than: str, yes: bool, force: bool, per_second: float | None) -> None:
+    """Delete what was forgotten, and what crashes left behind, if that is older; by the store's clock.
+
+    Exit code 1 if objects could not be deleted; the next prune tries them again.
+    """
+    arc = target.open()
+    plan = arc.prune(older_than, force=force)
+    if yes:
+        with bar("prune", [arc]) as advance:
+            plan = plan.commit(per_second=per_second, progress=advance)
+    ending = "" if yes or plan.empty else "\nnothing is deleted yet: add --yes"
+    target.answer(plan.to_json(), lambda: output.say(plan.told + ending))
+    if plan.errors:
+        raise click.exceptions.Exit(1)

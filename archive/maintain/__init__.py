@@ -7,9 +7,10 @@ from archive.maintain import forgetting, maintenance, repairing, tags
 from archive.maintain.asking import Asked, asked
 from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan
 from archive.maintain.maintenance import verify
+from archive.maintain.pins import read_pins
 from archive.maintain.repairing import damaged_commit, repair
 from archive.maintain.restoring import restore, undo
-from archive.maintain.retained import retained, retained_reach
+from archive.maintain.retained import retained, retained_reach, walk
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.upgrading import upgrade
 from archive.maintain.usage import Held, Info, Usage, usage
@@ -28,6 +29,7 @@ __all__ = [
     "damaged_commit",
     "forgetting",
     "maintenance",
+    "read_pins",
     "repair",
     "repairing",
     "restore",
@@ -38,4 +40,5 @@ __all__ = [
     "upgrade",
     "usage",
     "verify",
+    "walk",
 ]

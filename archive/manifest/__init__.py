@@ -21,6 +21,7 @@ from archive.manifest.branches import Branches, Origin, Rows, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog, Commits, read_of
+from archive.manifest.crossing import FORGOTTEN, LEFT
 from archive.manifest.index import COLUMNS, EpisodeIndex, matching
 from archive.manifest.live import OWN, LiveSet, Runs
 from archive.manifest.liveview import Located
@@ -59,6 +60,8 @@ from archive.manifest.tables import NO_ENV
 __all__ = [
     "COLUMNS",
     "DEFAULT_RUN",
+    "FORGOTTEN",
+    "LEFT",
     "METADATA",
     "NO_ENV",
     "OWN",

@@ -6,7 +6,7 @@ archive/FORMAT.md, Letting go, says what that is. Requests and memory are in pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -105,6 +105,13 @@ class Walk:
             files.update((ref.path, ref) for ref in needs.segments)
         self._add_rows(out, "segments", files.values())
         self._add_rows(out, "late", commit.files("late"))
+        return out
+
+    def tables(self, commit: Commit, there: Container[str]) -> Reach:
+        """The manifest files that a commit names, and what rows of those say that are there: not of its checkpoints."""
+        out = Reach(manifests={ref.path for ref in commit.all_files})
+        for kind in ("segments", "late"):
+            self._add_rows(out, kind, [ref for ref in commit.files(kind) if ref.path in there])
         return out
 
     def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Needs:

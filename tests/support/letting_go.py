@@ -62,7 +62,7 @@ def forgotten(arc: archive.Archive) -> set[str]:
     """The keys in the table of what was forgotten."""
     from archive.manifest import tablefiles
 
-    head = archive.open(arc.url).head
+    head = archive.open(arc.url, storage_options=arc.storage.root.options).head
     return set(tablefiles.load(arc.storage, "forgotten", head.files("forgotten"))["key"].to_pylist())
 
 
