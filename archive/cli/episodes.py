@@ -18,7 +18,7 @@ SHOWN = (
 )  # fmt: skip
 ABOUT = (
     "id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts",
-    "total_reward", "env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata",
+    "total_reward", "env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata", "labels",
 )  # fmt: skip
 
 
@@ -52,11 +52,14 @@ def episodes(
     found = arc.episodes.filter(
         model_weights_uuid=weights or None, update_count=updates, buffer=buffer or None, run=runs or None, **how
     )
-    rows = (found[-limit:] if limit else found).table.to_pylist()
+    table = (found[-limit:] if limit else found).table
+    rows = table.to_pylist()
     whole = [row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}} for row in rows]
 
     def show() -> None:
-        output.table(map(_in_short, whole), [name for name in SHOWN if name != "run" or len(arc.runs) > 1])
+        said = [name for name in table.column_names if name.startswith("label.")]
+        shown = [*(name for name in SHOWN if name != "run" or len(arc.runs) > 1), *said]
+        output.table(map(_in_short, whole), shown)
         more = f", the newest {len(rows)} shown; --limit 0 shows all" if len(rows) < len(found) else ""
         output.say(f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}")
 

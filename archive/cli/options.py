@@ -150,9 +150,14 @@ def storage_options(pairs: Iterable[str], endpoint_url: str | None, profile: str
     return out | {key: value for key, value in named.items() if value is not None}
 
 
+def of_pairs(pairs: Iterable[str], what: str) -> dict[str, Any]:
+    """What `KEY=VALUE` arguments give; a value may be JSON."""
+    return dict(_split(pairs, what))
+
+
 def option_values(pairs: Iterable[str]) -> dict[str, Any]:
     """What `--set key=value` gives; a value may be JSON."""
-    return dict(_split(pairs, "--set"))
+    return of_pairs(pairs, "--set")
 
 
 def _split(pairs: Iterable[str], option: str) -> Iterator[tuple[str, Any]]:

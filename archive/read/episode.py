@@ -265,6 +265,7 @@ class Episode:
             "ended by": row["reason"] or how, "weights": self.model_weights_uuids, "updates": summaries.updates_of(row),
             "buffer": row["buffer"], "rank": row["rank"], "env row": row["env_id"], "run": row["run"],
             "session": row["session"], "commit": row["commit"], "created at": row["created_at"],
+            "labels": [f"{key} = {value}" for key, value in self.labels.items()],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:

@@ -13,7 +13,7 @@ from archive.arrays import Ints, Mask, offsets_of, run_starts, spans
 from archive.base import UsageError
 from archive.read import Episodes
 
-METADATA, ATTRIBUTES = "metadata.", "attributes."
+METADATA, ATTRIBUTES, LABEL = "metadata.", "attributes.", "label."
 
 
 class Groups:
@@ -124,7 +124,8 @@ def _named(episodes: Episodes, name: str) -> list[Any]:
     table = episodes.table
     if name not in table.column_names:
         raise UsageError(
-            f"group={name!r}: give 'metadata.KEY', 'attributes.NAME', or one of {', '.join(table.column_names)}"
+            f"group={name!r}: give 'metadata.KEY', 'attributes.NAME', 'label.KEY', or one of "
+            f"{', '.join(table.column_names)}"
         )
     values: list[Any] = table[name].to_pylist()
     return values
@@ -132,3 +133,15 @@ def _named(episodes: Episodes, name: str) -> list[Any]:
 
 def _plain(key: Any) -> Any:
     return key.item() if hasattr(key, "item") else key
+
+
+def labelled(episodes: Episodes, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The label of each as a number, 0 for those without it; UsageError for a label that has none."""
+    import pyarrow as pa
+
+    table = episodes.table
+    known = [column for column in table.column_names if column.startswith(LABEL)]
+    if name not in known or pa.types.is_string(table.schema.field(name).type):
+        raise UsageError(f"{name!r} has no numbers for these episodes; their labels: {', '.join(known) or 'none'}")
+    found: np.ndarray[Any, np.dtype[np.float64]] = table[name].cast(pa.float64()).fill_null(0.0).to_numpy()
+    return found

@@ -39,7 +39,7 @@ class Sampler:
     strategy: "uniform" (no unit twice in a batch, unless `replace`), "without_replacement" (each once, then all again),
     "prioritized" (proportional to priority ** alpha, with importance weights), or a function of the number of units
     that gives an object with the methods of strategies.Strategy.
-    priorities: a column's name, or an array of one a step (or one a unit).
+    priorities: a column's name, "label.KEY" (0 for episodes without it), or an array of one a step (or one a unit).
     recency: only the newest so many steps (episodes or groups, if those are drawn).  update_count, model_weights_uuid:
     as in Episodes.filter.  staleness: only episodes with steps at most so many updates older than the newest. Of groups
     all episodes must meet these.
@@ -112,8 +112,8 @@ class Sampler:
         return units.Units(lengths, self.unit, self.length, kept, begin)
 
     def _priorities(self, given: Any) -> Any:
-        """One a unit, from a column, an array of one a step, or one of one a unit."""
-        values = self._feed.column(given) if isinstance(given, str) else as_numpy(given)
+        """One a unit, from a column, a label, an array of one a step, or one of one a unit."""
+        values = self._named(given) if isinstance(given, str) else as_numpy(given)
         if len(values) == self._gather.steps:
             return self._units.of_steps(values)
         if len(values) != self._units.count:
@@ -122,6 +122,12 @@ class Sampler:
                 f"{self._units.count} {self.unit}s can be drawn"
             )
         return values
+
+    def _named(self, name: str) -> Any:
+        """One a step, of a column of a checkpoint or a label of episodes (0 for those without it)."""
+        if not name.startswith(groups.LABEL):
+            return self._feed.column(name)
+        return np.repeat(groups.labelled(self.episodes, name), self._gather.lengths)
 
     def __len__(self) -> int:
         """How many units can be drawn."""

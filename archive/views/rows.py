@@ -24,6 +24,7 @@ COLUMNS = (  # of the table of episodes; what it is to the reader; how it is sho
     ("update_count_max", "update count", "number"), ("buffer", "buffer", "name"), ("rank", "rank", "number"),
     ("env_id", "env row", "number"), ("commit", "commit", "number"), ("metadata", "metadata", "text"),
 )  # fmt: skip
+LABEL = "label."  # columns of what was said of episodes later, after all others
 SPREAD = ("return", "steps", "update count")  # histograms that follow what is filtered
 
 
@@ -56,10 +57,19 @@ _HINT = tag(
 
 def _packed(found: pa.Table) -> str:
     """The columns as JSON, deflated; base64."""
-    columns = [{"name": shown, "kind": kind} | _column(found, name, kind) for name, shown, kind in COLUMNS]
+    chosen = [*COLUMNS, *((name, name, _kind(found, name)) for name in found.column_names if name.startswith(LABEL))]
+    columns = [{"name": shown, "kind": kind} | _column(found, name, kind) for name, shown, kind in chosen]
     kept = [c for c in columns if any(v is not None for v in c["values"])]
     text = json.dumps({"count": found.num_rows, "columns": kept}, ensure_ascii=True, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+
+
+def _kind(found: pa.Table, name: str) -> str:
+    """How a column of labels is shown, by the type of its values."""
+    import pyarrow as pa
+
+    kind = found.schema.field(name).type
+    return "flag" if pa.types.is_boolean(kind) else "text" if pa.types.is_string(kind) else "number"
 
 
 def _column(found: pa.Table, name: str, kind: str) -> dict[str, Any]:

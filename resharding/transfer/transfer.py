@@ -26,6 +26,8 @@ from archive.manifest import (
     CommitLog,
     Origin,
     Snapshot,
+    commits,
+    labels,
     new_session,
     run_of_session,
     tablefiles,
@@ -47,8 +49,11 @@ def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
     _check_places(selections, target, present)
     there = present.snapshot if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
+    said = _said(selections, there)
+    if present and said.num_rows:
+        commits.check_can_let_go(present.head)
     archive = present or target.created()
-    if not any(len(s.rows) for s in fresh) and not _branches(selections, there):
+    if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows:
         return archive
     session = new_session()
     taken = partial(copied, session=session) if target.copy else referred
@@ -101,6 +106,20 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
     return Branches(origins, runs)
 
 
+def _said(selections: Sequence[Outgoing], present: Snapshot | None) -> pa.Table:
+    """The labels of what is transferred, as far as they are newer than what is said of the same there."""
+    known = present.later.labels if present else tables.schema("labels").empty_table()
+    parts: list[pa.Table] = []
+    for selection in selections:
+        snapshot = selection.archive.snapshot
+        theirs = snapshot.later.labels
+        if theirs.num_rows:
+            rows = labels.segments_of(theirs, snapshot.columns(labels.ADDRESS))
+            mine = theirs.filter(np.isin(rows, selection.rows))
+            parts.append(labels.newer(mine, tables.concat("labels", [known, *parts])))
+    return tables.concat("labels", parts)
+
+
 def _commit(
     archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, session: str,
     copy: bool,
@@ -119,22 +138,28 @@ def _commit(
             wanted = {row.address for s in kept for row in s.names}
             new = rows.filter([row.address in wanted for row in rows_of(rows)])
         branches = tables.from_columns("branches", _branches(every, snapshot).columns())
+        said = _said(every, snapshot)
+        if said.num_rows:
+            commits.check_can_let_go(parent)
         return parent.after(
             "merge",
             session=session,
             segments=tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold),
             branches=tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold) or None,
+            labels=tablefiles.add_rows(archive.storage, session, "labels", parent, said, fold=fold) or None,
             bases={**parent.bases, **bases},
             added={"segments": new.num_rows},
         )
 
-    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot)), build)
+    said = _said(every, archive.snapshot)
+    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot), said), build)
 
 
-def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches) -> str:
+def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, said: pa.Table) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
     what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
     what += [list(branches.origins)] if branches else []
+    what += [hashlib.sha256(tables.dumps(said)).hexdigest()] if said.num_rows else []
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 
