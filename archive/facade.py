@@ -57,13 +57,13 @@ class Archive(Upkeep):
         self._raw = raw
         self._pinned = pinned
         self._single_writer = single_writer
+        self._index = EpisodeIndex(Snapshot(storage, head, read_only=pinned))
         self._show(head)
 
     def _show(self, head: Commit) -> None:
         self._head = head
-        self._snapshot = Snapshot(self._storage, head, read_only=self._pinned)
+        self._index = self._index.as_of(head)
         self._reader: Reader | None = None
-        self._index = EpisodeIndex(self._snapshot)
 
     @property
     def url(self) -> str:
@@ -85,7 +85,7 @@ class Archive(Upkeep):
     @property
     def snapshot(self) -> Snapshot:
         """The segments table as of this commit."""
-        return self._snapshot
+        return self._index.snapshot
 
     @property
     def index(self) -> EpisodeIndex:
@@ -108,7 +108,7 @@ class Archive(Upkeep):
         `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
-        return Checkpoints(self._storage, self._head, later=self._snapshot.later)
+        return Checkpoints(self._storage, self._head, later=self.snapshot.later)
 
     @property
     def runs(self) -> Runs:
@@ -123,7 +123,7 @@ class Archive(Upkeep):
         from archive.read import Episodes, Reader
 
         if self._reader is None:
-            self._reader = Reader(self._snapshot)
+            self._reader = Reader(self.snapshot)
         return Episodes(self._reader, self._index)
 
     def refresh(self) -> Archive:
@@ -205,7 +205,7 @@ class Archive(Upkeep):
         """Keys of all shards, in the order of the segments table."""
         import pyarrow as pa
 
-        column = self._snapshot.columns(["shard"])["shard"].cast(pa.string()).drop_null()
+        column = self.snapshot.columns(["shard"])["shard"].cast(pa.string()).drop_null()
         return list(dict.fromkeys(column.to_pylist()))
 
     def shard_url(self, shard: int | str) -> str:

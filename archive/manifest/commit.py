@@ -77,6 +77,11 @@ class Commit(Record):
         carried = {name: getattr(self, name) for name in (*TABLES, "runs", "bases", "format", "let_go")}
         return type(self)(kind, **(carried | changes))
 
+    def same_episodes(self, other: Commit) -> bool:
+        """Whether another one has the same episodes: labels and late fields aside."""
+        tables = (self.files(table) == other.files(table) for table in ("segments", "branches"))
+        return self.runs == other.runs and self.bases == other.bases and all(tables)
+
     @property
     def version(self) -> int:
         """The version of the format that a reader must know."""

@@ -14,6 +14,7 @@ from archive.base import UsageError, cached_property, jsontree
 from archive.fields import schema
 from archive.manifest import chains, expressions
 from archive.manifest.branches import Mask, Rows, Sequences
+from archive.manifest.commit import Commit
 from archive.manifest.labels import ADDRESS, PREFIX, Labels, segments_of
 from archive.manifest.sessions import run_of_session
 from archive.manifest.tablefiles import Snapshot
@@ -32,6 +33,8 @@ COLUMNS = (
     "commit",
 )  # fmt: skip
 
+_FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of")  # what an index finds out once
+
 
 class EpisodeIndex:
     """All episodes that a snapshot holds, in the order in which they were last written.
@@ -48,6 +51,13 @@ class EpisodeIndex:
         self._live = live
         self._branch = branch
         self._labels: tuple[pa.Table, Labels] | None = None
+
+    def as_of(self, commit: Commit) -> EpisodeIndex:
+        """As another commit has it; what was found out is kept where that has the same episodes."""
+        out = EpisodeIndex(self.snapshot.as_of(commit), self._live, self._branch)
+        if self.snapshot.commit.same_episodes(commit):
+            out.__dict__.update((name, self.__dict__[name]) for name in _FOUND if name in self.__dict__)
+        return out
 
     @cached_property
     def chains(self) -> chains.Chains:

@@ -204,6 +204,13 @@ class Snapshot:
         out._rows = table.num_rows
         return out
 
+    def as_of(self, commit: Commit) -> Snapshot:
+        """As another commit sees it; what was read is kept where that has the same."""
+        out = Snapshot(self.storage, commit, read_only=self.later.read_only)
+        if self.commit.same_episodes(commit):
+            out._bytes, out._columns, out._branches, out._rows = self._bytes, self._columns, self._branches, self._rows
+        return out
+
     @property
     def rows(self) -> int:
         return sum(f.rows for f in self.commit.files("segments")) if self._rows is None else self._rows

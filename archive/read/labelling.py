@@ -118,7 +118,7 @@ def _by_id(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    storage, same = known.snapshot.storage, _same_rows(known.snapshot.commit, parent)
+    storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
     index = known if same else EpisodeIndex(Snapshot(storage, parent))
     wanted = pa.array(ids, pa.string())
     number = pc.index_in(wanted, value_set=index.column("episode_id").combine_chunks())
@@ -132,10 +132,6 @@ def _by_id(
     one = _addressed(index, number.to_numpy().astype("int64"))
     coded = pa.array(keys, pa.string()).dictionary_encode()
     return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
-
-
-def _same_rows(one: Commit, other: Commit) -> bool:
-    return all(one.files(table) == other.files(table) for table in ("segments", "branches"))
 
 
 def _commit(log: CommitLog, rows: Rows, by: str | None) -> Commit:

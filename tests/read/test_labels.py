@@ -251,3 +251,21 @@ def _without_first(arc: archive.Archive, parent: Commit) -> Commit:
     rows = tablefiles.load(arc.storage, "segments", parent.files("segments"))
     file = tablefiles.write(arc.storage, "s", "segments", rows.slice(1))
     return parent.after("forget", segments=(file,), let_go=parent.number + 1)
+
+
+def test_who_labels_one_after_the_other_reads_the_tables_once(tmp_path: Path) -> None:
+    arc = with_checkpoints(tmp_path)
+    arc.label({"e0": {"k": 0}})
+    segments = sum(ref.bytes for ref in arc.head.files("segments"))
+    seen, before = arc.episodes, arc.io_stats()
+    for i in range(1, 4):
+        arc.label({"e0": {"k": i}})
+        assert [ep.labels for ep in arc.episodes.filter(where=f"label.k = {i}")] == [{"k": i}]
+    used = arc.io_stats() - before
+    said = sum(ref.bytes for commit in arc.commits for ref in commit.files("labels"))
+    assert used.bytes_in <= 2 * said
+    assert segments > 3000
+    assert seen["e0"].labels == {"k": 0}
+    with arc.writer(resume=arc.checkpoints.latest) as w:
+        w.add_episode(steps([5]), episode_id="new")
+    assert len(arc.episodes) == 4
