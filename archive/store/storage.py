@@ -29,6 +29,11 @@ class Storage(Connection):
         creating = self.driver.creating
         return creating is not None and creating.exclusive
 
+    @property
+    def lists_at_once(self) -> bool:
+        """Whether `list` is known to give whatever was made before it began."""
+        return self.driver.lists_at_once
+
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of an object, all of it by default, in one request.
 

@@ -6,8 +6,10 @@ from archive.store.drivers.alone import SingleWriterDriver
 from archive.store.drivers.failures import Kind, chain_of, judge, unreached
 from archive.store.drivers.protocols import Buffer, Driver, GetRanges, Info, Place
 from archive.store.drivers.registry import open_driver, register, similar_protocols
+from archive.store.drivers.s3transport import OWN_OPTIONS
 
 __all__ = [
+    "OWN_OPTIONS",
     "Buffer",
     "Driver",
     "GetRanges",

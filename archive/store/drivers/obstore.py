@@ -32,6 +32,7 @@ class ObstoreDriver(FsspecDriver):
     """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
 
     exclusive = True
+    lists_at_once = True  # S3, GCS and Azure all say so
     transport = "obstore"
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:

@@ -108,6 +108,7 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     """What every store has. What only some have is asked for by name, and None where it is missing."""
 
     remote: bool = True  # over a network, whose answers may be cut short
+    lists_at_once: bool = False  # whatever was made before a LIST began is known to be in its answer
     transport: str = ""  # the client that requests go through, where there are several
 
     @property
