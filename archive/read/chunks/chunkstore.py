@@ -216,15 +216,14 @@ class ChunkStore:
         by_shard: dict[int, list[Key]] = {}
         for pool, chunk in sorted(keys, key=lambda key: (key[0].shard_of[key[1]], key[0].array, key[1])):
             by_shard.setdefault(int(pool.shard_of[chunk]), []).append((pool, chunk))
-        wanted: dict[str, dict[str, tuple[Ints, Ints]]] = {}
+        wanted: dict[str, dict[str, Ints]] = {}
         cached: dict[str, dict[str, bytes]] = {}
         for number, found in by_shard.items():
             name = self._segments.shards[number]
             own = self._from_disk(number, found, counts)
             cached[name] = dict(own.values())
-            runs = _runs(number, [key for key in found if key not in own])
-            if runs:
-                wanted[name] = runs
+            if missing := _numbers(number, [key for key in found if key not in own]):
+                wanted[name] = missing
         for name in cached.keys() - wanted.keys():
             yield from self._decoded(name, by_shard[self._numbers[name]], cached[name], counts)
         for name, reads, chunks in self._shards.stored_chunks(
@@ -289,14 +288,9 @@ def _deliver_from(pool: RowPool, chunk: int, places: Sequence[_Place]) -> None:
         pool.deliver(pool.find(np.full(len(row), chunk), row), out, at)
 
 
-def _runs(shard: int, keys: Sequence[Key]) -> dict[str, tuple[Ints, Ints]]:
-    """Array -> runs of its rows that the chunks hold."""
-    numbers: dict[str, list[int]] = {}
-    rows: dict[str, int] = {}
+def _numbers(shard: int, keys: Sequence[Key]) -> dict[str, Ints]:
+    """Array -> the numbers of its chunks among these, in order."""
+    numbers: dict[RowPool, list[int]] = {}
     for pool, chunk in keys:
-        numbers.setdefault(pool.array, []).append(chunk - int(pool.first_chunk[shard]))
-        rows[pool.array] = int(pool.rows_per_chunk[shard])
-    return {
-        name: (np.array(found, np.int64) * rows[name], (np.array(found, np.int64) + 1) * rows[name])
-        for name, found in numbers.items()
-    }
+        numbers.setdefault(pool, []).append(chunk)
+    return {pool.array: np.array(found, np.int64) - pool.first_chunk[shard] for pool, found in numbers.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
 from archive.fields import Array
 from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
@@ -105,10 +106,10 @@ class Shards:
                 ) from e
 
     def stored_chunks(
-        self, wanted: Mapping[str, chunkindex.Wanted], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
+        self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
     ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
-        """The chunks that rows of shards lie in, without metadata; the shards' indexes must be loaded."""
-        reads = {shard: self.index(shard).plan(arrays, metadata=False) for shard, arrays in wanted.items()}
+        """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
+        reads = {shard: self.index(shard).plan_chunks(chunks) for shard, chunks in wanted.items()}
         yield from self.fetched(ReadPlan(reads), owners, max_bytes)
 
     def add_view(self, shard: str, metadata: bytes) -> ShardView:
