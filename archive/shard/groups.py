@@ -182,6 +182,11 @@ class ShardView:
         dtype = object if array.dtype.kind == "T" else array.dtype
         return Described(np.empty((0, *array.shape[1:]), dtype), array.shape[0], array.chunks[0])
 
+    def is_raw(self, path: str) -> bool:
+        """Whether the chunks of an array are its rows as they lie in memory, and their checksum."""
+        plain = self._plain(path)
+        return plain is not None and not plain.compressed
+
     def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
         """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
 

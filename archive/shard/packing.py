@@ -266,13 +266,16 @@ def _crc32() -> Callable[[Buffer, int], int]:
     return isal_zlib.crc32
 
 
-def checksum(data: Buffer) -> int:
-    """crc32c of the bytes, which are not copied."""
+def checksum(data: Buffer, *more: Buffer) -> int:
+    """crc32c of the bytes, of all of them end to end; they are not copied."""
     import google_crc32c
     import numpy as np
 
     # google_crc32c takes bytes and arrays, but no memoryview, be it read-only.
-    return int(google_crc32c.value(data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)))
+    total = int(google_crc32c.value(data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)))
+    for part in more:
+        total = int(google_crc32c.extend(total, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8)))
+    return total
 
 
 def size_of(data: Buffer) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_CHECKSUM_BYTES = 4
+CHECKSUM_BYTES = 4
 _ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -55,7 +55,7 @@ def _values(array: Array, rows: int, start: int) -> memoryview:
 
 
 def _tail(data: Buffer) -> bytes:
-    return checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
+    return checksum(data).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _zstd(level: int) -> Any:
@@ -113,10 +113,15 @@ def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows:
     None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
     begins = bytes(data[: len(_ZSTD_MAGIC)])
     zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
-    raw = len(data) - _CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
+    raw = len(data) - CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
     if gzip or raw == zstd or not _is_plain(dtype):
         return None
     return Plain(path, dtype, (rows, *trailing), rows, zstd)
+
+
+def raw_bytes(dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> int:
+    """Bytes of a chunk of such rows that is stored as they lie in memory, with its checksum; 0 where none is."""
+    return rows * math.prod(trailing) * dtype.itemsize + CHECKSUM_BYTES if _is_plain(dtype) else 0
 
 
 @lru_cache(maxsize=256)
@@ -144,8 +149,8 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Arra
         data = memoryview(chunks[member_name(array.path, len(array.shape), number)])
     except KeyError:
         return None
-    body = data[:-_CHECKSUM_BYTES]
-    if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
+    body = data[:-CHECKSUM_BYTES]
+    if len(body) == 0 or checksum(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         return None
     size = count * array.dtype.itemsize
     if array.compressed and out is not None and _plain_size(body) == size:

@@ -72,6 +72,15 @@ class Roots:
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
             yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
 
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
+        """As Storage.scatter, wherever the key lies."""
+        base, rest = split_key(key)
+        self.storage(base).scatter(rest, start, rooms, again=again)
+
+    def scatters(self, keys: Iterable[str]) -> bool:
+        """Whether Storage.scatter is to be had wherever these keys lie."""
+        return all(self.storage(base).scatters for base in {split_key(key)[0] for key in keys})
+
     def url_of(self, base: str) -> str:
         """Where a base lies, as the commit says; empty if it doesn't."""
         return self._bases.get(base, "")

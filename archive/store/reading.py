@@ -9,7 +9,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from archive.base import Job, UsageError, in_child, in_order
+from archive.base import Job, ShortReadError, UsageError, in_child, in_order
 from archive.store.connecting import Connection
 from archive.store.drivers import Driver, GetRanges, Kind, judge
 from archive.store.payload import B, Buffer, RangeLike, as_bytes, batches, measured, total_bytes
@@ -75,6 +75,25 @@ def iter_ranges(connection: Connection, ranges: Iterable[RangeLike], max_bytes: 
         return _iter_batches(connection, engine.driver.ranging, ranges, max_bytes)
     jobs = (_range_job(connection, one) for one in ranges)
     return in_order(engine.pool, jobs, max_ahead=2 * connection.concurrency, max_bytes=max_bytes)
+
+
+def scatter(connection: Connection, key: str, start: int, rooms: Sequence[memoryview], *, again: bool) -> None:
+    """Fill `rooms`, one after the other, with the bytes from `start` on, where the driver can; in one request.
+
+    again: this goes on with a range of which a part was read before, and is no request of its own.
+    """
+    wanted = sum(len(room) for room in rooms)
+    _check_range(connection, key, start, start + wanted)
+    scattering = connection.driver.scattering
+    assert scattering is not None
+
+    def attempt(this: Attempt) -> None:
+        came = scattering.scatter(key, start, rooms, this.timeout_s)
+        connection.stats.add(get=-int(again), bytes_in=came)
+        if came < wanted:
+            raise ShortReadError(f"{came} of the {wanted} bytes from {start} on came")
+
+    connection.request("get", key, attempt)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,19 @@ class Storage(Connection):
         """
         return reading.iter_ranges(self, ranges, max_bytes)
 
+    @property
+    def scatters(self) -> bool:
+        """Whether `scatter` is to be had."""
+        return self.driver.scattering is not None
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
+        """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
+
+        again: this goes on with a range of which a part was read before; the request is counted once.
+        After an error what they hold is undefined.
+        """
+        reading.scatter(self, key, start, rooms, again=again)
+
     def meanwhile(self, call: Callable[[threading.Event], T]) -> contextlib.AbstractContextManager[Callable[[], T]]:
         """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.
 

@@ -17,13 +17,18 @@ def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: str)
     out: dict[str, bytes | memoryview] = {}
     for piece in reads.pieces:
         data = views[piece.request][piece.start : piece.start + piece.size]
-        if chunkindex.stored_checksum(data, piece) != piece.crc32c:
-            raise CorruptChunkError(
-                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner} "
-                "lies, does not match its checksum; run `archive verify`"
-            )
-        out[piece.member] = _plain(data) if piece.array == METADATA else data
+        out[piece.member] = checked(shard, piece, data, owner)
     return out
+
+
+def checked(shard: str, piece: chunkindex.Piece, data: memoryview, owner: str) -> bytes | memoryview:
+    """The bytes of a member, if they are those that the chunk table means, else CorruptChunkError."""
+    if chunkindex.stored_checksum(data, piece) != piece.crc32c:
+        raise CorruptChunkError(
+            f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner} "
+            "lies, does not match its checksum; run `archive verify`"
+        )
+    return _plain(data) if piece.array == METADATA else data
 
 
 def indexes(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:

@@ -3,18 +3,19 @@ each chunk decoded once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from archive.arrays import Ints, merge_runs
 from archive.base import side_by_side
-from archive.manifest import chunkindex
-from archive.read.chunks import placing
-from archive.read.chunks.placing import Want
+from archive.manifest import ArrayChunks, ShardReads, chunkindex
+from archive.read.chunks import landing, placing
+from archive.read.chunks.landing import Found, Landed
+from archive.read.chunks.placing import ChunkRows, Want
 from archive.read.chunks.segments import Segments
-from archive.read.chunks.shards import ReadPlan, Shards
+from archive.read.chunks.shards import Owners, ReadPlan, Shards
 
 SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
 
@@ -40,20 +41,54 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: Tails
     owners, held = segments.owners, {} if tails is None else tails
     wanted = {shard: _runs(arrays) for shard, arrays in by_shard.items()}
     known = {shard: view for shard in wanted if (view := shards.views.get(shard)) is not None}
-    for shard, reads, chunks in shards.fetched(shards.plan(wanted, known, _numbers(held)), owners):
-        chunks |= {tail.member: tail.data for tail in held.get(shard, {}).values()}
-        view = known.get(shard) or shards.add_view(shard, bytes(chunks.pop("zarr.json")))
+    reading = shards.plan(wanted, known, _numbers(held))
+    for shard, reads, landed, found in _landed(shards, reading, by_shard, owners):
+        landed.chunks |= {tail.member: tail.data for tail in held.get(shard, {}).values()}
+        view = known.get(shard) or shards.add_view(shard, bytes(landed.chunks.pop("zarr.json")))
         calls: list[placing.Call] = []
         for array, parts in by_shard[shard].items():
             ranges = list(zip(*(edges.tolist() for edges in wanted[shard][array]), strict=True))
-            decode = shards.decoder(view, shard, array, parts[0].like, ranges, chunks, owners)
-            calls += placing.places(parts, shards.index(shard).array(array).rows, decode)
+            decode = shards.decoder(view, shard, array, parts[0].like, ranges, landed, owners)
+            rest = _rest(found[array], landed, shards.index(shard).array(array), view.is_raw(array))
+            calls += placing.calls(rest, decode)
         side_by_side(calls, cores=None if reads.needed_bytes >= SIDE_BY_SIDE_BYTES else 1)
         if tails is not None:
-            tails.setdefault(shard, {}).update(_tails(shards, shard, wanted[shard], chunks))
-        del chunks, decode, calls  # so that the next shard is read into the same memory
+            tails.setdefault(shard, {}).update(_tails(shards, shard, wanted[shard], landed))
+        del landed, decode, calls  # so that the next shard is read into the same memory
     for shard in held.keys() - wanted.keys():
         del held[shard]  # reading has gone on to other shards
+
+
+def _landed(
+    shards: Shards, reading: ReadPlan, by_shard: Mapping[str, Mapping[str, Sequence[Want]]], owners: Owners
+) -> Iterator[tuple[str, ShardReads, Landed, Found]]:
+    """Each shard's members, and where its rows go: those that can be are read straight into their place."""
+    direct = (
+        reading.fetched_bytes >= landing.LEAST_BYTES
+        and landing.worth_while(by_shard, shards.indexes)
+        and shards.scatters(reading.shards)
+    )
+    if not direct:
+        for shard, reads, chunks in shards.fetched(reading, owners):
+            yield shard, reads, Landed(chunks), _found(shards, shard, by_shard[shard])
+            del chunks
+        return
+    for shard, reads in reading.shards.items():
+        found = _found(shards, shard, by_shard[shard])
+        into = landing.homes(found, by_shard[shard], shards.index(shard))
+        yield shard, reads, shards.landed(shard, reads, into, owners), found
+
+
+def _found(shards: Shards, shard: str, arrays: Mapping[str, Sequence[Want]]) -> Found:
+    index = shards.index(shard)
+    return {name: placing.chunk_rows(wants, index.array(name).rows) for name, wants in arrays.items()}
+
+
+def _rest(found: list[list[ChunkRows]], landed: Landed, stored: ArrayChunks, raw: bool) -> list[list[ChunkRows]]:
+    """What is not in its place yet; all of it, where chunks are not stored as they lie in memory after all."""
+    if not landed.sound or not raw:
+        return found
+    return [[one for one in of if stored.member[one.number] not in landed.sound] for of in found]
 
 
 def plan(shards: Shards, segments: Segments, wants: Sequence[Want]) -> ReadPlan:
@@ -72,13 +107,13 @@ def _by_shard(shards: Shards, segments: Segments, wants: Sequence[Want]) -> dict
     return {segments.shards[shard]: arrays for shard, arrays in out.items()}
 
 
-def _tails(shards: Shards, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Any]) -> dict[str, Tail]:
+def _tails(shards: Shards, shard: str, wanted: chunkindex.Wanted, landed: Landed) -> dict[str, Tail]:
     """The chunk of each array that holds the last of these rows."""
     out = {}
     for name, (_, stops) in wanted.items():
         array = shards.index(shard).arrays[name]
         last = (int(stops.max()) - 1) // array.rows
-        out[name] = Tail(last, array.member[last], bytes(chunks[array.member[last]]))
+        out[name] = Tail(last, array.member[last], bytes(landed[array.member[last]]))
     return out
 
 

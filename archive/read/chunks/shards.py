@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
 from archive.fields import Array
 from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
-from archive.read.chunks import fetching
+from archive.read.chunks import fetching, landing
+from archive.read.chunks.landing import Landed, Rooms
 from archive.read.chunks.segments import Segments
 from archive.shard import ShardView, rawchunks
 from archive.store import Buffer, Roots
@@ -100,10 +101,24 @@ class Shards:
                 yield shard, reads, [next(blocks) for _ in reads.requests]
             except StorageError as e:  # of any shard that is read ahead, so it is looked for by name
                 culprit = next((name for name in plan.shards if name in str(e)), shard)
-                raise type(e)(
-                    f"shard {culprit} of the archive at {self.url}, where episode {owners[culprit]!r} "
-                    f"lies, cannot be read: {e}; run `archive verify`"
-                ) from e
+                raise self._unreadable(e, culprit, owners) from e
+
+    def scatters(self, names: Iterable[str]) -> bool:
+        """Whether `landed` is to be had, of these shards."""
+        return self._roots.scatters(names)
+
+    def landed(self, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owners: Owners) -> Landed:
+        """The members of a shard; those are in their place that have one."""
+        try:
+            return landing.read(self._roots, shard, reads, into, f"episode {owners[shard]!r}")
+        except StorageError as e:
+            raise self._unreadable(e, shard, owners) from e
+
+    def _unreadable(self, error: StorageError, shard: str, owners: Owners) -> StorageError:
+        return type(error)(
+            f"shard {shard} of the archive at {self.url}, where episode {owners[shard]!r} "
+            f"lies, cannot be read: {error}; run `archive verify`"
+        )
 
     def stored_chunks(
         self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from archive.base import NotExclusiveError, in_child
 from archive.store.drivers.failures import Kind, judge
-from archive.store.drivers.protocols import Buffer, Copy, Driver, GetRanges, Info
+from archive.store.drivers.protocols import Buffer, Copy, Driver, GetRanges, Info, Scatter
 
 _lock = threading.Lock()
 
@@ -42,6 +42,10 @@ class SingleWriterDriver(Driver):
     @property
     def ranging(self) -> GetRanges | None:
         return self._inner.ranging
+
+    @property
+    def scattering(self) -> Scatter | None:
+        return self._inner.scattering
 
     @property
     def copying(self) -> Copy | None:

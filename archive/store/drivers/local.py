@@ -17,8 +17,9 @@ from archive.store.drivers.protocols import Buffer, Driver, Info, Place
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _WINDOWS = os.name == "nt"
-_WRITE_PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
+_PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
 _WRITE_BYTES = 1024 * 1024  # and so many: Linux takes larger pages for larger writes, and four times as long
+_READ_BYTES = 8 * 1024 * 1024
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -40,6 +41,10 @@ class LocalDriver(Driver):
     def ranging(self) -> LocalDriver:
         return self
 
+    @property
+    def scattering(self) -> LocalDriver | None:
+        return self if hasattr(os, "preadv") else None
+
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
         with _opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -55,6 +60,10 @@ class LocalDriver(Driver):
     ) -> list[memoryview]:
         with _opened(self._path(key)) as descriptor:
             return [_read_into(descriptor, room, start) for start, room in zip(starts, rooms, strict=True)]
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
+        with _opened(self._path(key)) as descriptor:
+            return _read_over(descriptor, rooms, start)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         path = self._path(key)
@@ -143,6 +152,19 @@ def _read_some(descriptor: int, room: memoryview, start: int) -> int:
     return len(piece)
 
 
+def _read_over(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
+    """The number of bytes from `start` on that have filled `rooms`; fewer than they hold if the file ends before."""
+    filled = 0
+    for rest in _batches(rooms, _READ_BYTES):
+        while rest:
+            count = os.preadv(descriptor, rest, start + filled)
+            if not count:
+                return filled
+            filled += count
+            rest = _after(rest, count)
+    return filled
+
+
 def _write_temporary(path: str, parts: Sequence[Buffer]) -> str:
     """A complete, synced file beside `path`."""
     folder = os.path.dirname(path)  # noqa: PTH120
@@ -168,17 +190,17 @@ def _open_new(folder: str, path: str) -> int:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    for rest in _batches([memoryview(part).cast("B") for part in parts if len(part)]):
+    for rest in _batches([memoryview(part).cast("B") for part in parts if len(part)], _WRITE_BYTES):
         while rest:
             rest = _after(rest, _write_some(descriptor, rest))
 
 
-def _batches(parts: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+def _batches(parts: Sequence[memoryview], max_bytes: int) -> Iterator[Sequence[memoryview]]:
     """Parts for one call of the operating system each."""
     batch: list[memoryview] = []
     size = 0
     for part in parts:
-        if batch and (size + len(part) > _WRITE_BYTES or len(batch) == _WRITE_PARTS):
+        if batch and (size + len(part) > max_bytes or len(batch) == _PARTS):
             yield batch
             batch, size = [], 0
         batch.append(part)

@@ -53,6 +53,14 @@ class GetRanges(Protocol):
         ...
 
 
+class Scatter(Protocol):
+    """Reads straight into memory of the caller's, from several threads at once."""
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
+        """Fill `rooms`, one after the other, with what lies from `start` on; the number of bytes that came."""
+        ...
+
+
 class Put(Protocol):
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         """Make or replace an object of these bytes. Atomic: a reader sees the old one or the new one, whole."""
@@ -119,6 +127,11 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     @property
     def ranging(self) -> GetRanges | None:
         """Many ranges at once."""
+        return None
+
+    @property
+    def scattering(self) -> Scatter | None:
+        """Reads into memory of the caller's, where they need no network."""
         return None
 
     @property
