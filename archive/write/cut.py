@@ -15,7 +15,7 @@ from archive.base import ColumnError, UsageError, cached_property, check_text, e
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, Runs, Stream, tables
-from archive.write.streams import EpisodeRecord
+from archive.write.episoderecords import EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ class Cut:
 
 
 def make(
-    name: str, place: tuple[str, int], runs: Runs, records: Mapping[int, EpisodeRecord], streams: Sequence[Stream],
+    name: str, place: tuple[str, int], runs: Runs, records: EpisodeRecords, streams: Sequence[Stream],
     positions: tuple[dict[int, int], dict[int, str]], *, columns: Mapping[str, Any] | None,
     attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str,
 ) -> Cut:  # fmt: skip
@@ -106,7 +106,7 @@ def _joined(runs: Runs) -> Runs:
     return both.pick(np.lexsort((both.position, both.env)))
 
 
-def _incomplete(runs: Runs, records: Mapping[int, EpisodeRecord]) -> tuple[dict[str, dict[str, int]], Any]:
+def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str, int]], Any]:
     """Live steps of episodes that lack their beginning or their end, counted by reason; mask of the others' runs."""
     first_of: dict[int, int] = {}
     for i, index in enumerate(runs.episode.tolist()):
@@ -126,7 +126,7 @@ def _incomplete(runs: Runs, records: Mapping[int, EpisodeRecord]) -> tuple[dict[
     return counts, ~np.isin(runs.episode, list(headless | unfinished))
 
 
-def _column(name: str, value: Any, runs: Runs, records: Mapping[int, EpisodeRecord]) -> Column:
+def _column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column:
     check_text(name, "column name")
     array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nesting.as_array(value, name)
     if array.ndim == 0 or len(array) != runs.steps:
@@ -147,13 +147,13 @@ def _picked(column: Column, steps: Any) -> Column:
     return _copied(column.array[steps], column.dtype)
 
 
-def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> Array:
+def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> Array:
     """Values in live order, from one array an episode."""
     arrays = {key: nesting.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
     taken = dict.fromkeys(arrays, 0)
     parts = []
     for index, length in zip(runs.episode.tolist(), runs.length.tolist(), strict=True):
-        key = records[index].id
+        key = records.id_of(index)
         if key not in arrays:
             raise ColumnError(f"column {name!r} has no values for live episode {key!r}; give one array a live episode")
         parts.append(arrays[key][taken[key] : taken[key] + length])
@@ -167,8 +167,8 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Mappi
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> str:
-    live = {records[int(i)].id for i in np.unique(runs.episode)}
+def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> str:
+    live = {records.id_of(i) for i in np.unique(runs.episode).tolist()}
     unknown = [k for k in values if k not in live]
     if unknown:
         raise ColumnError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -199,7 +200,7 @@ def rows(
 
 def check_single(fields: Fields, rows: Rows) -> None:
     """Steps with fields that belong to a whole episode are a run of one episode."""
-    several = len(np.unique(rows.env_ids)) > 1
+    several = len(rows.envs) > 1
     inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
     if several or inner or fields.length == 0:
         raise FieldError(
@@ -215,10 +216,7 @@ def owned(block: Block) -> Block:
         name: Ragged(v.values.copy(), v.lengths.copy()) if isinstance(v, Ragged) else np.array(v, copy=True, order="C")
         for name, v in block.data.items()
     }
-    return Block(
-        block.schema, data, block.env_ids, block.positions, block.episodes, block.uuids, block.updates, block.single,
-        block.env_id, block.position,
-    )  # fmt: skip
+    return replace(block, data=data)
 
 
 def reward_field(schema: Schema, shard: ShardSchema) -> str | None:
