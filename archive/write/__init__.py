@@ -12,6 +12,7 @@ from archive.write.cut import Column, Cut, column_path, digest
 from archive.write.episodeids import Ids
 from archive.write.intake import owned
 from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
+from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "Changes",
     "Column",
     "Cut",
+    "EnvRuns",
     "Ids",
     "Pipeline",
+    "RowRuns",
     "Slab",
     "Work",
     "Written",
