@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, coalesce, covered, widest_gap
+from archive.arrays import Ints, coalesce, covered, run_starts, widest_gap
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
 from archive.shard import checksum
 
@@ -179,37 +179,44 @@ def stored_checksum(data: memoryview, piece: Piece) -> int:
     return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
 
 
-def from_table(table: pa.Table, shards: Iterable[str] | None = None) -> dict[str, ShardIndex]:
-    """Shard -> its index, of a chunk table (or of some of its shards)."""
-    import pyarrow as pa
+def from_table(table: pa.Table) -> dict[str, ShardIndex]:
+    """Shard -> its index, of a chunk table."""
     import pyarrow.compute as pc
 
-    if shards is not None:
-        table = table.filter(
-            pc.is_in(table["shard"].cast(pa.string()), value_set=pa.array(sorted(shards), pa.string()))
-        )
-    columns: dict[str, Any] = {name: table[name].to_numpy() for name in ("chunk", "rows", "offset", "size", "crc32c")}
-    text = {name: table[name].to_pylist() for name in ("shard", "array", "member")}
-    groups: dict[str, dict[str, list[int]]] = {}
-    for i, (shard, array) in enumerate(zip(text["shard"], text["array"], strict=True)):
-        if columns["chunk"][i] >= 0 or text["member"][i] == "zarr.json":
-            groups.setdefault(shard, {}).setdefault(array, []).append(i)
-    return {shard: _shard(shard, arrays, columns, text["member"]) for shard, arrays in groups.items()}
+    table = table.filter(pc.or_(pc.greater_equal(table["chunk"], 0), pc.equal(table["member"], "zarr.json")))
+    shards, shard = _coded(table["shard"])
+    arrays, array = _coded(table["array"])
+    columns = {name: table[name].to_numpy().astype(np.int64) for name in ("chunk", "rows", "offset", "size", "crc32c")}
+    order = np.lexsort((columns["chunk"], array, shard))
+    heads = run_starts(shard[order], array[order])
+    members = table["member"].to_pylist()
+    out: dict[str, dict[str, ArrayChunks]] = {}
+    for own in np.split(order, heads[1:]) if len(heads) else ():
+        where, name = shards[shard[own[0]]], arrays[array[own[0]]]
+        out.setdefault(where, {})[name] = _array(where, name, {n: c[own] for n, c in columns.items()}, own, members)
+    return {where: _shard(where, found) for where, found in out.items()}
 
 
-def _shard(shard: str, arrays: dict[str, list[int]], columns: dict[str, Any], members: list[str]) -> ShardIndex:
+def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The distinct values of a column of text, and each row's place among them."""
+    import pyarrow as pa
+
+    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy()
+
+
+def _array(shard: str, name: str, columns: Mapping[str, Ints], rows: Ints, members: list[str]) -> ArrayChunks:
+    if name and (columns["chunk"] != np.arange(len(rows))).any():
+        raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
+    return ArrayChunks(
+        max(1, int(columns["rows"][0])), columns["offset"], columns["size"], columns["crc32c"],
+        [members[row] for row in rows.tolist()],
+    )  # fmt: skip
+
+
+def _shard(shard: str, arrays: dict[str, ArrayChunks]) -> ShardIndex:
     if not shard.startswith("shards/") or ".." in shard:
         raise UnsafePathError(f"the chunk table names the shard {shard!r}, which is not below shards/; not read")
-    out = {}
-    for name, rows in arrays.items():
-        index = np.array(rows)[np.argsort(columns["chunk"][rows], kind="stable")]
-        if name and (columns["chunk"][index] != np.arange(len(index))).any():
-            raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
-        out[name] = ArrayChunks(
-            max(1, int(columns["rows"][index[0]])), columns["offset"][index].astype(np.int64),
-            columns["size"][index].astype(np.int64), columns["crc32c"][index].astype(np.int64),
-            [members[i] for i in index],
-        )  # fmt: skip
-    if METADATA not in out:
+    if METADATA not in arrays:
         raise MissingObjectError(f"the chunk table has no zarr.json for {shard}; run `archive verify`")
-    return ShardIndex(shard, shard.endswith(".zip"), out)
+    return ShardIndex(shard, shard.endswith(".zip"), arrays)

@@ -3,21 +3,25 @@ each chunk decoded once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from archive.arrays import Ints, merge_runs
-from archive.base import side_by_side
+from archive.base import side_by_side, usable_cores
 from archive.manifest import ArrayChunks, ShardReads, chunkindex
 from archive.read.chunks import landing, placing
 from archive.read.chunks.landing import Found, Landed
 from archive.read.chunks.placing import ChunkRows, Want
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import Owners, ReadPlan, Shards
+from archive.shard import ShardView
 
 SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
+MANY_SHARDS = 4  # for each core: then none waits long for another at the end
 
 
 class Tail(NamedTuple):
@@ -37,51 +41,75 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: Tails
     tails: of a caller that reads on from where it stopped, for the chunks in which it stopped, so as not to fetch them
     again; kept up to date.
     """
-    by_shard = _by_shard(shards, segments, wants)
-    owners, held = segments.owners, {} if tails is None else tails
-    wanted = {shard: _runs(arrays) for shard, arrays in by_shard.items()}
+    wanted = _by_shard(shards, segments, wants)
+    runs = {shard: _runs(arrays) for shard, arrays in wanted.items()}
     known = {shard: view for shard in wanted if (view := shards.views.get(shard)) is not None}
-    reading = shards.plan(wanted, known, _numbers(held))
-    for shard, reads, landed, found in _landed(shards, reading, by_shard, owners):
-        landed.chunks |= {tail.member: tail.data for tail in held.get(shard, {}).values()}
-        view = known.get(shard) or shards.add_view(shard, bytes(landed.chunks.pop("zarr.json")))
+    reading = shards.plan(runs, known, {} if tails is None else _numbers(tails))
+    filling = _Filling(shards, wanted, runs, known, segments.owners, tails)
+    large = reading.fetched_bytes >= landing.LEAST_BYTES
+    if large and landing.worth_while(wanted, shards.indexes) and shards.scatters(wanted):
+        filling.directly(reading)
+    else:
+        filling.read_ahead(reading)
+    if tails is not None:
+        for shard in tails.keys() - wanted.keys():
+            del tails[shard]  # reading has gone on to other shards
+
+
+@dataclass(frozen=True)
+class _Filling:
+    """Rows that are wanted, by shard and array, and the runs that they make up there; and what is at hand."""
+
+    shards: Shards
+    wanted: Mapping[str, Mapping[str, Sequence[Want]]]
+    runs: Mapping[str, chunkindex.Wanted]
+    known: Mapping[str, ShardView]
+    owners: Owners
+    tails: Tails | None
+
+    def read_ahead(self, reading: ReadPlan) -> None:
+        """Shard by shard, while those that follow are on their way."""
+        for shard, reads, chunks in self.shards.fetched(reading, self.owners):
+            self._put(shard, Landed(chunks), self._found(shard), cores=_cores(reads))
+            del chunks  # so that the next shard is read into the same memory
+
+    def directly(self, reading: ReadPlan) -> None:
+        """What can be is read into its place. Of many shards each is a core's own, else the cores share each."""
+        many = len(reading.shards) >= MANY_SHARDS * usable_cores()
+        calls = [
+            partial(self._read_directly, shard, reads, 1 if many else _cores(reads))
+            for shard, reads in reading.shards.items()
+        ]
+        side_by_side(calls, cores=None if many else 1)
+
+    def _read_directly(self, shard: str, reads: ShardReads, cores: int | None) -> None:
+        found = self._found(shard)
+        into = landing.homes(found, self.wanted[shard], self.shards.index(shard))
+        self._put(shard, self.shards.landed(shard, reads, into, self.owners, cores), found, cores)
+
+    def _found(self, shard: str) -> Found:
+        index = self.shards.index(shard)
+        return {name: placing.chunk_rows(wants, index.array(name).rows) for name, wants in self.wanted[shard].items()}
+
+    def _put(self, shard: str, landed: Landed, found: Found, cores: int | None) -> None:
+        """Decode what is not in its place yet."""
+        shards, held = self.shards, {} if self.tails is None else self.tails.get(shard, {})
+        landed.chunks |= {tail.member: tail.data for tail in held.values()}
+        view = self.known.get(shard) or shards.add_view(shard, bytes(landed.chunks.pop("zarr.json")))
         calls: list[placing.Call] = []
-        for array, parts in by_shard[shard].items():
-            ranges = list(zip(*(edges.tolist() for edges in wanted[shard][array]), strict=True))
-            decode = shards.decoder(view, shard, array, parts[0].like, ranges, landed, owners)
+        for array, wants in self.wanted[shard].items():
+            ranges = list(zip(*(edges.tolist() for edges in self.runs[shard][array]), strict=True))
+            decode = shards.decoder(view, shard, array, wants[0].like, ranges, landed, self.owners)
             rest = _rest(found[array], landed, shards.index(shard).array(array), view.is_raw(array))
             calls += placing.calls(rest, decode)
-        side_by_side(calls, cores=None if reads.needed_bytes >= SIDE_BY_SIDE_BYTES else 1)
-        if tails is not None:
-            tails.setdefault(shard, {}).update(_tails(shards, shard, wanted[shard], landed))
-        del landed, decode, calls  # so that the next shard is read into the same memory
-    for shard in held.keys() - wanted.keys():
-        del held[shard]  # reading has gone on to other shards
+        side_by_side(calls, cores=cores)
+        if self.tails is not None:
+            self.tails.setdefault(shard, {}).update(_tails(shards, shard, self.runs[shard], landed))
 
 
-def _landed(
-    shards: Shards, reading: ReadPlan, by_shard: Mapping[str, Mapping[str, Sequence[Want]]], owners: Owners
-) -> Iterator[tuple[str, ShardReads, Landed, Found]]:
-    """Each shard's members, and where its rows go: those that can be are read straight into their place."""
-    direct = (
-        reading.fetched_bytes >= landing.LEAST_BYTES
-        and landing.worth_while(by_shard, shards.indexes)
-        and shards.scatters(reading.shards)
-    )
-    if not direct:
-        for shard, reads, chunks in shards.fetched(reading, owners):
-            yield shard, reads, Landed(chunks), _found(shards, shard, by_shard[shard])
-            del chunks
-        return
-    for shard, reads in reading.shards.items():
-        found = _found(shards, shard, by_shard[shard])
-        into = landing.homes(found, by_shard[shard], shards.index(shard))
-        yield shard, reads, shards.landed(shard, reads, into, owners), found
-
-
-def _found(shards: Shards, shard: str, arrays: Mapping[str, Sequence[Want]]) -> Found:
-    index = shards.index(shard)
-    return {name: placing.chunk_rows(wants, index.array(name).rows) for name, wants in arrays.items()}
+def _cores(reads: ShardReads) -> int | None:
+    """How many cores share a shard; None for all."""
+    return None if reads.needed_bytes >= SIDE_BY_SIDE_BYTES else 1
 
 
 def _rest(found: list[list[ChunkRows]], landed: Landed, stored: ArrayChunks, raw: bool) -> list[list[ChunkRows]]:

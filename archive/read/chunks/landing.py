@@ -88,14 +88,16 @@ def homes(found: Found, wants: Mapping[str, Sequence[Want]], index: ShardIndex) 
     return out
 
 
-def read(roots: Roots, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owner: str) -> Landed:
+def read(
+    roots: Roots, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owner: str, cores: int | None = None
+) -> Landed:
     """Read a shard's members, those into their place that have one; each is compared with the chunk table.
 
     What is in its place is summed up, too; one that is damaged is left to who decodes it, and says what is wrong.
     `owner` names what lies there, for errors.
     """
     out = Landed({})
-    side_by_side([partial(_read, roots, shard, part, into, owner, out) for part in _parts(reads, into)])
+    side_by_side([partial(_read, roots, shard, part, into, owner, out) for part in _parts(reads, into)], cores=cores)
     return out
 
 

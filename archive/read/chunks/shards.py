@@ -107,10 +107,12 @@ class Shards:
         """Whether `landed` is to be had, of these shards."""
         return self._roots.scatters(names)
 
-    def landed(self, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owners: Owners) -> Landed:
-        """The members of a shard; those are in their place that have one."""
+    def landed(
+        self, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owners: Owners, cores: int | None
+    ) -> Landed:
+        """The members of a shard; those are in their place that have one. cores: how many share it, None for all."""
         try:
-            return landing.read(self._roots, shard, reads, into, f"episode {owners[shard]!r}")
+            return landing.read(self._roots, shard, reads, into, f"episode {owners[shard]!r}", cores)
         except StorageError as e:
             raise self._unreadable(e, shard, owners) from e
 
@@ -130,8 +132,8 @@ class Shards:
     def add_view(self, shard: str, metadata: bytes) -> ShardView:
         """Keep the metadata of a shard."""
         view = self.views[shard] = ShardView(metadata)
-        while len(self.views) > MAX_VIEWS:
-            self.views.pop(next(iter(self.views)), None)
+        for old in list(self.views)[: max(0, len(self.views) - MAX_VIEWS)]:  # at once, as other threads add theirs
+            self.views.pop(old, None)
         return view
 
     def decoder(
