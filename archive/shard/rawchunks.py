@@ -113,10 +113,24 @@ def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows:
     None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
     begins = bytes(data[: len(_ZSTD_MAGIC)])
     zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
-    raw = len(data) - CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
+    plain, compressed, size = _forms(path, dtype, trailing, rows)
+    raw = len(data) - CHECKSUM_BYTES == size
     if gzip or raw == zstd or not _is_plain(dtype):
         return None
-    return Plain(path, dtype, (rows, *trailing), rows, zstd)
+    return compressed if zstd else plain
+
+
+def by_itself(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Array | None:
+    """The rows of a stored chunk that says itself how it is stored; None if it leaves a doubt, or is damaged."""
+    plain = recognised(path, dtype, trailing, rows, data)
+    return None if plain is None else decoded(plain, memoryview(data))
+
+
+@lru_cache(maxsize=1024)
+def _forms(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> tuple[Plain, Plain, int]:
+    """An array as it is stored plain and compressed, and bytes of the rows of a chunk."""
+    plain = Plain(path, dtype, (rows, *trailing), rows, False)
+    return plain, plain._replace(compressed=True), rows * math.prod(trailing) * dtype.itemsize
 
 
 def raw_bytes(dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> int:
@@ -142,23 +156,25 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Arra
 
     out: contiguous memory for all of its rows, which it is put into.
     """
+    data = chunks.get(member_name(array.path, len(array.shape), number))
+    return None if data is None else decoded(array, memoryview(data), out)
+
+
+def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array | None:
+    """As `one_chunk`, of a chunk's bytes."""
     import numpy as np
 
-    count = array.rows * math.prod(array.shape[1:])
-    try:
-        data = memoryview(chunks[member_name(array.path, len(array.shape), number)])
-    except KeyError:
-        return None
     body = data[:-CHECKSUM_BYTES]
     if len(body) == 0 or checksum(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         return None
-    size = count * array.dtype.itemsize
+    shape = (array.rows, *array.shape[1:])
+    size = math.prod(shape) * array.dtype.itemsize
     if array.compressed and out is not None and _plain_size(body) == size:
         return None if _inflated(body, out.reshape(-1).view("u1")) is None else out
     values = _inflated(body) if array.compressed else body
     if values is None or len(values) != size:
         return None
-    rows = np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+    rows: Array = np.ndarray(shape, array.dtype, values)
     if out is None:
         return rows
     out[...] = rows

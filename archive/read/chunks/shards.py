@@ -12,7 +12,7 @@ from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
 from archive.read.chunks import fetching, landing
 from archive.read.chunks.landing import Landed, Rooms
 from archive.read.chunks.segments import Segments
-from archive.shard import ShardView, rawchunks
+from archive.shard import ShardView
 from archive.store import Buffer, Roots
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
@@ -156,13 +156,6 @@ class Shards:
                 raise self._undecodable(e, shard, array, owners) from e
 
         return decoded
-
-    def plain_chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks) -> Array | None:
-        """The rows of one chunk that says itself how it is stored; None if it leaves a doubt, or is damaged."""
-        stored = self.index(shard).array(array)
-        data = chunks[stored.member[number]]
-        plain = rawchunks.recognised(array, like.dtype, like.shape[1:], stored.rows, data)
-        return None if plain is None else rawchunks.one_chunk(plain, number, chunks)
 
     def chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks, owners: Owners) -> Array:
         """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""
