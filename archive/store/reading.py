@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from archive.arrays import Memory
 
 BATCH_BYTES = 1024 * 1024
+SMALL_BATCH_BYTES = 4 * 1024 * 1024  # of ranges that are all smaller than a batch
 PIECE_BYTES = 8 * 1024 * 1024 + 64 * 1024  # the usual largest range
 PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
 BATCHES_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
@@ -124,10 +125,18 @@ def gather(connection: Connection, jobs: Sequence[Job[T]]) -> list[T]:
 def _iter_batches(
     connection: Connection, ranging: GetRanges, ranges: Iterable[RangeLike], max_bytes: int
 ) -> Generator[Buffer, None, None]:
-    """Small ranges of one object are read in one go: handing each to a thread would take longer than reading it."""
+    """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them to
+    another would take longer than reading them."""
+    wanted = list(ranges)
+    small = all(one.stop - one.start <= BATCH_BYTES for one in wanted)
     read = _reading_into(ranging, _memory())
-    jobs = (_batch_job(connection, read, batch) for batch in batches(ranges, min(BATCH_BYTES, max_bytes // 2)))
-    ahead = in_order(connection.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
+    batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
+    jobs = (_batch_job(connection, read, batch) for batch in batches(wanted, batch_bytes))
+    ahead: Generator[Sequence[Buffer], None, None]
+    if small:
+        ahead = (job.run(threading.Event()) for job in jobs)
+    else:
+        ahead = in_order(connection.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
     with contextlib.closing(ahead) as found:
         for batch in found:
             yield from batch
