@@ -187,6 +187,11 @@ class ShardView:
         plain = self._plain(path)
         return plain is not None and not plain.compressed
 
+    def plain_chunk(self, path: str, number: int, chunks: Chunks, out: Array | None = None) -> Array | None:
+        """The rows of one chunk as a decoder gives them, which takes no other; None if it is not plain, or damaged."""
+        plain = self._plain(path)
+        return None if plain is None else rawchunks.one_chunk(plain, number, chunks, out)
+
     def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
         """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
 
@@ -194,12 +199,11 @@ class ShardView:
         of its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
         It is safe for several threads.
         """
-        plain = self._plain(path)
         others: dict[int, Array] = {}
         lock = threading.Lock()
 
         def decode(number: int, out: Array | None = None) -> Array:
-            if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks, out)) is not None:
+            if (found := self.plain_chunk(path, number, chunks, out)) is not None:
                 return found
             with lock:
                 if number not in others:

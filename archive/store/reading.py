@@ -33,7 +33,7 @@ def get_range(
     connection: Connection, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None
 ) -> Buffer:
     """Read bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
-    _check_range(connection, key, start, stop)
+    check_range(connection, key, start, stop)
     if start == stop:
         return b""
     driver = connection.driver
@@ -84,7 +84,7 @@ def scatter(connection: Connection, key: str, start: int, rooms: Sequence[memory
     again: this goes on with a range of which a part was read before, and is no request of its own.
     """
     wanted = sum(len(room) for room in rooms)
-    _check_range(connection, key, start, start + wanted)
+    check_range(connection, key, start, start + wanted)
     scattering = connection.driver.scattering
     assert scattering is not None
 
@@ -180,7 +180,7 @@ def _get_batch(
     connection: Connection, read: Read[B], batch: Sequence[RangeLike], cancelled: threading.Event
 ) -> Sequence[B]:
     for one in batch:
-        _check_range(connection, one.key, one.start, one.stop)
+        check_range(connection, one.key, one.start, one.stop)
     key = batch[0].key
 
     def attempt(this: Attempt) -> Sequence[B]:
@@ -192,7 +192,7 @@ def _get_batch(
     return connection.request("get", key, attempt, cancelled)
 
 
-def _check_range(connection: Connection, key: str, start: int, stop: int | None) -> None:
+def check_range(connection: Connection, key: str, start: int, stop: int | None) -> None:
     check_key(key)
     if start < 0 or (stop is not None and stop < start):
         raise UsageError(f"get {connection.full_url(key)}: ({start}, {stop}) is no half-open range from 0 upwards")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 from archive.base import CorruptChunkError, Job, NotExclusiveError, in_order
-from archive.store import copying, reading
+from archive.store import copying, filling, reading
 from archive.store.connecting import Connection
-from archive.store.payload import Buffer, Data, RangeLike, as_bytes, as_parts, total_bytes
+from archive.store.payload import Buffer, Data, Filling, RangeLike, as_bytes, as_parts, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
 
@@ -66,6 +66,15 @@ class Storage(Connection):
         Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
         """
         return reading.iter_ranges(self, ranges, max_bytes)
+
+    def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
+        """Fill memory of the caller's, several requests at once, and call `use` with the number of each that is done.
+
+        They are answered in any order; `use` is called in the thread that read it. At most `max_bytes` (and always
+        one filling) are under way. The first error, of `use` as well, ends it; nothing is written or used any more when
+        it is raised, and what the memory holds is undefined.
+        """
+        filling.fill(self, fillings, use, max_bytes)
 
     @property
     def scatters(self) -> bool:

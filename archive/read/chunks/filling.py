@@ -13,12 +13,13 @@ import numpy as np
 from archive.arrays import Ints, merge_runs
 from archive.base import side_by_side, usable_cores
 from archive.manifest import ArrayChunks, ShardReads, chunkindex
-from archive.read.chunks import landing, placing
+from archive.read.chunks import arriving, landing, placing
+from archive.read.chunks.arriving import Asked
 from archive.read.chunks.landing import Found, Landed
 from archive.read.chunks.placing import ChunkRows, Want
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import Owners, ReadPlan, Shards
-from archive.shard import ShardView
+from archive.shard import Buffer, ShardView
 
 SIDE_BY_SIDE_BYTES = 1024 * 1024  # of a shard: less is decoded before another thread has begun
 MANY_SHARDS = 4  # for each core: then none waits long for another at the end
@@ -47,7 +48,9 @@ def fill(shards: Shards, segments: Segments, wants: Sequence[Want], tails: Tails
     reading = shards.plan(runs, known, {} if tails is None else _numbers(tails))
     filling = _Filling(shards, wanted, runs, known, segments.owners, tails)
     large = reading.fetched_bytes >= landing.LEAST_BYTES
-    if large and landing.worth_while(wanted, shards.indexes) and shards.scatters(wanted):
+    if shards.is_remote(wanted):
+        filling.as_it_comes(reading)
+    elif large and landing.worth_while(wanted, shards.indexes) and shards.scatters(wanted):
         filling.directly(reading)
     else:
         filling.read_ahead(reading)
@@ -72,6 +75,20 @@ class _Filling:
         for shard, reads, chunks in self.shards.fetched(reading, self.owners):
             self._put(shard, Landed(chunks), self._found(shard), cores=_cores(reads))
             del chunks  # so that the next shard is read into the same memory
+
+    def as_it_comes(self, reading: ReadPlan) -> None:
+        """Several requests of any shards at once, whose chunks are put into their places when they are there."""
+        asked = {shard: self._asked(shard, reads) for shard, reads in reading.shards.items()}
+        for shard, kept in arriving.fill(self.shards, asked, self.owners).items():
+            if self.tails is not None:
+                self.tails.setdefault(shard, {}).update(_tails(self.shards, shard, self.runs[shard], kept))
+
+    def _asked(self, shard: str, reads: ShardReads) -> Asked:
+        tails = {} if self.tails is None else self.tails.get(shard, {})
+        held = {tail.member: tail.data for tail in tails.values()}
+        keep = {} if self.tails is None else _last_members(self.shards, shard, self.runs[shard])
+        members = frozenset(member for _, member in keep.values())
+        return Asked(reads, self.wanted[shard], self.runs[shard], self.known.get(shard), held, members)
 
     def directly(self, reading: ReadPlan) -> None:
         """What can be is read into its place. Of many shards each is a core's own, else the cores share each."""
@@ -135,13 +152,19 @@ def _by_shard(shards: Shards, segments: Segments, wants: Sequence[Want]) -> dict
     return {segments.shards[shard]: arrays for shard, arrays in out.items()}
 
 
-def _tails(shards: Shards, shard: str, wanted: chunkindex.Wanted, landed: Landed) -> dict[str, Tail]:
+def _tails(shards: Shards, shard: str, wanted: chunkindex.Wanted, chunks: Mapping[str, Buffer]) -> dict[str, Tail]:
     """The chunk of each array that holds the last of these rows."""
+    last = _last_members(shards, shard, wanted)
+    return {name: Tail(chunk, member, bytes(chunks[member])) for name, (chunk, member) in last.items()}
+
+
+def _last_members(shards: Shards, shard: str, wanted: chunkindex.Wanted) -> dict[str, tuple[int, str]]:
+    """Of each array the chunk that holds the last of these rows, and its member."""
     out = {}
     for name, (_, stops) in wanted.items():
         array = shards.index(shard).arrays[name]
         last = (int(stops.max()) - 1) // array.rows
-        out[name] = Tail(last, array.member[last], bytes(landed[array.member[last]]))
+        out[name] = (last, array.member[last])
     return out
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 
 from archive.base import ByteRange, side_by_side
 from archive.manifest import ShardIndex, ShardReads, chunkindex
@@ -128,6 +128,27 @@ def _parts(reads: ShardReads, into: Mapping[str, Rooms]) -> Iterator[Part]:
         part.add(piece, into.get(piece.member) or [memoryview(bytearray(piece.size))], begins - part.start)
     if part is not None:
         yield part
+
+
+def whole(reads: ShardReads, into: dict[str, Rooms]) -> list[Part]:
+    """The requests, each as one part. What cannot be read into its place after all is taken out of `into`."""
+    pieces: list[list[chunkindex.Piece]] = [[] for _ in reads.requests]
+    for piece in reads.pieces:
+        pieces[piece.request].append(piece)
+    return [_whole(request, mine, into) for request, mine in zip(reads.requests, pieces, strict=True)]
+
+
+def _whole(request: ByteRange, pieces: Sequence[chunkindex.Piece], into: dict[str, Rooms]) -> Part:
+    part = Part(request.key, request.start, again=False)
+    if all(a.start + a.size <= b.start for a, b in pairwise(pieces)):
+        for piece in pieces:
+            part.add(piece, into.get(piece.member) or unwanted(piece.size), piece.start)
+        return part
+    part.rooms = unwanted(request.size)  # members that share bytes, so that no one can have them to himself
+    for piece in pieces:
+        into.pop(piece.member, None)
+        part.members.append((piece, [part.rooms[0][piece.start : piece.start + piece.size]]))
+    return part
 
 
 def _next_part(before: Part | None, request: ByteRange, begins: int) -> Part:

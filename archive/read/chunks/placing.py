@@ -72,6 +72,11 @@ class ChunkRows(NamedTuple):
         for i, (lo, count) in enumerate(zip(self.lo.tolist(), self.counts.tolist(), strict=True)):
             self._target(i)[...] = values[lo : lo + count]
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Which rows of the array they are."""
+        first = self.number * self.rows
+        return [(first + lo, first + lo + n) for lo, n in zip(self.lo.tolist(), self.counts.tolist(), strict=True)]
+
     def rooms(self, like: Array) -> list[memoryview] | None:
         """Memory for the bytes of all rows of the chunk, which has rows as `like`, in order: where they go, and
         memory of its own for those that are not wanted. None where they go to too many places, or not as they are."""

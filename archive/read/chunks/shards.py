@@ -13,7 +13,7 @@ from archive.read.chunks import fetching, landing
 from archive.read.chunks.landing import Landed, Rooms
 from archive.read.chunks.segments import Segments
 from archive.shard import ShardView
-from archive.store import Buffer, Roots
+from archive.store import Buffer, Filling, Roots
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
 MAX_VIEWS = 1024  # shards whose metadata is kept
@@ -103,6 +103,22 @@ class Shards:
                 culprit = next((name for name in plan.shards if name in str(e)), shard)
                 raise self._unreadable(e, culprit, owners) from e
 
+    def is_remote(self, names: Iterable[str]) -> bool:
+        """Whether these shards lie beyond a network."""
+        return self._roots.is_remote(names)
+
+    def fill(
+        self, fillings: Iterable[Filling], use: Callable[[int], None], names: Iterable[str], owners: Owners
+    ) -> None:
+        """Fill memory from shards of these names, and call `use` with the number of each filling that is done."""
+        try:
+            self._roots.fill(fillings, use, max_bytes=MAX_AHEAD_BYTES)
+        except StorageError as e:
+            culprit = next((name for name in names if name in str(e)), None)
+            if culprit is None:
+                raise
+            raise self._unreadable(e, culprit, owners) from e
+
     def scatters(self, names: Iterable[str]) -> bool:
         """Whether `landed` is to be had, of these shards."""
         return self._roots.scatters(names)
@@ -141,12 +157,8 @@ class Shards:
         owners: Owners,
     ) -> Decode:  # fmt: skip
         """What gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of rows."""
-        try:
-            view.check_rows(array, ranges)
-            self._check_alike(view, shard, array, like)
-            decode = view.decoder(array, ranges, chunks)
-        except ArchiveError as e:
-            raise self._undecodable(e, shard, array, owners) from e
+        self.check(view, shard, array, like, ranges, owners)
+        decode = view.decoder(array, ranges, chunks)
 
         def decoded(number: int, out: Array | None = None) -> Array:
             try:
@@ -156,6 +168,16 @@ class Shards:
                 raise self._undecodable(e, shard, array, owners) from e
 
         return decoded
+
+    def check(
+        self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], owners: Owners
+    ) -> None:
+        """CorruptChunkError if a shard's metadata says otherwise of an array than its schema and the chunk table."""
+        try:
+            view.check_rows(array, ranges)
+            self._check_alike(view, shard, array, like)
+        except ArchiveError as e:
+            raise self._undecodable(e, shard, array, owners) from e
 
     def chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks, owners: Owners) -> Array:
         """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from archive.base import NotExclusiveError, in_child
 from archive.store.drivers.failures import Kind, judge
@@ -73,6 +73,9 @@ class SingleWriterDriver(Driver):
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._inner.get(key, start, stop, timeout_s)
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        self._inner.stream(key, start, stop, take, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._inner.put(key, parts, timeout_s)

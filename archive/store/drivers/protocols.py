@@ -7,7 +7,7 @@ tried again; exceptions of client libraries are recognised in `failures`. Keys h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -118,6 +118,13 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     remote: bool = True  # over a network, whose answers may be cut short
     lists_at_once: bool = False  # whatever was made before a LIST began is known to be in its answer
     transport: str = ""  # the client that requests go through, where there are several
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        """Have `take` given bytes [start, stop) of an object, piece by piece as they come; fewer where it ends before.
+
+        Nothing is given any more when this has returned, or raised.
+        """
+        take(self.get(key, start, stop, timeout_s))
 
     @property
     def creating(self) -> Create | None:

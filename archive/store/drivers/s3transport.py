@@ -94,6 +94,9 @@ class S3Transport(Driver):
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))
 
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        self._ask(lambda driver: driver.stream(key, start, stop, take, timeout_s))
+
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._ask(lambda driver: driver.put(key, parts, timeout_s))
 
