@@ -10,7 +10,7 @@ from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest
 from archive.write.episodeids import Ids
-from archive.write.intake import owned
+from archive.write.intake import Part, owned
 from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
@@ -25,6 +25,7 @@ __all__ = [
     "Cut",
     "EnvRuns",
     "Ids",
+    "Part",
     "Pipeline",
     "RowRuns",
     "Slab",

@@ -12,7 +12,7 @@ import numpy as np
 
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
-from archive.fields import Kinds, Schema, ShardSchema
+from archive.fields import Fields, Kinds, Schema, ShardSchema
 from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
 from archive.write import cut, intake
 from archive.write.blocks import Block
@@ -21,12 +21,12 @@ from archive.write.collecting import Collected, Describe
 from archive.write.cut import Cut
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord, NewEpisodes
-from archive.write.intake import Weights
+from archive.write.intake import Part, Weights
 from archive.write.pipeline import SHARD_BYTES, rows_alone
-from archive.write.rowruns import RowRuns
+from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.segmentrows import SegmentRows
 from archive.write.slabs import slab_bytes
-from archive.write.streams import Rows, Streams
+from archive.write.streams import Assigned, Rows, Streams
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,8 +130,33 @@ class BufferWriter:
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
         rows = intake.rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
-        single = intake.has_whole_fields(fields)
-        if single:
+        assigned = self._assigned(rows, fields, schema, metadata)
+        self._keep(fields, schema, weights, assigned.as_given, owned=owned)
+        return assigned.positions
+
+    def append_parts(
+        self, parts: Iterable[Part], env_runs: EnvRuns, *, first: Any, last: Any, episode_ids: Any, terminated: Any,
+        truncated: Any, metadata: dict[str, Any] | None,
+    ) -> None:  # fmt: skip
+        """As `append`, of steps that come in parts, each of which is the buffer's from now on; env_runs: of all parts.
+
+        Positions and episodes of all are found when the first is there.
+        """
+        metadata = intake.own_metadata(metadata)
+        rows = intake.rows(
+            int(env_runs.length.sum()), env_runs, first, last, episode_ids, terminated, truncated, positions=None
+        )
+        runs: RowRuns | None = None
+        for part in parts:
+            fields, schema = intake.steps(part.steps, self.schema, self._kinds.known)
+            weights = intake.weights(part.model_weights_uuid, part.update_count, self._weights, fields)
+            if runs is None:
+                runs = self._assigned(rows, fields, schema, metadata).runs
+            self._keep(fields, schema, weights, runs.among(part.of), owned=True)
+
+    def _assigned(self, rows: Rows, fields: Fields, schema: ShardSchema, metadata: dict[str, Any]) -> Assigned:
+        """Positions and episodes of these rows, which are live from now on."""
+        if intake.has_whole_fields(fields):
             intake.check_single(fields, rows)
         self._check_same_fields(rows, schema)
         self._kinds.add(schema, fields.vague)
@@ -141,10 +166,12 @@ class BufferWriter:
         self._closed = [*self._closed, *self.streams.take_broken_off()]
         runs = assigned.runs
         self.live_set.add(runs.env, runs.position, runs.length, runs.episode)
-        episode = int(runs.episode[0]) if single and fields.length else None
-        block = Block(schema, fields.data, assigned.as_given, weights.uuid, weights.update_count, episode)
+        return assigned
+
+    def _keep(self, fields: Fields, schema: ShardSchema, weights: Weights, runs: RowRuns, *, owned: bool) -> None:
+        episode = int(runs.episode[0]) if intake.has_whole_fields(fields) and fields.length else None
+        block = Block(schema, fields.data, runs, weights.uuid, weights.update_count, episode)
         self._collected.keep(block, owned=owned)
-        return assigned.positions
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
         if self._kinds.is_only(schema):
@@ -219,6 +246,10 @@ class BufferWriter:
         if len(array) and (int(array.min()) < 0 or int(array.max()) >= limit):
             raise UsageError(f"env {env} has positions 0 to {limit}; {int(array.max())} cannot be evicted")
         self.live_set.evict(env, array)
+
+    def evict_before(self, env_ids: Ints, positions: Ints) -> None:
+        """All steps of these env rows before these positions, of which none is beyond the next, have left."""
+        self.live_set.evict_all_before(env_ids, positions)
 
     def remove(self, episode_ids: str | Iterable[str]) -> int:
         names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)

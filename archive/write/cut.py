@@ -42,15 +42,28 @@ class Cut:
     """What a checkpoint says of one buffer."""
 
     name: str
-    live: pa.Table
-    steps: int
-    episodes: int
+    place: tuple[str, int]  # session and rank
+    runs: Runs
+    streams: Sequence[Stream]
     next_positions: dict[int, int]
     open_episodes: dict[int, str]
     columns: dict[str, Column]
     attributes: dict[str, str]  # name -> JSON of {episode id: value}
     state: tuple[dict[str, Any], dict[str, Array]] | None
     discarded: dict[str, dict[str, int]]
+
+    @cached_property
+    def live(self) -> pa.Table:
+        """Rows of the live table; made in the background, as a checkpoint's caller waits for the rest."""
+        return live_table(self.name, self.place, self.runs, self.streams)
+
+    @property
+    def steps(self) -> int:
+        return self.runs.steps
+
+    @property
+    def episodes(self) -> int:
+        return len(np.unique(self.runs.episode))
 
 
 def make(
@@ -69,10 +82,7 @@ def make(
         dropped, keep = _incomplete(runs, records)
         made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length)) for n, c in made.items()}
         runs = runs.pick(keep)
-    return Cut(
-        name, live_table(name, place, runs, streams), runs.steps, len(np.unique(runs.episode)), *positions, made, texts,
-        flat, dropped,
-    )  # fmt: skip
+    return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped)
 
 
 def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:

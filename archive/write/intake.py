@@ -13,6 +13,7 @@ from archive.base import FieldError, UsageError, check_text, jsontree
 from archive.fields import NODES, Array, Fields, FieldSpec, Ragged, Schema, ShardSchema, nesting, shard_schema, to_path
 from archive.fields.axes import Axis, axis_of, normalise
 from archive.write.blocks import Block
+from archive.write.rowruns import EnvRuns
 from archive.write.streams import Rows
 
 _MAX_UPDATE = np.iinfo(np.int64).max
@@ -133,6 +134,15 @@ def _per_step(array: Array, what: str, fields: Fields) -> Array:
     return array
 
 
+class Part(NamedTuple):
+    """Some steps of those that are appended together: their nest, and what else is known of each."""
+
+    steps: Any
+    of: EnvRuns
+    model_weights_uuid: Any
+    update_count: Any
+
+
 def env_ids(value: Any, length: int) -> Ints:
     """Env row of each appended row: one for all, one a row, or None for rows 0 to length."""
     if value is None:
@@ -182,7 +192,8 @@ def rows(
     positions: Any
 ) -> Rows:  # fmt: skip
     """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
-    run = given_envs is not None and np.ndim(given_envs) == 0
+    by_runs = isinstance(given_envs, EnvRuns)
+    run = given_envs is not None and not by_runs and np.ndim(given_envs) == 0
     given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
     places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
     masks = {n: mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
@@ -193,7 +204,8 @@ def rows(
         )
     given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
     return Rows(
-        env_ids(given_envs, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
+        given_envs if by_runs else env_ids(given_envs, length),
+        masks["first"], masks["last"], masks["terminated"], masks["truncated"],
         texts(episode_ids, length, "episode_ids"), given,
     )  # fmt: skip
 

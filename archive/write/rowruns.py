@@ -61,9 +61,12 @@ class RowRuns(NamedTuple):
         start = self.starts
         return self._within(np.maximum(lo - start, 0), np.minimum(hi - start, self.length))
 
-    def between(self, lowest: Ints, stop: Ints) -> RowRuns:
-        """The rows at positions [lowest[i], stop[i]) of what run i is of."""
-        return self._within(np.maximum(lowest - self.position, 0), np.minimum(stop - self.position, self.length))
+    def among(self, steps: EnvRuns) -> RowRuns:
+        """Those of the rows that are among some steps."""
+        at = np.minimum(np.searchsorted(steps.env, self.env), len(steps.env) - 1)
+        skip = np.maximum(steps.position[at] - self.position, 0)
+        upto = np.minimum((steps.position + steps.length)[at] - self.position, self.length)
+        return self._within(skip, np.where(steps.env[at] == self.env, upto, 0))
 
     def _within(self, skip: Ints, upto: Ints) -> RowRuns:
         """Of each run the steps [skip, upto), counted from its first."""
