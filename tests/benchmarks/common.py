@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -153,7 +154,12 @@ def child(script: str, *arguments: object) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    """Of a child, which has the code compiled, as an installer leaves it."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir(), "bench-compiled")),
+    }
 
 
 def report(title: str, rows: Sequence[Row], json_file: str | None = None) -> None:
