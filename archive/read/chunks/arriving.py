@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from archive.manifest import METADATA, ShardReads, chunkindex
 from archive.read.chunks import fetching, landing, placing
 from archive.read.chunks.landing import Part
 from archive.read.chunks.placing import ChunkRows, Want
-from archive.read.chunks.shards import Owners, Shards
+from archive.read.chunks.shards import Owners, Shards, episode_in
 from archive.shard import Buffer, ShardView, checksum
 from archive.store import Filling
 
@@ -134,7 +135,7 @@ class Arrival:
             self._finish()
 
     def _checked(self, piece: chunkindex.Piece, rooms: landing.Rooms) -> Buffer:
-        return fetching.checked(self._shard, piece, rooms[-1], f"episode {self._owners[self._shard]!r}")
+        return fetching.checked(self._shard, piece, rooms[-1], partial(episode_in, self._owners, self._shard))
 
     def _land(self, piece: chunkindex.Piece, rooms: landing.Rooms, data: Buffer) -> None:
         if piece.member in self._asked.keep:

@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from archive.base import ByteRange, side_by_side
 from archive.manifest import ShardIndex, ShardReads, chunkindex
 from archive.read.chunks import fetching
+from archive.read.chunks.fetching import Owner
 from archive.read.chunks.placing import ChunkRows, Want, unwanted
 from archive.shard import Buffer, checksum, rawchunks
 from archive.store import Roots
@@ -89,7 +90,7 @@ def homes(found: Found, wants: Mapping[str, Sequence[Want]], index: ShardIndex) 
 
 
 def read(
-    roots: Roots, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owner: str, cores: int | None = None
+    roots: Roots, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owner: Owner, cores: int | None = None
 ) -> Landed:
     """Read a shard's members, those into their place that have one; each is compared with the chunk table.
 
@@ -101,7 +102,7 @@ def read(
     return out
 
 
-def _read(roots: Roots, shard: str, part: Part, into: Mapping[str, Rooms], owner: str, out: Landed) -> None:
+def _read(roots: Roots, shard: str, part: Part, into: Mapping[str, Rooms], owner: Owner, out: Landed) -> None:
     roots.scatter(part.key, part.start, part.rooms, again=part.again)
     for piece, rooms in part.members:
         data = fetching.checked(shard, piece, rooms[-1], owner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
@@ -20,6 +21,11 @@ MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
 Chunks = Mapping[str, bytes | memoryview]  # member -> its bytes
 Decode = Callable[[int, Array | None], Array]
+
+
+def episode_in(owners: Owners, shard: str) -> str:
+    """What lies in a shard, as errors say it."""
+    return f"episode {owners[shard]!r}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Shards:
         At most `max_bytes` (and always one request) are fetched ahead.
         """
         for shard, reads, blocks in self._blocks(plan, owners, max_bytes):
-            yield shard, reads, fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
+            yield shard, reads, fetching.members(shard, reads, blocks, partial(episode_in, owners, shard))
             del blocks  # so that the next shard is read into the same memory
 
     def _blocks(self, plan: ReadPlan, owners: Owners, max_bytes: int) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
@@ -128,7 +134,7 @@ class Shards:
     ) -> Landed:
         """The members of a shard; those are in their place that have one. cores: how many share it, None for all."""
         try:
-            return landing.read(self._roots, shard, reads, into, f"episode {owners[shard]!r}", cores)
+            return landing.read(self._roots, shard, reads, into, partial(episode_in, owners, shard), cores)
         except StorageError as e:
             raise self._unreadable(e, shard, owners) from e
 
