@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
-Stored = tuple[Buffer, bytes]  # a chunk, and what follows it
-Each = Callable[[Callable[[int], Stored], Iterable[int]], Iterable[Stored]]  # map, or one that does several at once
+# map, or one that does several at once
+Each = Callable[[Callable[[int], rawchunks.Stored], Iterable[int]], Iterable[rawchunks.Stored]]
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _MAX_NDIM = 8
@@ -409,8 +409,8 @@ def _shared_chunks(
         chunk_at = partial(rawchunks.compressed, array, rows, zstd_level=level, hold=hold)
     starts = range(0, len(array), rows)
     return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
-        for chunk, (data, tail) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
+        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
+        for chunk, (data, tail, crc32) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
     ]
 
 

@@ -130,6 +130,7 @@ class Member:
     rows: int  # rows per chunk, 0 for metadata
     crc32c: int  # of metadata: of `data`; of a chunk: the one that it ends in
     tail: bytes = b""  # follows `data`, where joining the two would copy it
+    crc32: int | None = None  # of both, where it is known already
 
     @property
     def size(self) -> int:
@@ -252,8 +253,13 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
 
 def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
     method = _STORED if data is member.data else _DEFLATED
-    crc32 = _crc32()(member.tail, _crc32()(member.data, 0))
+    crc32 = zip_checksum(member.data, member.tail) if member.crc32 is None else member.crc32
     return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+
+
+def zip_checksum(data: Buffer, tail: bytes) -> int:
+    """The crc32 of both, end to end, as a ZIP has it. Other threads run meanwhile."""
+    return _crc32()(tail, _crc32()(data, 0))
 
 
 @cache

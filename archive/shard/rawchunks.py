@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archive.shard.packing import Buffer, checksum, member_name
+from archive.shard.packing import Buffer, checksum, member_name, zip_checksum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,18 +35,25 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-def plain(array: Array, rows: int, start: int) -> tuple[Buffer, bytes]:
-    """The chunk that begins at row `start`: its bytes, in the array's memory, and the checksum that follows them."""
-    values = _values(array, rows, start)
-    return values, _tail(values)
+class Stored(NamedTuple):
+    """A chunk as it is stored: its bytes, the checksum that follows them, and the ZIP's checksum of both."""
+
+    data: Buffer
+    tail: bytes
+    crc32: int
+
+
+def plain(array: Array, rows: int, start: int) -> Stored:
+    """The chunk that begins at row `start`, in the array's memory."""
+    return _summed(_values(array, rows, start))
 
 
 def compressed(
     array: Array, rows: int, start: int, *, zstd_level: int, hold: Callable[[bytes], Buffer] | None
-) -> tuple[Buffer, bytes]:
+) -> Stored:
     """As `plain`, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
     data: bytes = _zstd(zstd_level).encode(_values(array, rows, start))
-    return data if hold is None else hold(data), _tail(data)
+    return _summed(data if hold is None else hold(data))
 
 
 def _values(array: Array, rows: int, start: int) -> memoryview:
@@ -54,8 +61,10 @@ def _values(array: Array, rows: int, start: int) -> memoryview:
     return memoryview(part.view("u1").data).cast("B")
 
 
-def _tail(data: Buffer) -> bytes:
-    return checksum(data).to_bytes(CHECKSUM_BYTES, "little")
+def _summed(data: Buffer) -> Stored:
+    """Both sums, one after the other: the second finds the bytes in the processor's cache."""
+    tail = checksum(data).to_bytes(CHECKSUM_BYTES, "little")
+    return Stored(data, tail, zip_checksum(data, tail))
 
 
 def _zstd(level: int) -> Any:

@@ -151,7 +151,7 @@ class Pipeline:
         self._layout = archive_layout
         self._compression = compression
         self._chunk_bytes = chunk_bytes
-        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=4)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")
         self._encoders = ThreadPoolExecutor(usable_cores(), "archive-encode")  # chunks of one shard, side by side

@@ -113,7 +113,8 @@ def load_libraries() -> None:
     import torch.distributed.checkpoint
     import zarr
 
-    import archive  # noqa: F401
+    import archive.facade
+    import archive.writer  # noqa: F401
 
     pyarrow.array([0])  # loads pandas where it is installed
     torch.zeros(1), zarr.config

@@ -22,6 +22,7 @@ from archive.base.errors import (
     StorageFullError,
 )
 from archive.store.counters import IOStats
+from archive.store.drivers import writeback
 from archive.store.reading import BATCHES_AHEAD, PIECES
 from archive.store.storage import Storage
 
@@ -148,6 +149,18 @@ def large(storage: Storage, count: int) -> tuple[list[ByteRange], list[bytes]]:
     storage.put("x", data)
     ranges = [ByteRange("x", i * size, (i + 1) * size) for i in range(count)]
     return ranges, [data[one.start : one.stop] for one in ranges]
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_large_files_are_whole_with_and_without_hints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, available: bool
+) -> None:
+    """What asks the system to write early changes no byte and no length, and may be missing."""
+    if not available:
+        monkeypatch.setattr(writeback, "_system_call", lambda *_: None)
+    parts = [bytes([number]) * (3 * writeback.STEP_BYTES // 10 + number) for number in range(10)]
+    Storage.connect(tmp_path).put("x", parts)
+    assert (tmp_path / "x").read_bytes() == b"".join(parts)
 
 
 def test_large_reads_use_memory_again_that_was_let_go(tmp_path: Path) -> None:

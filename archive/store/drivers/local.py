@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from archive.base import NotExclusiveError
+from archive.store.drivers import writeback
 from archive.store.drivers.protocols import Buffer, Driver, Info, Place
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -199,9 +200,17 @@ def _open_new(folder: str, path: str) -> int:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    for rest in _batches([memoryview(part).cast("B") for part in parts if len(part)], _WRITE_BYTES):
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    writeback.reserve(descriptor, sum(map(len, views)))
+    begun = written = 0
+    for rest in _batches(views, _WRITE_BYTES):
         while rest:
-            rest = _after(rest, _write_some(descriptor, rest))
+            count = _write_some(descriptor, rest)
+            rest = _after(rest, count)
+            written += count
+        if written - begun >= writeback.STEP_BYTES:
+            writeback.begin(descriptor, begun, written - begun)
+            begun = written
 
 
 def _batches(parts: Sequence[memoryview], max_bytes: int) -> Iterator[Sequence[memoryview]]:
