@@ -165,8 +165,11 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Arra
 
     out: contiguous memory for all of its rows, which it is put into.
     """
-    data = chunks.get(member_name(array.path, len(array.shape), number))
-    return None if data is None else decoded(array, memoryview(data), out)
+    try:
+        data = chunks[member_name(array.path, len(array.shape), number)]
+    except KeyError:
+        return None
+    return decoded(array, memoryview(data), out)
 
 
 def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array | None:
