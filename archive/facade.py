@@ -160,8 +160,8 @@ class Archive:
         uploads only what is new.  fork_from: the same, but a new run begins there, the one that `run` names; the run of
         the checkpoint is not touched. A fork that has no whole checkpoint yet may be made again.  keep: which
         checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.
-        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer,
-        such as 65,536, for large steps that are drawn one by one.
+        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 to 128 KB); a step
+        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")

@@ -85,9 +85,10 @@ class ShardIndex:
         needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
         return self._reads(found, needed, max_gap)
 
-    def plan_chunks(self, wanted: Mapping[str, Ints]) -> ShardReads:
+    def plan_chunks(self, wanted: Mapping[str, Ints], max_gap: int | None = None) -> ShardReads:
         """Byte ranges for chunks of some arrays, by their numbers, each once; neighbours in one request."""
-        return self._reads(wanted, sum(int(self.arrays[name].size[chunks].sum()) for name, chunks in wanted.items()))
+        needed_bytes = sum(int(self.arrays[name].size[chunks].sum()) for name, chunks in wanted.items())
+        return self._reads(wanted, needed_bytes, max_gap)
 
     def _reads(self, found: Mapping[str, Ints], needed_bytes: float, max_gap: int | None = None) -> ShardReads:
         """Byte ranges for these chunks; `needed_bytes`: of the rows that are wanted of them."""

@@ -37,7 +37,7 @@ _MAX_UINT16 = 0xFFFF
 _MAX_UINT32 = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 1 << 28
 _MIN_CHUNK_BYTES = 16 << 10
-_MAX_CHUNK_BYTES = 1 << 20
+_MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
 _CHUNKS_PER_FIELD = 128
 _CHUNKS_PER_RUN = 4
 
@@ -50,7 +50,7 @@ def member_name(array_path: str, ndim: int, chunk: int) -> str:
 def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
     """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
 
-    The target is `chunk_bytes`, or 1/128 of the field within 16 KB and 1 MB; less if the rows are `runs` equal runs, of
+    The target is `chunk_bytes`, or 1/128 of the field within 16 and 128 KB; less if the rows are `runs` equal runs, of
     each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
     """
     if rows == 0:

@@ -91,6 +91,10 @@ class Roots:
         """Whether Storage.scatter is to be had wherever these keys lie."""
         return all(self.storage(base).scatters for base in {split_key(key)[0] for key in keys})
 
+    def remote(self, key: str) -> bool:
+        """Whether there is a network on the way to a key, so that a request costs more than some bytes."""
+        return self.storage(split_key(key)[0]).driver.remote
+
     def url_of(self, base: str) -> str:
         """Where a base lies, as the commit says; empty if it doesn't."""
         return self._bases.get(base, "")

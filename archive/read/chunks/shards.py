@@ -17,6 +17,7 @@ from archive.shard import ShardView
 from archive.store import Buffer, Filling, Roots
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
+REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
 Chunks = Mapping[str, bytes | memoryview]  # member -> its bytes
@@ -148,7 +149,10 @@ class Shards:
         self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
     ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
         """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
-        reads = {shard: self.index(shard).plan_chunks(chunks) for shard, chunks in wanted.items()}
+        reads = {
+            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self._roots.remote(shard) else None)
+            for shard, chunks in wanted.items()
+        }
         yield from self.fetched(ReadPlan(reads), owners, max_bytes)
 
     def add_view(self, shard: str, metadata: bytes) -> ShardView:
