@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archive.arrays import spans
 from archive.base.errors import UsageError
 from archive.write.episoderecords import EpisodeRecord, NewEpisodes
 from archive.write.rowruns import EnvRuns
@@ -224,3 +225,24 @@ def test_going_on_from_a_resumed_buffer() -> None:
     assert streams.records[1].begin == 50
     assert streams.close(4) == index
     assert streams.close(4) is streams.close(99) is None
+
+
+@pytest.mark.parametrize("jump", [0, 3])
+def test_runs_of_env_rows_get_what_their_rows_would_get_one_by_one(jump: int) -> None:
+    """What is open in an env row goes on, or is broken off by a jump."""
+    env, length = np.array([2, 5, 9]), np.array([4, 3, 5])
+    last = np.array([0, 1, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
+    got = []
+    for by_runs in (False, True):
+        streams, new = Streams(), new_episodes()
+        streams.assign(Rows(np.array([2, 5]), last=np.array([False, True])), new)
+        position = np.array([1, 1, 0]) + np.array([jump, 0, 0])
+        if by_runs:
+            rows = Rows(EnvRuns(env, position, length), last=last)
+        else:
+            rows = Rows(np.repeat(env, length), last=last, positions=spans(position, length))
+        found = streams.assign(rows, new)
+        state = (streams.positions(), streams.open_episodes(), streams.take_broken_off(), list(streams.records))
+        got.append((found.positions.tolist(), found.episodes.tolist(), state))
+    assert got[0] == got[1]
+    assert got[0][2][2] == ([0] if jump else [])
