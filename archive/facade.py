@@ -156,8 +156,8 @@ class Archive(Upkeep):
         checkpoints of the run to retain, from now on (see `checkpoints.kept()`); None leaves it as it was.  forget: let
         go of the run's others after each whole checkpoint, in the background: "checkpoints", or "unreferenced", also of
         its episodes that none of them holds any more. `undo()` brings the last ones back; nothing is ever pruned by it.
-        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 KB to 1 MB); fewer,
-        such as 65,536, for large steps that are drawn one by one.
+        chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 to 128 KB); a step
+        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")

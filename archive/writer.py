@@ -181,11 +181,11 @@ class Writer(Buffer):
                 config=config, partial=partial, known_at=self._known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
-            works = self._sent()
             cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
             if given:
                 raise UsageError(f"there is no buffer {next(iter(given))!r}; make it with w.buffer(...) first")
             losses = [buffer.losses for buffer in self._buffers.values()]
+            works = self._sent()  # last of all: what begins in the background takes the interpreter from the caller
             pending = self._saver.start(request, cuts, works, timeout_s, on_progress, losses)
         if wait:
             pending.result()

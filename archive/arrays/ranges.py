@@ -29,14 +29,14 @@ def coalesce(
     reach = np.maximum.accumulate(stops)
     near = np.zeros(len(starts), bool)
     near[1:] = starts[1:] - reach[:-1] <= max_gap
-    owner = np.zeros(len(starts), np.int64)
-    block, block_start = 0, int(starts[0])
-    for i in range(1, len(starts)):
-        if not near[i] or int(stops[i]) - block_start > max_block:
-            block, block_start = block + 1, int(starts[i])
-        owner[i] = block
-    heads = run_starts(owner)
-    return starts[heads], np.maximum.reduceat(stops, heads), owner
+    owner, block, block_start = [0], 0, int(starts[0])
+    for start, stop, joined in zip(starts.tolist()[1:], stops.tolist()[1:], near.tolist()[1:], strict=True):
+        if not joined or stop - block_start > max_block:
+            block, block_start = block + 1, start
+        owner.append(block)
+    owners = np.array(owner, np.int64)
+    heads = run_starts(owners)
+    return starts[heads], np.maximum.reduceat(stops, heads), owners
 
 
 def widest_gap(starts: Ints, stops: Ints, spare_bytes: int) -> int:

@@ -52,7 +52,7 @@ from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, re
 from archive.base.logs import make_visible
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_text, escape, escape_path, show, unescape_path
-from archive.base.parallel import Job, in_order, side_by_side, usable_cores
+from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, usable_cores
 from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
 from archive.base.readonly import frozen
 from archive.base.records import (
@@ -104,6 +104,7 @@ __all__ = [
     "Encoder",
     "FieldError",
     "Form",
+    "Gate",
     "IntegrityError",
     "Job",
     "LetGoError",
@@ -140,6 +141,7 @@ __all__ = [
     "escape_path",
     "forking",
     "frozen",
+    "in_any_order",
     "in_child",
     "in_order",
     "is_shape",

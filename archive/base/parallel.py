@@ -101,6 +101,67 @@ def in_order(
             wait([future for future, _ in ahead])
 
 
+def in_any_order(pool: ThreadPoolExecutor, jobs: Iterable[Job[None]], *, max_ahead: int, max_bytes: int) -> None:
+    """Run jobs, which are taken as they are needed: at most `max_ahead` at once, and of `max_bytes` (but always one).
+
+    The first error of any of them is raised at once, and the rest is cancelled; what runs then is not waited for.
+    """
+    source = iter(jobs)
+    begin = list(islice(source, 2))
+    if len(begin) == 1:  # as above
+        begin[0].run(threading.Event())
+        return
+    cancelled = threading.Event()
+    running: dict[Future[None], int] = {}
+    try:
+        for job in chain(begin, source):
+            while running and (len(running) >= max_ahead or sum(running.values()) + job.size > max_bytes):
+                _take_done(running)
+            running[pool.submit(job.run, cancelled)] = job.size
+        while running:
+            _take_done(running)
+    finally:
+        cancelled.set()
+        for future in running:
+            future.cancel()
+
+
+def _take_done(running: dict[Future[None], int]) -> None:
+    """Wait for one at least, and let go of those that are done; raise the error of one."""
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        del running[future]
+        future.result()
+
+
+class Gate:
+    """What several threads pass through, until it is closed; then nobody is inside any more."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._open = True
+        self._changed = threading.Condition()
+
+    def through(self, call: Callable[[], None]) -> bool:
+        """Make a call, if the gate is open; whether it is."""
+        with self._changed:
+            if not self._open:
+                return False
+            self._inside += 1
+        try:
+            call()
+            return True
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody in any more, and wait for those inside."""
+        with self._changed:
+            self._open = False
+            self._changed.wait_for(lambda: not self._inside)
+
+
 def _fits(ahead: deque[tuple[Future[T], int]], held: int, size: int, max_ahead: int, max_bytes: int | None) -> bool:
     return not ahead or (len(ahead) < max_ahead and (max_bytes is None or held + size <= max_bytes))
 

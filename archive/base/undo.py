@@ -6,7 +6,7 @@ noted value back twice does no harm. Changes are kept as a whole, at the end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any
 
@@ -59,10 +59,10 @@ class Undo:
         if self._within:
             self._notes.append((_put_key, (mapping, key, mapping.get(key, _ABSENT))))
 
-    def keys(self, mapping: dict[Any, Any], keys: Iterable[Hashable]) -> None:
-        """As `key`, of many."""
+    def keys_from(self, mapping: dict[int, Any], first: int) -> None:
+        """Keys from `first` on are about to come: there are none yet."""
         if self._within:
-            self._notes.append((_put_keys, (mapping, [(key, mapping.get(key, _ABSENT)) for key in keys])))
+            self._notes.append((_drop_from, (mapping, first)))
 
     def length(self, values: list[Any]) -> None:
         """Something is about to be appended."""
@@ -92,9 +92,9 @@ def _put_key(mapping: dict[Any, Any], key: Hashable, value: Any) -> None:
         mapping[key] = value
 
 
-def _put_keys(mapping: dict[Any, Any], before: Sequence[tuple[Hashable, Any]]) -> None:
-    for key, value in before:
-        _put_key(mapping, key, value)
+def _drop_from(mapping: dict[int, Any], first: int) -> None:
+    for key in [key for key in list(mapping) if key >= first]:
+        mapping.pop(key, None)
 
 
 def _cut(values: list[Any], length: int) -> None:

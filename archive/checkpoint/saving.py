@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from archive.checkpoint.stagedindex import (
     StagedRows,
     StateRef,
 )
-from archive.manifest import Discarded, Lineage, Place, tables
+from archive.manifest import Discarded, Lineage, Place, Runs, tables
 from archive.shard import groups, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
@@ -125,7 +125,7 @@ def next_sequence(segments: Any) -> int:
 
 
 def _without_replay(cut: Cut) -> Cut:
-    return Cut(cut.name, cut.live.slice(0, 0), 0, 0, cut.next_positions, cut.open_episodes, {}, {}, cut.state, {})
+    return replace(cut, runs=Runs.empty(), columns={}, attributes={}, discarded={})
 
 
 def _buffer(cut: Cut) -> StagedBuffer:

@@ -106,7 +106,8 @@ class StagedFile:
         runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
         reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
-            chunks = fetching.members(self.key, reads, self.storage.get_ranges(reads.requests), "this rank's state")
+            blocks = self.storage.get_ranges(reads.requests)
+            chunks = fetching.members(self.key, reads, blocks, lambda: "this rank's state")
             view = ShardView(bytes(chunks.pop("zarr.json")))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except IntegrityError as e:

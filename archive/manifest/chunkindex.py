@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, coalesce, covered, widest_gap
-from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError
+from archive.arrays import Ints, coalesce, covered, run_starts, widest_gap
+from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
 from archive.shard import checksum
 
 if TYPE_CHECKING:
@@ -77,31 +77,41 @@ class ShardIndex:
 
         held: array -> number of a chunk that is at hand already.
         """
-        every = (self._chunks(name, *runs) for name, runs in wanted.items())
-        missing = ((name, chunks[chunks != (held or {}).get(name, -1)]) for name, chunks in every)
-        found = [(name, chunks) for name, chunks in missing if len(chunks)]
+        every = {name: self._chunks(name, *runs) for name, runs in wanted.items()}
+        missing = {name: chunks[chunks != (held or {}).get(name, -1)] for name, chunks in every.items()}
+        found = {name: chunks for name, chunks in missing.items() if len(chunks)}
         if metadata:
-            found.append((METADATA, np.zeros(1, np.int64)))
-        names = [name for name, chunks in found for _ in chunks]
-        chunks = np.concatenate([c for _, c in found]) if found else np.zeros(0, np.int64)
-        starts = np.concatenate([self.arrays[n].offset[c] for n, c in found]) if found else chunks
-        sizes = np.concatenate([self.arrays[n].size[c] for n, c in found]) if found else chunks
-        order = np.argsort(starts, kind="stable") if self.packed else np.arange(len(starts))
-        if max_gap is None and self.packed:
-            spare_bytes = self._spare_bytes(wanted, {name for name, _ in found}, int(sizes.sum()))
-            max_gap = widest_gap(starts[order], (starts + sizes)[order], spare_bytes)
-        requests, owner, base = self._requests(
-            starts[order], sizes[order], [(names[i], int(chunks[i])) for i in order], max_gap or 0
+            found[METADATA] = np.zeros(1, np.int64)
+        needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
+        return self._reads(found, needed, max_gap)
+
+    def plan_chunks(self, wanted: Mapping[str, Ints], max_gap: int | None = None) -> ShardReads:
+        """Byte ranges for chunks of some arrays, by their numbers, each once; neighbours in one request."""
+        needed_bytes = sum(int(self.arrays[name].size[chunks].sum()) for name, chunks in wanted.items())
+        return self._reads(wanted, needed_bytes, max_gap)
+
+    def _reads(self, found: Mapping[str, Ints], needed_bytes: float, max_gap: int | None = None) -> ShardReads:
+        """Byte ranges for these chunks; `needed_bytes`: of the rows that are wanted of them."""
+        if not found:
+            return ShardReads([], [], 0)
+        table = [(name, self.arrays[name], chunks) for name, chunks in found.items()]
+        starts, sizes, crc32c = (
+            np.concatenate([column[chunks] for column, chunks in of])
+            for of in zip(*([(a.offset, c), (a.size, c), (a.crc32c, c)] for _, a, c in table), strict=True)
         )
-        pieces = []
-        for place, i in enumerate(order.tolist()):
-            array, chunk = self.arrays[names[i]], int(chunks[i])
-            at = int(starts[i]) - int(base[place])
-            pieces.append(
-                Piece(
-                    int(owner[place]), at, int(sizes[i]), array.member[chunk], int(array.crc32c[chunk]), names[i], chunk
-                )
-            )
+        order = np.argsort(starts, kind="stable") if self.packed else np.arange(len(starts))
+        starts, sizes = starts[order], sizes[order]
+        if max_gap is None and self.packed:
+            spare_bytes = self._spare_bytes(needed_bytes, found, int(sizes.sum()))
+            max_gap = widest_gap(starts, starts + sizes, spare_bytes)
+        which = [(name, array.member[chunk], chunk) for name, array, chunks in table for chunk in chunks.tolist()]
+        which = [which[i] for i in order.tolist()]
+        requests, owner, base = self._requests(starts, sizes, [member for _, member, _ in which], max_gap or 0)
+        columns = (owner.tolist(), (starts - base).tolist(), sizes.tolist(), crc32c[order].tolist(), which)
+        pieces = [
+            Piece(request, at, size, member, crc, name, chunk)
+            for request, at, size, crc, (name, member, chunk) in zip(*columns, strict=True)
+        ]
         return ShardReads(requests, pieces, int(sizes.sum()))
 
     def array(self, name: str) -> ArrayChunks:
@@ -118,14 +128,14 @@ class ShardIndex:
             if name != METADATA
         }
 
-    def _chunks(self, name: str, starts: Ints, stops: Ints) -> tuple[str, Ints]:
+    def _chunks(self, name: str, starts: Ints, stops: Ints) -> Ints:
         array = self.arrays.get(name)
         if array is None:
             if (stops > starts).any():
                 raise CorruptManifestError(
                     f"the chunk table has no array {name!r} in {self.shard}; run `archive verify`"
                 )
-            return name, np.zeros(0, np.int64)
+            return np.zeros(0, np.int64)
         full = stops > starts
         starts, stops = starts[full], stops[full]
         if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > len(array.offset) * array.rows):
@@ -133,29 +143,35 @@ class ShardIndex:
                 f"rows {int(starts.min())} to {int(stops.max())} of {name!r} in {self.shard} are not all in its "
                 f"{len(array.offset)} chunks; run `archive verify`"
             )
-        return name, np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
+        return np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
-    def _spare_bytes(self, wanted: Wanted, names: Iterable[str], chunk_bytes: int) -> int:
+    def _spare_bytes(self, needed_bytes: float, names: Iterable[str], chunk_bytes: int) -> int:
         """What may lie in gaps that are read over: the rows' own bytes,
         1/20 more and a chunk a field are not exceeded."""
-        needed = sum(self._row_bytes(name) * int((stops - starts).sum()) for name, (starts, stops) in wanted.items())
-        a_chunk_each = sum(int(self.arrays[name].size.max()) for name in names)
-        return int(needed * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
+        a_chunk_each = sum(self._largest[name] for name in names)
+        return int(needed_bytes * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
+
+    @cached_property
+    def _largest(self) -> Mapping[str, int]:
+        """Bytes of the largest chunk of each array."""
+        return {name: int(array.size.max(initial=0)) for name, array in self.arrays.items()}
 
     def _row_bytes(self, name: str) -> float:
         array = self.arrays.get(name)
         return float(array.size.sum()) / (array.rows * len(array.size)) if array else 0.0
 
     def _requests(
-        self, starts: Ints, sizes: Ints, which: list[tuple[str, int]], max_gap: int
+        self, starts: Ints, sizes: Ints, members: list[str], max_gap: int
     ) -> tuple[list[ByteRange], Ints, Ints]:
         if not self.packed:
-            keys = [f"{self.shard}/{self.arrays[n].member[c]}" for n, c in which]
-            ranges = [ByteRange(k, 0, int(s)) for k, s in zip(keys, sizes, strict=True)]
-            return ranges, np.arange(len(keys)), np.zeros(len(keys), np.int64)
+            ranges = [
+                ByteRange(f"{self.shard}/{member}", 0, size)
+                for member, size in zip(members, sizes.tolist(), strict=True)
+            ]
+            return ranges, np.arange(len(ranges)), np.zeros(len(ranges), np.int64)
         block_starts, block_stops, owner = coalesce(starts, starts + sizes, max_gap=max_gap)
-        ranges = [ByteRange(self.shard, int(a), int(b)) for a, b in zip(block_starts, block_stops, strict=True)]
-        return ranges, owner, block_starts[owner] if len(owner) else owner
+        bounds = zip(block_starts.tolist(), block_stops.tolist(), strict=True)
+        return [ByteRange(self.shard, *one) for one in bounds], owner, block_starts[owner]
 
 
 def stored_checksum(data: memoryview, piece: Piece) -> int:
@@ -164,37 +180,44 @@ def stored_checksum(data: memoryview, piece: Piece) -> int:
     return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
 
 
-def from_table(table: pa.Table, shards: Iterable[str] | None = None) -> dict[str, ShardIndex]:
-    """Shard -> its index, of a chunk table (or of some of its shards)."""
-    import pyarrow as pa
+def from_table(table: pa.Table) -> dict[str, ShardIndex]:
+    """Shard -> its index, of a chunk table."""
     import pyarrow.compute as pc
 
-    if shards is not None:
-        table = table.filter(
-            pc.is_in(table["shard"].cast(pa.string()), value_set=pa.array(sorted(shards), pa.string()))
-        )
-    columns: dict[str, Any] = {name: table[name].to_numpy() for name in ("chunk", "rows", "offset", "size", "crc32c")}
-    text = {name: table[name].to_pylist() for name in ("shard", "array", "member")}
-    groups: dict[str, dict[str, list[int]]] = {}
-    for i, (shard, array) in enumerate(zip(text["shard"], text["array"], strict=True)):
-        if columns["chunk"][i] >= 0 or text["member"][i] == "zarr.json":
-            groups.setdefault(shard, {}).setdefault(array, []).append(i)
-    return {shard: _shard(shard, arrays, columns, text["member"]) for shard, arrays in groups.items()}
+    table = table.filter(pc.or_(pc.greater_equal(table["chunk"], 0), pc.equal(table["member"], "zarr.json")))
+    shards, shard = _coded(table["shard"])
+    arrays, array = _coded(table["array"])
+    columns = {name: table[name].to_numpy().astype(np.int64) for name in ("chunk", "rows", "offset", "size", "crc32c")}
+    order = np.lexsort((columns["chunk"], array, shard))
+    heads = run_starts(shard[order], array[order])
+    members = table["member"].to_pylist()
+    out: dict[str, dict[str, ArrayChunks]] = {}
+    for own in np.split(order, heads[1:]) if len(heads) else ():
+        where, name = shards[shard[own[0]]], arrays[array[own[0]]]
+        out.setdefault(where, {})[name] = _array(where, name, {n: c[own] for n, c in columns.items()}, own, members)
+    return {where: _shard(where, found) for where, found in out.items()}
 
 
-def _shard(shard: str, arrays: dict[str, list[int]], columns: dict[str, Any], members: list[str]) -> ShardIndex:
+def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The distinct values of a column of text, and each row's place among them."""
+    import pyarrow as pa
+
+    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy()
+
+
+def _array(shard: str, name: str, columns: Mapping[str, Ints], rows: Ints, members: list[str]) -> ArrayChunks:
+    if name and (columns["chunk"] != np.arange(len(rows))).any():
+        raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
+    return ArrayChunks(
+        max(1, int(columns["rows"][0])), columns["offset"], columns["size"], columns["crc32c"],
+        [members[row] for row in rows.tolist()],
+    )  # fmt: skip
+
+
+def _shard(shard: str, arrays: dict[str, ArrayChunks]) -> ShardIndex:
     if not shard.startswith("shards/") or ".." in shard:
         raise UnsafePathError(f"the chunk table names the shard {shard!r}, which is not below shards/; not read")
-    out = {}
-    for name, rows in arrays.items():
-        index = np.array(rows)[np.argsort(columns["chunk"][rows], kind="stable")]
-        if name and (columns["chunk"][index] != np.arange(len(index))).any():
-            raise CorruptManifestError(f"the chunk table lacks chunks of {name!r} in {shard}; run `archive verify`")
-        out[name] = ArrayChunks(
-            max(1, int(columns["rows"][index[0]])), columns["offset"][index].astype(np.int64),
-            columns["size"][index].astype(np.int64), columns["crc32c"][index].astype(np.int64),
-            [members[i] for i in index],
-        )  # fmt: skip
-    if METADATA not in out:
+    if METADATA not in arrays:
         raise MissingObjectError(f"the chunk table has no zarr.json for {shard}; run `archive verify`")
-    return ShardIndex(shard, shard.endswith(".zip"), out)
+    return ShardIndex(shard, shard.endswith(".zip"), arrays)

@@ -81,15 +81,18 @@ def first_numbers(storage: Storage, cancelled: threading.Event | None = None) ->
 
 
 def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Commit:
-    """The newest commit: a LIST finds it, three where the first folder is full; a probe of the next number makes sure.
+    """The newest commit: a LIST finds it, three where the first folder is full.
 
-    first: gives what `first_numbers` did, if that was asked for already.
+    Where a LIST may come late, a probe of the next number makes sure; elsewhere it would only find what was committed
+    since. first: gives what `first_numbers` did, if that was asked for already.
     """
     numbers = first() if first else first_numbers(storage)
     if not numbers or layout.commit_key(numbers[-1] + 1).rpartition("/")[0] != layout.commit_folder(_FIRST_FOLDER):
         numbers = _newest_numbers(storage)
     if not numbers:
         return EMPTY
+    if storage.lists_at_once:
+        return read(storage, numbers[-1])
     with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
         head = read(storage, numbers[-1])
         return _last(storage, head) if goes_on() else head

@@ -68,6 +68,15 @@ class LiveSet:
         self._undo.key(self._before, env)
         self._before[env] = max(position, self._before.get(env, 0))
 
+    def evict_all_before(self, envs: Ints, positions: Ints) -> None:
+        """As `evict_before`, of many env rows."""
+        self._undo.attributes(self, "_before")
+        before = self._before
+        self._before = before | {
+            env: max(position, before.get(env, 0))
+            for env, position in zip(envs.tolist(), positions.tolist(), strict=True)
+        }
+
     def evict(self, env: int, positions: Ints) -> None:
         """The steps at these positions have left; those that are not live are passed over."""
         places = np.array(positions, np.int64)

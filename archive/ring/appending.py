@@ -11,12 +11,13 @@ from archive.arrays import Ints
 from archive.base import UsageError
 from archive.fields import Array, Path, dtypes, is_tensor, nesting
 from archive.ring.rings import Ring, RingSteps, ring_of, row_values
-from archive.write import SHARD_BYTES, Buffer, BufferWriter, slab_bytes
+from archive.write import SHARD_BYTES, Buffer, BufferWriter, EnvRuns, Part, slab_bytes
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
 _BOOKKEEPING_BYTES = 24  # a step, beside its fields
 _OBJECT_BYTES = 64  # a guess at a string
 _PER_STEP = ("first", "last", "terminated", "truncated", "episode_ids", "model_weights_uuid", "update_count")
+_WEIGHTS = ("model_weights_uuid", "update_count")
 _OPTIONS = (*_PER_STEP, "metadata")
 
 
@@ -63,24 +64,36 @@ def append(
         )
         if (lost > 0).any():
             inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
-        for slab in _slabs(ring, start, _step_bytes(leaves)):
-            _append_slab(inner, ring, slab, leaves, how)
-        for env, before in zip(ring.env_ids.tolist(), (ring.pos - ring.size).tolist(), strict=True):
-            if before:
-                inner.evict(env, before, None)
-    return {name: _as_numpy(ring.live.take(value), name) for name, value in (columns or {}).items()}
+        _append_unseen(inner, ring, start, leaves, how)
+        evicted = np.flatnonzero(ring.pos > ring.size)
+        inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
+        return {name: _as_numpy(ring.live.take(value), name) for name, value in (columns or {}).items()}
 
 
-def _append_slab(
-    inner: BufferWriter, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]
-) -> None:
+def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:
+    """The steps from `start` on: in slabs that are copied one by one, as what each of them is part of."""
+    rows = ring.rows[start[ring.rows] < ring.pos[ring.rows]]
+    if not len(rows):
+        return
+    unseen = RingSteps(rows, start[rows], ring.pos[rows], ring.max_length)
+    of_all = {name: _given(unseen, how, name) for name in _OPTIONS if name not in _WEIGHTS}
+    slabs = _slabs(ring, start, _step_bytes(leaves))
+    inner.append_parts((_part(inner, ring, slab, leaves, how) for slab in slabs), _env_runs(ring, unseen), **of_all)
+
+
+def _part(inner: BufferWriter, ring: Ring, slab: RingSteps, leaves: dict[Path, Any], how: dict[str, Any]) -> Part:
     steps = nesting.unflatten({path: slab.take(leaf, inner.empty) for path, leaf in leaves.items()})
-    given = {
-        name: slab.take(value) if name in _PER_STEP and getattr(value, "ndim", 0) > 1 else value
-        for name, value in how.items()
-    }
-    env_ids = np.repeat(ring.env_ids[slab.rows], slab.counts)
-    inner.append(steps, env_ids=env_ids, positions=slab.positions, owned=True, **given)
+    return Part(steps, _env_runs(ring, slab), *(_given(slab, how, name) for name in _WEIGHTS))
+
+
+def _given(steps: RingSteps, how: dict[str, Any], name: str) -> Any:
+    """What was given for these steps: their part of one value a slot, or what stands for all."""
+    value = how[name]
+    return steps.take(value) if name in _PER_STEP and getattr(value, "ndim", 0) > 1 else value
+
+
+def _env_runs(ring: Ring, steps: RingSteps) -> EnvRuns:
+    return EnvRuns(ring.env_ids[steps.rows], steps.start, steps.counts)
 
 
 def _slabs(ring: Ring, start: Ints, step_bytes: int) -> Iterator[RingSteps]:

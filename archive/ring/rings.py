@@ -143,7 +143,7 @@ class RingSteps:
         return self.places // self.max_length, self.places % self.max_length
 
     def _copied(self, leaf: Array, empty: Empty) -> Array:
-        room = empty((len(self.positions), *leaf.shape[2:]), leaf.dtype)
+        room = empty((int(self.counts.sum()), *leaf.shape[2:]), leaf.dtype)
         if self.block:
             self._copy_block(leaf, room, *self.block)
         elif leaf.strides[0] == self.max_length * leaf.strides[1]:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
-Stored = tuple[Buffer, bytes]  # a chunk, and what follows it
-Each = Callable[[Callable[[int], Stored], Iterable[int]], Iterable[Stored]]  # map, or one that does several at once
+# map, or one that does several at once
+Each = Callable[[Callable[[int], rawchunks.Stored], Iterable[int]], Iterable[rawchunks.Stored]]
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _MAX_NDIM = 8
@@ -182,6 +182,16 @@ class ShardView:
         dtype = object if array.dtype.kind == "T" else array.dtype
         return Described(np.empty((0, *array.shape[1:]), dtype), array.shape[0], array.chunks[0])
 
+    def is_raw(self, path: str) -> bool:
+        """Whether the chunks of an array are its rows as they lie in memory, and their checksum."""
+        plain = self._plain(path)
+        return plain is not None and not plain.compressed
+
+    def plain_chunk(self, path: str, number: int, chunks: Chunks, out: Array | None = None) -> Array | None:
+        """The rows of one chunk as a decoder gives them, which takes no other; None if it is not plain, or damaged."""
+        plain = self._plain(path)
+        return None if plain is None else rawchunks.one_chunk(plain, number, chunks, out)
+
     def decoder(self, path: str, ranges: Iterable[tuple[int, int]], chunks: Chunks) -> Decode:
         """What gives the rows of a chunk by its number, of those chunks that hold these ranges of rows.
 
@@ -189,12 +199,11 @@ class ShardView:
         of its rows, they may be put there; then that memory is returned. Else they may share memory with `chunks`.
         It is safe for several threads.
         """
-        plain = self._plain(path)
         others: dict[int, Array] = {}
         lock = threading.Lock()
 
         def decode(number: int, out: Array | None = None) -> Array:
-            if plain is not None and (found := rawchunks.one_chunk(plain, number, chunks, out)) is not None:
+            if (found := self.plain_chunk(path, number, chunks, out)) is not None:
                 return found
             with lock:
                 if number not in others:
@@ -400,8 +409,8 @@ def _shared_chunks(
         chunk_at = partial(rawchunks.compressed, array, rows, zstd_level=level, hold=hold)
     starts = range(0, len(array), rows)
     return [
-        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail)
-        for chunk, (data, tail) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
+        Member(member_name(path, array.ndim, chunk), data, path, chunk, rows, own_checksum(tail), tail, crc32)
+        for chunk, (data, tail, crc32) in enumerate(each(chunk_at, starts) if compression else map(chunk_at, starts))
     ]
 
 

@@ -37,7 +37,7 @@ _MAX_UINT16 = 0xFFFF
 _MAX_UINT32 = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 1 << 28
 _MIN_CHUNK_BYTES = 16 << 10
-_MAX_CHUNK_BYTES = 1 << 20
+_MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
 _CHUNKS_PER_FIELD = 128
 _CHUNKS_PER_RUN = 4
 
@@ -50,7 +50,7 @@ def member_name(array_path: str, ndim: int, chunk: int) -> str:
 def rows_per_chunk(rows: int, field_bytes: int, chunk_bytes: int | None = None, runs: int = 1) -> int:
     """Rows per chunk, at least 1, such that chunks are near the target and the last one lacks as little as possible.
 
-    The target is `chunk_bytes`, or 1/128 of the field within 16 KB and 1 MB; less if the rows are `runs` equal runs, of
+    The target is `chunk_bytes`, or 1/128 of the field within 16 and 128 KB; less if the rows are `runs` equal runs, of
     each of which a part may be read: 1/4 of one, where that is 16 KB. Only a single row may exceed it.
     """
     if rows == 0:
@@ -130,6 +130,7 @@ class Member:
     rows: int  # rows per chunk, 0 for metadata
     crc32c: int  # of metadata: of `data`; of a chunk: the one that it ends in
     tail: bytes = b""  # follows `data`, where joining the two would copy it
+    crc32: int | None = None  # of both, where it is known already
 
     @property
     def size(self) -> int:
@@ -252,8 +253,13 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
 
 def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
     method = _STORED if data is member.data else _DEFLATED
-    crc32 = _crc32()(member.tail, _crc32()(member.data, 0))
+    crc32 = zip_checksum(member.data, member.tail) if member.crc32 is None else member.crc32
     return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+
+
+def zip_checksum(data: Buffer, tail: bytes) -> int:
+    """The crc32 of both, end to end, as a ZIP has it. Other threads run meanwhile."""
+    return _crc32()(tail, _crc32()(data, 0))
 
 
 @cache
@@ -266,13 +272,16 @@ def _crc32() -> Callable[[Buffer, int], int]:
     return isal_zlib.crc32
 
 
-def checksum(data: Buffer) -> int:
-    """crc32c of the bytes, which are not copied."""
+def checksum(data: Buffer, *more: Buffer) -> int:
+    """crc32c of the bytes, of all of them end to end; they are not copied."""
     import google_crc32c
     import numpy as np
 
     # google_crc32c takes bytes and arrays, but no memoryview, be it read-only.
-    return int(google_crc32c.value(data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)))
+    total = int(google_crc32c.value(data if isinstance(data, bytes) else np.frombuffer(data, np.uint8)))
+    for part in more:
+        total = int(google_crc32c.extend(total, part if isinstance(part, bytes) else np.frombuffer(part, np.uint8)))
+    return total
 
 
 def size_of(data: Buffer) -> int:

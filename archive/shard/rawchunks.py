@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archive.shard.packing import Buffer, checksum, member_name
+from archive.shard.packing import Buffer, checksum, member_name, zip_checksum
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
 
-_CHECKSUM_BYTES = 4
+CHECKSUM_BYTES = 4
 _ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -35,18 +35,25 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-def plain(array: Array, rows: int, start: int) -> tuple[Buffer, bytes]:
-    """The chunk that begins at row `start`: its bytes, in the array's memory, and the checksum that follows them."""
-    values = _values(array, rows, start)
-    return values, _tail(values)
+class Stored(NamedTuple):
+    """A chunk as it is stored: its bytes, the checksum that follows them, and the ZIP's checksum of both."""
+
+    data: Buffer
+    tail: bytes
+    crc32: int
+
+
+def plain(array: Array, rows: int, start: int) -> Stored:
+    """The chunk that begins at row `start`, in the array's memory."""
+    return _summed(_values(array, rows, start))
 
 
 def compressed(
     array: Array, rows: int, start: int, *, zstd_level: int, hold: Callable[[bytes], Buffer] | None
-) -> tuple[Buffer, bytes]:
+) -> Stored:
     """As `plain`, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
     data: bytes = _zstd(zstd_level).encode(_values(array, rows, start))
-    return data if hold is None else hold(data), _tail(data)
+    return _summed(data if hold is None else hold(data))
 
 
 def _values(array: Array, rows: int, start: int) -> memoryview:
@@ -54,8 +61,10 @@ def _values(array: Array, rows: int, start: int) -> memoryview:
     return memoryview(part.view("u1").data).cast("B")
 
 
-def _tail(data: Buffer) -> bytes:
-    return checksum(data).to_bytes(_CHECKSUM_BYTES, "little")
+def _summed(data: Buffer) -> Stored:
+    """Both sums, one after the other: the second finds the bytes in the processor's cache."""
+    tail = checksum(data).to_bytes(CHECKSUM_BYTES, "little")
+    return Stored(data, tail, zip_checksum(data, tail))
 
 
 def _zstd(level: int) -> Any:
@@ -113,10 +122,29 @@ def recognised(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows:
     None where they leave a doubt. `dtype` and `trailing` shape are the schema's, `rows` the chunk table's."""
     begins = bytes(data[: len(_ZSTD_MAGIC)])
     zstd, gzip = begins == _ZSTD_MAGIC, begins.startswith(_GZIP_MAGIC)
-    raw = len(data) - _CHECKSUM_BYTES == rows * math.prod(trailing) * dtype.itemsize
+    plain, compressed, size = _forms(path, dtype, trailing, rows)
+    raw = len(data) - CHECKSUM_BYTES == size
     if gzip or raw == zstd or not _is_plain(dtype):
         return None
-    return Plain(path, dtype, (rows, *trailing), rows, zstd)
+    return compressed if zstd else plain
+
+
+def by_itself(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int, data: Buffer) -> Array | None:
+    """The rows of a stored chunk that says itself how it is stored; None if it leaves a doubt, or is damaged."""
+    plain = recognised(path, dtype, trailing, rows, data)
+    return None if plain is None else decoded(plain, memoryview(data))
+
+
+@lru_cache(maxsize=1024)
+def _forms(path: str, dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> tuple[Plain, Plain, int]:
+    """An array as it is stored plain and compressed, and bytes of the rows of a chunk."""
+    plain = Plain(path, dtype, (rows, *trailing), rows, False)
+    return plain, plain._replace(compressed=True), rows * math.prod(trailing) * dtype.itemsize
+
+
+def raw_bytes(dtype: np.dtype[Any], trailing: tuple[int, ...], rows: int) -> int:
+    """Bytes of a chunk of such rows that is stored as they lie in memory, with its checksum; 0 where none is."""
+    return rows * math.prod(trailing) * dtype.itemsize + CHECKSUM_BYTES if _is_plain(dtype) else 0
 
 
 @lru_cache(maxsize=256)
@@ -137,23 +165,28 @@ def one_chunk(array: Plain, number: int, chunks: Mapping[str, Buffer], out: Arra
 
     out: contiguous memory for all of its rows, which it is put into.
     """
-    import numpy as np
-
-    count = array.rows * math.prod(array.shape[1:])
     try:
-        data = memoryview(chunks[member_name(array.path, len(array.shape), number)])
+        data = chunks[member_name(array.path, len(array.shape), number)]
     except KeyError:
         return None
-    body = data[:-_CHECKSUM_BYTES]
-    if len(body) == 0 or checksum(body) != int.from_bytes(data[-_CHECKSUM_BYTES:], "little"):
+    return decoded(array, memoryview(data), out)
+
+
+def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array | None:
+    """As `one_chunk`, of a chunk's bytes."""
+    import numpy as np
+
+    body = data[:-CHECKSUM_BYTES]
+    if len(body) == 0 or checksum(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
         return None
-    size = count * array.dtype.itemsize
+    shape = (array.rows, *array.shape[1:])
+    size = math.prod(shape) * array.dtype.itemsize
     if array.compressed and out is not None and _plain_size(body) == size:
         return None if _inflated(body, out.reshape(-1).view("u1")) is None else out
     values = _inflated(body) if array.compressed else body
     if values is None or len(values) != size:
         return None
-    rows = np.frombuffer(values, array.dtype, count).reshape(array.rows, *array.shape[1:])
+    rows: Array = np.ndarray(shape, array.dtype, values)
     if out is None:
         return rows
     out[...] = rows

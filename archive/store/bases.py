@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from archive.base import ByteRange, UnsafePathError
-from archive.store.payload import Buffer
+from archive.store.payload import Buffer, Filling
 from archive.store.root import check_key, parse_root
 from archive.store.storage import Storage
 
@@ -72,6 +72,29 @@ class Roots:
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
             yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
 
+    def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
+        """As Storage.fill, wherever the keys lie."""
+        for base, mine in groupby(enumerate(fillings), key=lambda one: split_key(one[1].key)[0]):
+            numbers: list[int] = []
+            self.storage(base).fill(_noted(mine, numbers), _renumbered(use, numbers), max_bytes=max_bytes)
+
+    def is_remote(self, keys: Iterable[str]) -> bool:
+        """Whether what lies at these keys comes over a network."""
+        return all(self.storage(base).driver.remote for base in {split_key(key)[0] for key in keys})
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
+        """As Storage.scatter, wherever the key lies."""
+        base, rest = split_key(key)
+        self.storage(base).scatter(rest, start, rooms, again=again)
+
+    def scatters(self, keys: Iterable[str]) -> bool:
+        """Whether Storage.scatter is to be had wherever these keys lie."""
+        return all(self.storage(base).scatters for base in {split_key(key)[0] for key in keys})
+
+    def remote(self, key: str) -> bool:
+        """Whether there is a network on the way to a key, so that a request costs more than some bytes."""
+        return self.storage(split_key(key)[0]).driver.remote
+
     def url_of(self, base: str) -> str:
         """Where a base lies, as the commit says; empty if it doesn't."""
         return self._bases.get(base, "")
@@ -98,6 +121,17 @@ class Roots:
             storage.stats = self._own.stats
             self._opened[base] = storage
         return self._opened[base]
+
+
+def _noted(fillings: Iterable[tuple[int, Filling]], numbers: list[int]) -> Iterator[Filling]:
+    """The fillings as their root knows them; their numbers are put down."""
+    for number, one in fillings:
+        numbers.append(number)
+        yield one._replace(key=split_key(one.key)[1])
+
+
+def _renumbered(use: Callable[[int], None], numbers: Sequence[int]) -> Callable[[int], None]:
+    return lambda i: use(numbers[i])
 
 
 def _inside(one: ByteRange) -> ByteRange:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, in_child
 from archive.store.counters import IOStats
-from archive.store.drivers import Driver, Place, SingleWriterDriver, open_driver, similar_protocols
+from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
 from archive.store.explaining import GaveUpError, described, explain, printable_cause
 from archive.store.patience import Patience
 from archive.store.retry import MAX_SHORT_READS, Attempt, run
@@ -102,7 +102,7 @@ class Connection:
     def spec(self) -> tuple[str, dict[str, Any]]:
         """URL and options that open the root elsewhere. They may hold credentials: not for printing or storing."""
         target = self.url if self.root.protocol == "file" else self.root.target
-        return target, {name: value for name, value in self.root.options.items() if name != "transport"}
+        return target, {name: value for name, value in self.root.options.items() if name not in OWN_OPTIONS}
 
     @property
     def driver(self) -> Driver:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from archive.base import ByteRange as ByteRange
 from archive.base import ShortReadError, StorageError
@@ -24,6 +24,18 @@ class RangeLike(Protocol):
     def start(self) -> int: ...
     @property
     def stop(self) -> int: ...
+
+
+class Filling(NamedTuple):
+    """Bytes of an object from `start` on, and memory for all of them, end to end."""
+
+    key: str
+    start: int
+    rooms: Sequence[memoryview]
+
+    @property
+    def size(self) -> int:
+        return sum(len(room) for room in self.rooms)
 
 
 def as_parts(data: Data) -> list[Buffer]:
@@ -55,15 +67,20 @@ def measured(data: B, start: int, stop: int | None, url: str) -> B:
         if start and not data:
             raise ShortReadError(f"get {url}: it has no byte {start}; it is damaged or not the object that was meant")
         return data
+    check_length(len(data), start, stop, url)
+    return data
+
+
+def check_length(came: int, start: int, stop: int, url: str) -> None:
+    """ShortReadError if fewer bytes came than [start, stop) has, StorageError if there were more."""
     wanted = stop - start
-    if len(data) < wanted:
-        raise ShortReadError(f"{len(data)} of the {wanted} bytes from {start} on came")
-    if len(data) > wanted:
+    if came < wanted:
+        raise ShortReadError(f"{came} of the {wanted} bytes from {start} on came")
+    if came > wanted:
         raise StorageError(
-            f"get {url}: {len(data)} bytes came for the range ({start}, {stop}): the server or a proxy ignores "
+            f"get {url}: {came} bytes came for the range ({start}, {stop}): the server or a proxy ignores "
             "byte ranges; use one that honours them"
         )
-    return data
 
 
 def batches(ranges: Iterable[RangeLike], max_bytes: int = BATCH_BYTES) -> Iterator[list[RangeLike]]:

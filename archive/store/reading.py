@@ -9,7 +9,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
-from archive.base import Job, UsageError, in_child, in_order
+from archive.base import Job, ShortReadError, UsageError, in_child, in_order
 from archive.store.connecting import Connection
 from archive.store.drivers import Driver, GetRanges, Kind, judge
 from archive.store.payload import B, Buffer, RangeLike, as_bytes, batches, measured, total_bytes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from archive.arrays import Memory
 
 BATCH_BYTES = 1024 * 1024
+SMALL_BATCH_BYTES = 4 * 1024 * 1024  # of ranges that are all smaller than a batch
 PIECE_BYTES = 8 * 1024 * 1024 + 64 * 1024  # the usual largest range
 PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
 BATCHES_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
@@ -32,7 +33,7 @@ def get_range(
     connection: Connection, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None
 ) -> Buffer:
     """Read bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
-    _check_range(connection, key, start, stop)
+    check_range(connection, key, start, stop)
     if start == stop:
         return b""
     driver = connection.driver
@@ -77,6 +78,25 @@ def iter_ranges(connection: Connection, ranges: Iterable[RangeLike], max_bytes: 
     return in_order(engine.pool, jobs, max_ahead=2 * connection.concurrency, max_bytes=max_bytes)
 
 
+def scatter(connection: Connection, key: str, start: int, rooms: Sequence[memoryview], *, again: bool) -> None:
+    """Fill `rooms`, one after the other, with the bytes from `start` on, where the driver can; in one request.
+
+    again: this goes on with a range of which a part was read before, and is no request of its own.
+    """
+    wanted = sum(len(room) for room in rooms)
+    check_range(connection, key, start, start + wanted)
+    scattering = connection.driver.scattering
+    assert scattering is not None
+
+    def attempt(this: Attempt) -> None:
+        came = scattering.scatter(key, start, rooms, this.timeout_s)
+        connection.stats.add(get=-int(again), bytes_in=came)
+        if came < wanted:
+            raise ShortReadError(f"{came} of the {wanted} bytes from {start} on came")
+
+    connection.request("get", key, attempt)
+
+
 @contextlib.contextmanager
 def meanwhile(connection: Connection, call: Callable[[threading.Event], T]) -> Generator[Callable[[], T], None, None]:
     """Run a call beside the caller's own requests; what is given waits for it, and gives or raises what it did.
@@ -105,10 +125,18 @@ def gather(connection: Connection, jobs: Sequence[Job[T]]) -> list[T]:
 def _iter_batches(
     connection: Connection, ranging: GetRanges, ranges: Iterable[RangeLike], max_bytes: int
 ) -> Generator[Buffer, None, None]:
-    """Small ranges of one object are read in one go: handing each to a thread would take longer than reading it."""
+    """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them to
+    another would take longer than reading them."""
+    wanted = list(ranges)
+    small = all(one.stop - one.start <= BATCH_BYTES for one in wanted)
     read = _reading_into(ranging, _memory())
-    jobs = (_batch_job(connection, read, batch) for batch in batches(ranges, min(BATCH_BYTES, max_bytes // 2)))
-    ahead = in_order(connection.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
+    batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
+    jobs = (_batch_job(connection, read, batch) for batch in batches(wanted, batch_bytes))
+    ahead: Generator[Sequence[Buffer], None, None]
+    if small:
+        ahead = (job.run(threading.Event()) for job in jobs)
+    else:
+        ahead = in_order(connection.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
     with contextlib.closing(ahead) as found:
         for batch in found:
             yield from batch
@@ -152,7 +180,7 @@ def _get_batch(
     connection: Connection, read: Read[B], batch: Sequence[RangeLike], cancelled: threading.Event
 ) -> Sequence[B]:
     for one in batch:
-        _check_range(connection, one.key, one.start, one.stop)
+        check_range(connection, one.key, one.start, one.stop)
     key = batch[0].key
 
     def attempt(this: Attempt) -> Sequence[B]:
@@ -164,7 +192,7 @@ def _get_batch(
     return connection.request("get", key, attempt, cancelled)
 
 
-def _check_range(connection: Connection, key: str, start: int, stop: int | None) -> None:
+def check_range(connection: Connection, key: str, start: int, stop: int | None) -> None:
     check_key(key)
     if start < 0 or (stop is not None and stop < start):
         raise UsageError(f"get {connection.full_url(key)}: ({start}, {stop}) is no half-open range from 0 upwards")

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import TypeVar
 
 from archive.base import CorruptChunkError, Job, NotExclusiveError, StorageError, in_order
-from archive.store import copying, deleting, reading, scanning
+from archive.store import copying, deleting, filling, reading, scanning
 from archive.store.connecting import Connection
 from archive.store.drivers import Found
-from archive.store.payload import Buffer, Data, RangeLike, as_bytes, as_parts, total_bytes
+from archive.store.payload import Buffer, Data, Filling, RangeLike, as_bytes, as_parts, total_bytes
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
 
@@ -30,6 +30,11 @@ class Storage(Connection):
         """Whether the store is known to have a create-only put."""
         creating = self.driver.creating
         return creating is not None and creating.exclusive
+
+    @property
+    def lists_at_once(self) -> bool:
+        """Whether `list` is known to give whatever was made before it began."""
+        return self.driver.lists_at_once
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of an object, all of it by default, in one request.
@@ -63,6 +68,28 @@ class Storage(Connection):
         Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
         """
         return reading.iter_ranges(self, ranges, max_bytes)
+
+    def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
+        """Fill memory of the caller's, several requests at once, and call `use` with the number of each that is done.
+
+        They are answered in any order; `use` is called in the thread that read it. At most `max_bytes` (and always
+        one filling) are under way. The first error, of `use` as well, ends it; nothing is written or used any more when
+        it is raised, and what the memory holds is undefined.
+        """
+        filling.fill(self, fillings, use, max_bytes)
+
+    @property
+    def scatters(self) -> bool:
+        """Whether `scatter` is to be had."""
+        return self.driver.scattering is not None
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
+        """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
+
+        again: this goes on with a range of which a part was read before; the request is counted once.
+        After an error what they hold is undefined.
+        """
+        reading.scatter(self, key, start, rooms, again=again)
 
     def meanwhile(self, call: Callable[[threading.Event], T]) -> contextlib.AbstractContextManager[Callable[[], T]]:
         """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.

@@ -10,8 +10,9 @@ from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest
 from archive.write.episodeids import Ids
-from archive.write.intake import owned
+from archive.write.intake import Part, owned
 from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
+from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
 
 __all__ = [
@@ -22,8 +23,11 @@ __all__ = [
     "Changes",
     "Column",
     "Cut",
+    "EnvRuns",
     "Ids",
+    "Part",
     "Pipeline",
+    "RowRuns",
     "Slab",
     "Work",
     "Written",

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, run_starts
+from archive.arrays import Ints
 from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
 from archive.fields.axes import Extent, Layout, axis_of
+from archive.write.rowruns import RowRuns
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,7 @@ class Block:
 
     schema: ShardSchema
     data: dict[str, Array | Ragged]
-    env_ids: Ints
-    positions: Ints
-    episodes: Ints
+    runs: RowRuns
     uuids: Array | str | None = None
     updates: Ints | int | None = None
     single: int | None = None
@@ -39,7 +38,7 @@ class Block:
 
     @property
     def length(self) -> int:
-        return len(self.positions)
+        return self.runs.rows
 
     @property
     def nbytes(self) -> int:
@@ -94,13 +93,10 @@ def merge(blocks: Sequence[Block]) -> Block:
             data[name] = Ragged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         else:
             data[name] = np.concatenate(parts)
-    env_ids, positions, episodes = (
-        np.concatenate([getattr(b, n) for b in blocks]) for n in ("env_ids", "positions", "episodes")
-    )
     uuids, updates = (_joined([getattr(b, n) for b in blocks], blocks) for n in ("uuids", "updates"))
     if updates is not None and not isinstance(updates, int):
         updates = np.array([_UNKNOWN if u is None else u for u in updates], np.int64)
-    return Block(first.schema, data, env_ids, positions, episodes, uuids, updates)
+    return Block(first.schema, data, RowRuns.joined([b.runs for b in blocks]).merged(), uuids, updates)
 
 
 def _joined(values: list[Any], blocks: Sequence[Block]) -> Any:
@@ -121,22 +117,17 @@ def _rows(block: Block, lo: int, hi: int) -> Block:
     data = {name: axes[name].cut(v, lo, hi, block.length) for name, v in block.data.items()}
     uuids = block.uuids[lo:hi] if isinstance(block.uuids, np.ndarray) else block.uuids
     updates = block.updates[lo:hi] if isinstance(block.updates, np.ndarray) else block.updates
-    return replace(
-        block, data=data, env_ids=block.env_ids[lo:hi], positions=block.positions[lo:hi],
-        episodes=block.episodes[lo:hi], uuids=uuids, updates=updates,
-    )  # fmt: skip
+    return replace(block, data=data, runs=block.runs.cut(lo, hi), uuids=uuids, updates=updates)
 
 
 def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     """Lay blocks of one schema out as one shard."""
     schema = blocks[0].schema
-    order, envs, positions, episodes = _order(blocks)
-    heads = run_starts(envs, episodes, positions - np.arange(len(positions)))
-    start, env_id, position, episode = heads, envs[heads], positions[heads], episodes[heads]
-    length = np.diff(np.r_[heads, len(envs)])
+    order, runs = RowRuns.joined([b.runs for b in blocks]).by_env()
+    start, (env_id, position, length, episode) = runs.starts, runs
     for block in blocks:
         if block.length == 0 and block.single is not None:
-            start, length = np.r_[start, len(envs)], np.r_[length, 0]
+            start, length = np.r_[start, runs.rows], np.r_[length, 0]
             env_id = np.r_[env_id, block.env_id]
             position, episode = np.r_[position, block.position], np.r_[episode, block.single]
     layout = Layout(order, start, length, np.array([b.length for b in blocks], np.int64), _segment_of(blocks, episode))
@@ -144,28 +135,15 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
     uuids, low, high = _weights(blocks, order, start, length)
     return Slab(
         schema, arrays, episode, env_id, position, start, length, extents, uuids, low, high,
-        _returns(schema, arrays, reward, start, length), _runs(blocks, envs),
+        _returns(schema, arrays, reward, start, length), _env_rows(blocks, runs),
     )  # fmt: skip
 
 
-def _order(blocks: Sequence[Block]) -> tuple[Ints | None, Ints, Ints, Ints]:
-    """Row order by env (None if it is as it came), and env, position and episode of the ordered rows."""
-    full = [b for b in blocks if b.length]
-    empty = np.zeros(0, np.int64)
-    envs = np.concatenate([b.env_ids for b in full]) if full else empty
-    positions = np.concatenate([b.positions for b in full]) if full else empty
-    episodes = np.concatenate([b.episodes for b in full]) if full else empty
-    if (envs[1:] >= envs[:-1]).all():
-        return None, envs, positions, episodes
-    order = np.argsort(envs, kind="stable")
-    return order, envs[order], positions[order], episodes[order]
-
-
-def _runs(blocks: Sequence[Block], envs: Ints) -> int:
+def _env_rows(blocks: Sequence[Block], runs: RowRuns) -> int:
     """Env rows of a slab of time. Episodes that were added whole are no such rows: they leave whole."""
-    if not len(envs) or blocks[0].single is not None:
+    if not len(runs.env) or blocks[0].single is not None:
         return 1
-    return 1 + int(np.count_nonzero(envs[1:] != envs[:-1]))
+    return 1 + int(np.count_nonzero(runs.env[1:] != runs.env[:-1]))
 
 
 def _arrays(schema: ShardSchema, blocks: Sequence[Block], layout: Layout) -> tuple[dict[str, Array], dict[str, Extent]]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, Memory, run_starts
+from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
-from archive.fields import Kinds, Schema, ShardSchema
+from archive.fields import Fields, Kinds, Schema, ShardSchema
 from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
 from archive.write import cut, intake
 from archive.write.blocks import Block
@@ -20,11 +20,13 @@ from archive.write.changes import Changes
 from archive.write.collecting import Collected, Describe
 from archive.write.cut import Cut
 from archive.write.episodeids import Ids
-from archive.write.intake import Weights
+from archive.write.episoderecords import EpisodeRecord, NewEpisodes
+from archive.write.intake import Part, Weights
 from archive.write.pipeline import SHARD_BYTES, rows_alone
+from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.segmentrows import SegmentRows
 from archive.write.slabs import slab_bytes
-from archive.write.streams import EpisodeRecord, Rows, Streams
+from archive.write.streams import Assigned, Rows, Streams
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +58,6 @@ class BufferWriter:
         )  # fmt: skip
         self._kinds = Kinds(name)
         self._closed: list[int] = []
-        self._by_id: dict[str, int] = {}
         self._steps_at_send = 0  # live ones, when a shard was last sent off
         self.losses = Losses(self._undo)
         self._foreign: list[Stream] = []  # streams of other ranks and sessions that have live steps here
@@ -79,7 +80,7 @@ class BufferWriter:
     def live_runs(self) -> tuple[Runs, list[str]]:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""
         runs = self.live_set.runs()
-        return runs, [self.streams.records[i].id for i in runs.episode.tolist()]
+        return runs, [self.streams.records.id_of(i) for i in runs.episode.tolist()]
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -97,11 +98,13 @@ class BufferWriter:
         env = NO_ENV if env_id is None else int(intake.env_ids(env_id, 1)[0])
         if self.streams.open_episode(env) is not None:
             raise UsageError(f"env {env} has an open episode; close it first with close_episodes([{env}])")
-        if replace and self._by_id.get(episode_id or "") in self.streams.open_episodes().values():
+        known = self.streams.records.number_of(episode_id) if replace and episode_id is not None else None
+        if known is not None and known in self.streams.open_episodes().values():
             raise UsageError(
                 f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
             )
-        record = self._new_record(env, episode_id, shard, metadata, replace=replace)
+        name, replaces = self._new_episodes(shard, metadata, replace=replace).named(episode_id)
+        record = EpisodeRecord(name, env, metadata=metadata, replaces=replaces, fields=shard.digest)
         self._kinds.add(shard, fields.vague)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
@@ -111,11 +114,8 @@ class BufferWriter:
         self.streams.start_at(env, start + max(1, fields.length), None if last or env == NO_ENV else index)
         count = fields.length
         self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
-        block = Block(
-            shard, fields.data, np.full(count, env, np.int64), np.arange(start, start + count),
-            np.full(count, index, np.int64), weights.uuid, weights.update_count, index, env, start,
-        )  # fmt: skip
-        self._collected.keep(block)
+        runs = RowRuns(*(np.full(min(1, count), of) for of in (env, start, count, index)))
+        self._collected.keep(Block(shard, fields.data, runs, weights.uuid, weights.update_count, index, env, start))
         return record.id
 
     def append(
@@ -130,34 +130,58 @@ class BufferWriter:
         weights = intake.weights(model_weights_uuid, update_count, self._weights, fields)
         metadata = intake.own_metadata(metadata)
         rows = intake.rows(fields.length, env_ids, first, last, episode_ids, terminated, truncated, positions)
-        single = intake.has_whole_fields(fields)
-        if single:
+        assigned = self._assigned(rows, fields, schema, metadata)
+        self._keep(fields, schema, weights, assigned.as_given, owned=owned)
+        return assigned.positions
+
+    def append_parts(
+        self, parts: Iterable[Part], env_runs: EnvRuns, *, first: Any, last: Any, episode_ids: Any, terminated: Any,
+        truncated: Any, metadata: dict[str, Any] | None,
+    ) -> None:  # fmt: skip
+        """As `append`, of steps that come in parts, each of which is the buffer's from now on; env_runs: of all parts.
+
+        Positions and episodes of all are found when the first is there.
+        """
+        metadata = intake.own_metadata(metadata)
+        rows = intake.rows(
+            int(env_runs.length.sum()), env_runs, first, last, episode_ids, terminated, truncated, positions=None
+        )
+        runs: RowRuns | None = None
+        for part in parts:
+            fields, schema = intake.steps(part.steps, self.schema, self._kinds.known)
+            weights = intake.weights(part.model_weights_uuid, part.update_count, self._weights, fields)
+            if runs is None:
+                runs = self._assigned(rows, fields, schema, metadata).runs
+            self._keep(fields, schema, weights, runs.among(part.of), owned=True)
+
+    def _assigned(self, rows: Rows, fields: Fields, schema: ShardSchema, metadata: dict[str, Any]) -> Assigned:
+        """Positions and episodes of these rows, which are live from now on."""
+        if intake.has_whole_fields(fields):
             intake.check_single(fields, rows)
         self._check_same_fields(rows, schema)
         self._kinds.add(schema, fields.vague)
         with self._ids.undone_on_error():
-            assigned = self.streams.assign(
-                rows, lambda env, name: self._new_record(env, name, schema, metadata, replace=False), self._by_id
-            )
+            assigned = self.streams.assign(rows, self._new_episodes(schema, metadata, replace=False))
         self._undo.attributes(self, "_closed")
         self._closed = [*self._closed, *self.streams.take_broken_off()]
-        self._track(rows.env_ids, assigned.positions, assigned.episodes)
-        block = Block(
-            schema, fields.data, rows.env_ids, assigned.positions, assigned.episodes, weights.uuid,
-            weights.update_count, int(assigned.episodes[0]) if single and fields.length else None,
-        )  # fmt: skip
+        runs = assigned.runs
+        self.live_set.add(runs.env, runs.position, runs.length, runs.episode)
+        return assigned
+
+    def _keep(self, fields: Fields, schema: ShardSchema, weights: Weights, runs: RowRuns, *, owned: bool) -> None:
+        episode = int(runs.episode[0]) if intake.has_whole_fields(fields) and fields.length else None
+        block = Block(schema, fields.data, runs, weights.uuid, weights.update_count, episode)
         self._collected.keep(block, owned=owned)
-        return assigned.positions.copy()  # the block keeps its own until it is written
 
     def _check_same_fields(self, rows: Rows, schema: ShardSchema) -> None:
         if self._kinds.is_only(schema):
             return
-        for env in np.unique(rows.env_ids).tolist():
+        for env in rows.envs.tolist():
             index = self.streams.open_episode(env)
             record = self.streams.records[index] if index is not None else None
             if record is None or record.fields in ("", schema.digest):
                 continue
-            if rows.begins(int(np.flatnonzero(rows.env_ids == env)[0]), record.id, self.streams.next_position(env)):
+            if rows.begins(rows.first_of(env), record.id, self.streams.next_position(env)):
                 continue
             if not self._kinds.only_guesses_differ(record.fields, schema):
                 raise FieldError(
@@ -170,32 +194,25 @@ class BufferWriter:
             self._undo.attributes(record, "fields")
             record.fields = schema.digest
 
-    def _new_record(
-        self, env: int, name: str | None, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool
-    ) -> EpisodeRecord:
-        if name is None:
-            return EpisodeRecord(self._ids.new(), env, metadata=metadata, fields=schema.digest)
-        replaces = self._ids.claim(check_text(name, "episode_id"), replace=replace)
-        return EpisodeRecord(name, env, metadata=metadata, replaces=replaces, fields=schema.digest)
+    def _new_episodes(self, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool) -> NewEpisodes:
+        """What begins episodes of these fields; an id that is known is refused, unless they are to `replace` others."""
+        ids = self._ids
+
+        def claim(name: str) -> bool:
+            return ids.claim(check_text(name, "episode_id"), replace=replace)
+
+        return NewEpisodes(claim, ids.take, ids.name, metadata, schema.digest)
 
     def _register(self, record: EpisodeRecord) -> int:
-        if record.replaces and record.id in self._by_id:
-            self.live_set.remove(np.array([self._by_id[record.id]]))
+        replaced = self.streams.records.number_of(record.id) if record.replaces else None
+        if replaced is not None:
+            self.live_set.remove(np.array([replaced]))
             self._undo.attributes(self, "_closed")
-            self._closed = [i for i in self._closed if i != self._by_id[record.id]]
-            earlier = self.streams.records[self._by_id[record.id]].fields
+            self._closed = [i for i in self._closed if i != replaced]
+            earlier = self.streams.records[replaced].fields
             if earlier != record.fields and self._collected.has(earlier):
                 self._collected.submit(earlier)  # the newest revision is the one written last
-        index = self.streams.register(record)
-        self._undo.key(self._by_id, record.id)
-        self._by_id[record.id] = index
-        return index
-
-    def _track(self, envs: Ints, positions: Ints, episodes: Ints) -> None:
-        if len(envs) == 0:
-            return
-        heads = run_starts(envs, episodes, positions - np.arange(len(positions)))
-        self.live_set.add(envs[heads], positions[heads], np.diff(np.r_[heads, len(envs)]), episodes[heads])
+        return self.streams.records.add(record)
 
     def _shard_bytes(self, piece: Block) -> int:
         """Of env rows that advance together, and so are evicted together, a shard holds a slab of time."""
@@ -230,12 +247,18 @@ class BufferWriter:
             raise UsageError(f"env {env} has positions 0 to {limit}; {int(array.max())} cannot be evicted")
         self.live_set.evict(env, array)
 
+    def evict_before(self, env_ids: Ints, positions: Ints) -> None:
+        """All steps of these env rows before these positions, of which none is beyond the next, have left."""
+        self.live_set.evict_all_before(env_ids, positions)
+
     def remove(self, episode_ids: str | Iterable[str]) -> int:
         names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
-        unknown = [n for n in names if n not in self._by_id]
-        if unknown:
-            raise NotFoundError(f"episode {unknown[0]!r} is not in buffer {self.name!r}; w.live lists what is")
-        return self.live_set.remove(np.array([self._by_id[n] for n in names], np.int64))
+        found = [(n, self.streams.records.number_of(n)) for n in names]
+        numbers = [number for _, number in found if number is not None]
+        if len(numbers) < len(found):
+            unknown = next(n for n, number in found if number is None)
+            raise NotFoundError(f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists what is")
+        return self.live_set.remove(np.array(numbers, np.int64))
 
     def close_episodes(
         self, env_ids: Any, terminated: bool | None, truncated: bool | None, reason: str | None
@@ -261,7 +284,7 @@ class BufferWriter:
 
     def cut(self, *, columns: Any, attributes: Any, state: Any, incomplete: str) -> Cut:
         """This buffer as it stands, copied, for a checkpoint."""
-        opened = {env: self.streams.records[i].id for env, i in self.streams.open_episodes().items()}
+        opened = {env: self.streams.records.id_of(i) for env, i in self.streams.open_episodes().items()}
         made = cut.make(
             self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
             (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state,
@@ -305,8 +328,7 @@ class BufferWriter:
         else:
             record.predecessor, record.stored, record.returned = rest.predecessor, rest.stored, rest.returned
             record.metadata = dict(rest.metadata)
-        self._by_id[record.id] = place = self.streams.register(record)
-        return place
+        return self.streams.records.add(record)
 
     # -- writing ------------------------------------------------------------------------------------------------
 

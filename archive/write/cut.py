@@ -15,7 +15,7 @@ from archive.base import ColumnError, UsageError, cached_property, check_text, e
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, Runs, Stream, tables
-from archive.write.streams import EpisodeRecord
+from archive.write.episoderecords import EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,9 +42,9 @@ class Cut:
     """What a checkpoint says of one buffer."""
 
     name: str
-    live: pa.Table
-    steps: int
-    episodes: int
+    place: tuple[str, int]  # session and rank
+    runs: Runs
+    streams: Sequence[Stream]
     next_positions: dict[int, int]
     open_episodes: dict[int, str]
     columns: dict[str, Column]
@@ -52,9 +52,22 @@ class Cut:
     state: tuple[dict[str, Any], dict[str, Array]] | None
     discarded: dict[str, dict[str, int]]
 
+    @cached_property
+    def live(self) -> pa.Table:
+        """Rows of the live table; made in the background, as a checkpoint's caller waits for the rest."""
+        return live_table(self.name, self.place, self.runs, self.streams)
+
+    @property
+    def steps(self) -> int:
+        return self.runs.steps
+
+    @property
+    def episodes(self) -> int:
+        return len(np.unique(self.runs.episode))
+
 
 def make(
-    name: str, place: tuple[str, int], runs: Runs, records: Mapping[int, EpisodeRecord], streams: Sequence[Stream],
+    name: str, place: tuple[str, int], runs: Runs, records: EpisodeRecords, streams: Sequence[Stream],
     positions: tuple[dict[int, int], dict[int, str]], *, columns: Mapping[str, Any] | None,
     attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str,
 ) -> Cut:  # fmt: skip
@@ -69,10 +82,7 @@ def make(
         dropped, keep = _incomplete(runs, records)
         made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length)) for n, c in made.items()}
         runs = runs.pick(keep)
-    return Cut(
-        name, live_table(name, place, runs, streams), runs.steps, len(np.unique(runs.episode)), *positions, made, texts,
-        flat, dropped,
-    )  # fmt: skip
+    return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped)
 
 
 def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:
@@ -106,7 +116,7 @@ def _joined(runs: Runs) -> Runs:
     return both.pick(np.lexsort((both.position, both.env)))
 
 
-def _incomplete(runs: Runs, records: Mapping[int, EpisodeRecord]) -> tuple[dict[str, dict[str, int]], Any]:
+def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str, int]], Any]:
     """Live steps of episodes that lack their beginning or their end, counted by reason; mask of the others' runs."""
     first_of: dict[int, int] = {}
     for i, index in enumerate(runs.episode.tolist()):
@@ -126,7 +136,7 @@ def _incomplete(runs: Runs, records: Mapping[int, EpisodeRecord]) -> tuple[dict[
     return counts, ~np.isin(runs.episode, list(headless | unfinished))
 
 
-def _column(name: str, value: Any, runs: Runs, records: Mapping[int, EpisodeRecord]) -> Column:
+def _column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column:
     check_text(name, "column name")
     array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nesting.as_array(value, name)
     if array.ndim == 0 or len(array) != runs.steps:
@@ -147,13 +157,13 @@ def _picked(column: Column, steps: Any) -> Column:
     return _copied(column.array[steps], column.dtype)
 
 
-def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> Array:
+def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> Array:
     """Values in live order, from one array an episode."""
     arrays = {key: nesting.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
     taken = dict.fromkeys(arrays, 0)
     parts = []
     for index, length in zip(runs.episode.tolist(), runs.length.tolist(), strict=True):
-        key = records[index].id
+        key = records.id_of(index)
         if key not in arrays:
             raise ColumnError(f"column {name!r} has no values for live episode {key!r}; give one array a live episode")
         parts.append(arrays[key][taken[key] : taken[key] + length])
@@ -167,8 +177,8 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Mappi
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: Mapping[int, EpisodeRecord]) -> str:
-    live = {records[int(i)].id for i in np.unique(runs.episode)}
+def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> str:
+    live = {records.id_of(i) for i in np.unique(runs.episode).tolist()}
     unknown = [k for k in values if k not in live]
     if unknown:
         raise ColumnError(

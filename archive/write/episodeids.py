@@ -34,9 +34,14 @@ class Ids:
                 self._known.difference_update(self._new)
             raise
 
-    def new(self) -> str:
-        self._count += 1
-        return f"{self._prefix}{self._count - 1:09d}"
+    def take(self, count: int) -> int:
+        """So many new ids: the number of the first; the others follow."""
+        self._count += count
+        return self._count - count
+
+    def name(self, number: int) -> str:
+        """The new id of that number."""
+        return f"{self._prefix}{number:09d}"
 
     def check_new(self, name: str | None) -> None:
         """Refuse to replace a known episode by one of which no step is given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from archive.base import FieldError, UsageError, check_text, jsontree
 from archive.fields import NODES, Array, Fields, FieldSpec, Ragged, Schema, ShardSchema, nesting, shard_schema, to_path
 from archive.fields.axes import Axis, axis_of, normalise
 from archive.write.blocks import Block
+from archive.write.rowruns import EnvRuns
 from archive.write.streams import Rows
 
 _MAX_UPDATE = np.iinfo(np.int64).max
@@ -132,6 +134,15 @@ def _per_step(array: Array, what: str, fields: Fields) -> Array:
     return array
 
 
+class Part(NamedTuple):
+    """Some steps of those that are appended together: their nest, and what else is known of each."""
+
+    steps: Any
+    of: EnvRuns
+    model_weights_uuid: Any
+    update_count: Any
+
+
 def env_ids(value: Any, length: int) -> Ints:
     """Env row of each appended row: one for all, one a row, or None for rows 0 to length."""
     if value is None:
@@ -181,7 +192,8 @@ def rows(
     positions: Any
 ) -> Rows:  # fmt: skip
     """Where the appended rows belong; of a run of steps of one env (one id), a single True is its first or last row."""
-    run = given_envs is not None and np.ndim(given_envs) == 0
+    by_runs = isinstance(given_envs, EnvRuns)
+    run = given_envs is not None and not by_runs and np.ndim(given_envs) == 0
     given_masks = {"first": first, "last": last, "terminated": terminated, "truncated": truncated}
     places = {n: (0 if n == "first" else -1) if run else None for n in given_masks}
     masks = {n: mask(v, length, n, run_at=places[n]) for n, v in given_masks.items()}
@@ -192,14 +204,15 @@ def rows(
         )
     given = None if positions is None else np.broadcast_to(np.asarray(positions, np.int64), length)
     return Rows(
-        env_ids(given_envs, length), masks["first"], masks["last"], masks["terminated"], masks["truncated"],
+        given_envs if by_runs else env_ids(given_envs, length),
+        masks["first"], masks["last"], masks["terminated"], masks["truncated"],
         texts(episode_ids, length, "episode_ids"), given,
     )  # fmt: skip
 
 
 def check_single(fields: Fields, rows: Rows) -> None:
     """Steps with fields that belong to a whole episode are a run of one episode."""
-    several = len(np.unique(rows.env_ids)) > 1
+    several = len(rows.envs) > 1
     inner = (rows.first is not None and rows.first[1:].any()) or (rows.last is not None and rows.last[:-1].any())
     if several or inner or fields.length == 0:
         raise FieldError(
@@ -215,10 +228,7 @@ def owned(block: Block) -> Block:
         name: Ragged(v.values.copy(), v.lengths.copy()) if isinstance(v, Ragged) else np.array(v, copy=True, order="C")
         for name, v in block.data.items()
     }
-    return Block(
-        block.schema, data, block.env_ids, block.positions, block.episodes, block.uuids, block.updates, block.single,
-        block.env_id, block.position,
-    )  # fmt: skip
+    return replace(block, data=data)
 
 
 def reward_field(schema: Schema, shard: ShardSchema) -> str | None:

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from archive.arrays import Memory, Shelf
+from archive.arrays import Memory, Shelf, reuse_freed_memory
 from archive.base import layout, usable_cores
 from archive.manifest import tables
 from archive.shard import groups, packing
@@ -30,6 +30,7 @@ SHARD_BYTES = 48 * 1024 * 1024  # of steps; four of them, compressed or not, are
 _SHELF_FROM_BYTES = 8 * 1024 * 1024  # of steps that are compressed: for fewer, a shard's memory is too much
 MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
 _LOOK_S = 0.2  # while waiting for room
+_MOMENT_S = 0.01  # that a call takes, or two that follow each other
 
 Describe = Callable[[Slab, str], "pa.Table"]
 
@@ -143,24 +144,28 @@ class Pipeline:
         self, storage: Storage, session: str, rank: int, archive_layout: str, compression: str | None,
         chunk_bytes: int | None = None,
     ) -> None:  # fmt: skip
+        reuse_freed_memory()
         self._storage = storage
         self._session = session
         self._rank = rank
         self._layout = archive_layout
         self._compression = compression
         self._chunk_bytes = chunk_bytes
-        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=3 if compression is None else 4)
+        self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=4)
         self._ordered = ThreadPoolExecutor(1, "archive-layout")
         self._uploads = ThreadPoolExecutor(2, "archive-upload")
         self._encoders = ThreadPoolExecutor(usable_cores(), "archive-encode")  # chunks of one shard, side by side
         self._encoding = threading.Lock()
         self._moved = threading.Event()  # something came to an end
+        self._wanted = threading.Event()  # somebody waits for what was handed in
         self._works: list[Work] = []  # changed by single calls only: the caller's thread takes no lock that others need
         self._open: dict[Work, None] = {}  # those that are begun and have not come to a good end
 
     def hand_in(self, work: Work, *, wait: bool = True) -> None:
         """Begin this work after all that came before; waits for room first, unless told not to. Handed in again, the
         newest work stays as it is."""
+        if wait:
+            self._wanted.set()
         self._begin()
         while wait and not self._has_room(work.nbytes):
             self._pause(_LOOK_S)
@@ -174,6 +179,7 @@ class Pipeline:
 
     def wait(self, works: Sequence[Work]) -> list[Written]:
         """Wait for these; what was written. What failed stays, and is tried again the next time."""
+        self._wanted.set()
         self._begin()
         return [work.written(self) for work in works]
 
@@ -190,6 +196,7 @@ class Pipeline:
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until nothing is on its way to the store; what failed is not."""
+        self._wanted.set()
         self._begin()
         stop = time.monotonic() + timeout_s
         while self._under_way() and (left := stop - time.monotonic()) > 0:
@@ -227,6 +234,9 @@ class Pipeline:
             self._ordered.submit(self._lay_out_all)
 
     def _lay_out_all(self) -> None:
+        """After a moment: who does not wait for room appends and goes on, and would share the interpreter with this."""
+        self._wanted.wait(_MOMENT_S)
+        self._wanted.clear()
         while works := self._not_begun():
             self._open[works[0]] = None
             works[0].begun = True

@@ -12,7 +12,7 @@ from archive.fields import ShardSchema
 from archive.manifest import Place, chains, tables
 from archive.write.blocks import Slab
 from archive.write.episodeids import Ids
-from archive.write.streams import EpisodeRecord
+from archive.write.episoderecords import EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SegmentRows:
     """Numbers segments, links each to the one before it in its episode, and adds up what an episode's segments hold."""
 
-    def __init__(self, buffer: str, place: Place, records: dict[int, EpisodeRecord], ids: Ids) -> None:
+    def __init__(self, buffer: str, place: Place, records: EpisodeRecords, ids: Ids) -> None:
         self._buffer = buffer
         self._place = place
         self._records = records

@@ -6,68 +6,83 @@ episodes begin at a `first`, after a `last`, where an episode id changes and whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from archive.arrays import run_heads
+from archive.arrays import Ints, Mask, offsets_of, run_starts
 from archive.base import Undo, UsageError
-
-NONE = -1
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-@dataclass(slots=True)
-class EpisodeRecord:
-    """What the writer knows of an episode; `stored` and below are what its written segments add up to."""
-
-    id: str
-    env_id: int
-    headless: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)
-    replaces: bool = False
-    end: int | None = None  # position after its last step, once it has ended
-    ended: int = 0  # in which epoch that was
-    broken: bool = False  # it ended without a last step (reason says why)
-    sealed: bool = False  # a segment row says that it has ended
-    terminated: bool | None = None
-    truncated: bool | None = None
-    reason: str | None = None
-    begin: int = 0  # position of its first step in its env row (before the row's live part, if headless)
-    fields: str = ""  # digest of its fields, which must not change in the middle
-    stored: int = 0
-    returned: float | None = None
-    predecessor: str | None = None
+from archive.write.episoderecords import NONE, Begun, Ends, EpisodeRecords, NewEpisodes
+from archive.write.rowgroups import NO_ROWS, Cuts, Groups, cuts_at
+from archive.write.rowruns import EnvRuns, RowRuns
 
 
 class Rows(NamedTuple):
     """Appended rows as the caller gave them; masks and ids are per row or None."""
 
-    env_ids: Ints
+    env_ids: Ints | EnvRuns
     first: Mask | None = None
     last: Mask | None = None
     terminated: Mask | None = None
     truncated: Mask | None = None
     episode_ids: Sequence[str | None] | None = None
-    positions: Ints | None = None
+    positions: Ints | None = None  # None: the next ones, or what the env runs say
+
+    @property
+    def envs(self) -> Ints:
+        """The env rows, each once."""
+        return self.env_ids.env if isinstance(self.env_ids, EnvRuns) else np.unique(self.env_ids)
+
+    def first_of(self, env: int) -> int:
+        """The number of the first row of an env row."""
+        if isinstance(self.env_ids, EnvRuns):
+            return int(self.env_ids.length[: int(np.searchsorted(self.env_ids.env, env))].sum())
+        return int(np.flatnonzero(self.env_ids == env)[0])
+
+    def position_of(self, i: int) -> int | None:
+        """The position that was given to row i, the first of its env row; None if it gets the next one."""
+        if isinstance(self.env_ids, EnvRuns):
+            at = int(np.searchsorted(offsets_of(self.env_ids.length), i, side="right")) - 1
+            return int(self.env_ids.position[at])
+        return None if self.positions is None else int(self.positions[i])
 
     def begins(self, i: int, open_id: str, next_position: int) -> bool:
         """Whether row i, the first of its env row, begins an episode though one is open."""
         name = None if self.episode_ids is None else self.episode_ids[i]
-        jumps = self.positions is not None and int(self.positions[i]) != next_position
+        jumps = self.position_of(i) not in (None, next_position)
         return bool(jumps or (self.first is not None and self.first[i]) or (name is not None and name != open_id))
 
 
 class Assigned(NamedTuple):
-    positions: Ints
-    episodes: Ints  # index into Streams.records
+    """Where the rows belong. order: the place of each row of `runs` among those that were given, None if the same."""
 
+    runs: RowRuns
+    order: Ints | None = None
 
-NewEpisode = Callable[[int, str | None], EpisodeRecord]  # (env id, given id) -> record
+    @property
+    def positions(self) -> Ints:
+        """Of each row, as given."""
+        return self._as_given(self.runs.positions)
+
+    @property
+    def episodes(self) -> Ints:
+        """Of each row, as given: its number among the records."""
+        return self._as_given(self.runs.episodes)
+
+    @property
+    def as_given(self) -> RowRuns:
+        """The rows as they were given."""
+        if self.order is None:
+            return self.runs
+        return RowRuns.of(self._as_given(np.repeat(self.runs.env, self.runs.length)), self.positions, self.episodes)
+
+    def _as_given(self, values: Ints) -> Ints:
+        if self.order is None:
+            return values
+        out = np.empty_like(values)
+        out[self.order] = values
+        return out
 
 
 class Streams:
@@ -78,9 +93,8 @@ class Streams:
         self._slots: dict[int, int] = {}
         self._next = np.zeros(0, np.int64)
         self._open = np.zeros(0, np.int64)
-        self.records: dict[int, EpisodeRecord] = {}
+        self.records = EpisodeRecords(self._undo)
         self.epoch = 0  # how many slabs have been sent
-        self._count = 0
         self._broken_off: list[int] = []
 
     def slot(self, env_id: int) -> int:
@@ -119,15 +133,6 @@ class Streams:
         self._next[slot] = position
         self._open[slot] = NONE if episode is None else episode
 
-    def register(self, *records: EpisodeRecord) -> int:
-        """Keep records under the next indices; the first of these."""
-        first, after = self._count, self._count + len(records)
-        self._undo.attributes(self, "_count")
-        self._undo.keys(self.records, range(first, after))
-        self.records.update(zip(range(first, after), records, strict=True))
-        self._count = after
-        return first
-
     def open_episode(self, env_id: int) -> int | None:
         slot = self._slots.get(env_id)
         return None if slot is None or self._open[slot] == NONE else int(self._open[slot])
@@ -150,127 +155,136 @@ class Streams:
         out, self._broken_off = self._broken_off, []
         return out
 
-    def assign(self, rows: Rows, new_episode: NewEpisode, by_id: dict[str, int]) -> Assigned:
-        """Positions and episodes of appended rows; records of begun and ended episodes are updated, `by_id` too."""
-        begun = self._count
-        order, heads, slots = self._grouped(rows.env_ids)
-        positions = self._positions(rows, order, heads, slots)
-        last = _sorted(rows.last, order)
-        before_last = np.r_[False, last[:-1]]
-        opened = self._open[slots]
-        fresh = np.where(heads, opened == NONE, before_last)
-        jump = np.where(heads, positions != self._next[slots], np.r_[False, np.diff(positions) != 1])
-        jump &= ~np.where(heads, self._next[slots] == 0, False)
-        first = _sorted(rows.first, order)
-        changed = self._changed_ids(rows, order, heads, opened, fresh | first | jump)
-        starts = fresh | first | jump | changed
-        whole = first if rows.first is not None else (fresh | changed) & ~jump
-        episodes = np.where(heads & ~starts, opened, NONE)
-        self._begin(rows, order, starts, whole, (positions, episodes), new_episode, by_id)
-        episodes = episodes[np.maximum.accumulate(np.where(starts | heads, np.arange(len(starts)), 0))]
-        before = np.where(heads, self._next[slots], np.r_[0, positions[:-1] + 1])
-        self._break_off(starts & ~fresh, jump, np.where(heads, opened, np.r_[NONE, episodes[:-1]]), before)
-        ending = np.flatnonzero(last)
-        self._finish(rows, order[ending], episodes[ending], positions[ending], begun)
-        tails = np.r_[heads[1:], True] if len(heads) else heads
-        self._undo.rows(self._next, slots[tails])
-        self._undo.rows(self._open, slots[tails])
-        self._next[slots[tails]] = positions[tails] + 1
-        self._open[slots[tails]] = np.where(last[tails], NONE, episodes[tails])
-        out = Assigned(np.empty_like(positions), np.empty_like(episodes))
-        out.positions[order], out.episodes[order] = positions, episodes
-        return out
+    def assign(self, rows: Rows, new: NewEpisodes) -> Assigned:
+        """Positions and episodes of appended rows; begun episodes are recorded, and where those before them end.
 
-    def _grouped(self, env_ids: Ints) -> tuple[Ints, Mask, Ints]:
-        """Order by env row (stable), where each row's group begins, and the slot of each sorted row."""
-        if (env_ids[1:] >= env_ids[:-1]).all():
-            heads = run_heads(env_ids)
-            starts = np.flatnonzero(heads)
-            slots = np.array([self.slot(env) for env in env_ids[starts].tolist()], np.int64)
-            return np.arange(len(env_ids)), heads, np.repeat(slots, np.diff(starts, append=len(env_ids)))
-        unique, inverse = np.unique(env_ids, return_inverse=True)
-        slots = np.array([self.slot(int(e)) for e in unique], np.int64)[inverse] if len(unique) else inverse
-        order = np.argsort(inverse, kind="stable")
-        ordered = slots[order]
-        return order, run_heads(ordered), ordered
+        What is done takes time by runs of rows of one episode, not by rows.
+        """
+        groups, positions = self._placed(rows)
+        cuts = self._cuts(rows, groups, positions)
+        begun, starts = len(self.records), cuts.starts
+        episodes = np.where(starts, begun - 1 + np.cumsum(starts), groups.opened[cuts.group])
+        length = np.diff(cuts.row, append=groups.offset[-1])
+        runs = RowRuns(groups.env[cuts.group], cuts.position, length, episodes)
+        ends = _ends(rows, groups, cuts, self.epoch)
+        self._begin(rows, groups, cuts, ends, new)
+        self._break_off(groups, cuts, runs)
+        self._finish(episodes, ends, begun)
+        self._advance(groups, cuts, runs, ends)
+        return Assigned(runs, groups.order)
 
-    def _positions(self, rows: Rows, order: Ints, heads: Mask, slots: Ints) -> Ints:
-        index = np.arange(len(order))
-        within = index - np.maximum.accumulate(np.where(heads, index, 0))
+    def _placed(self, rows: Rows) -> tuple[Groups, Ints | None]:
+        """The rows by env row, and the position of each where that was given row by row."""
+        groups = self._grouped(rows.env_ids)
+        heads = groups.offset[:-1]
         if rows.positions is None:
-            return self._next[slots] + within
-        positions = np.asarray(rows.positions, np.int64)[order]
-        least = np.where(heads, self._next[slots], np.r_[0, positions[:-1] + 1] if len(positions) else positions)
-        if (positions < least).any():
-            bad = int(np.flatnonzero(positions < least)[0])
-            raise UsageError(
-                f"position {positions[bad]} of env {rows.env_ids[order[bad]]} was used before (the next is "
-                f"{least[bad]}); positions only grow and are never used twice"
-            )
-        return positions
+            _check_unused(groups.position, groups.next, groups.env)
+            return groups, None
+        positions = groups.sorted(np.asarray(rows.positions, np.int64))
+        least = np.r_[0, positions[:-1] + 1] if len(positions) else positions
+        least[heads] = groups.next
+        _check_unused(positions, least, np.repeat(groups.env, np.diff(groups.offset)))
+        return groups._replace(position=positions[heads]), positions
 
-    def _changed_ids(self, rows: Rows, order: Ints, heads: Mask, opened: Ints, begins: Mask) -> Mask:
-        """Rows with another id than their episode so far; None goes on with it."""
-        out = np.zeros(len(order), bool)
+    def _grouped(self, env_ids: Ints | EnvRuns) -> Groups:
+        if isinstance(env_ids, EnvRuns):
+            return self._group(None, env_ids.env, offsets_of(env_ids.length))._replace(position=env_ids.position)
+        order = None if (env_ids[1:] >= env_ids[:-1]).all() else np.argsort(env_ids, kind="stable")
+        ordered = env_ids if order is None else env_ids[order]
+        starts = run_starts(ordered)
+        return self._group(order, ordered[starts], np.append(starts, len(ordered)))
+
+    def _group(self, order: Ints | None, env: Ints, offset: Ints) -> Groups:
+        slot = np.array([self.slot(e) for e in env.tolist()], np.int64)
+        following = self._next[slot]
+        return Groups(order, env, offset, slot, following, self._open[slot], following)
+
+    def _cuts(self, rows: Rows, groups: Groups, positions: Ints | None) -> Cuts:
+        first, last = groups.flagged(rows.first), groups.flagged(rows.last)
+        jump = NO_ROWS if positions is None else 1 + np.flatnonzero(np.diff(positions) != 1)
+        cuts = cuts_at(groups, positions, first, last, jump)
         if rows.episode_ids is None:
-            return out
+            return cuts
+        changed = self._changed_ids(rows.episode_ids, groups, cuts)
+        return cuts_at(groups, positions, first, last, jump, changed)
+
+    def _changed_ids(self, ids: Sequence[str | None], groups: Groups, cuts: Cuts) -> Ints:
+        """Rows with another id than their episode so far; None goes on with it."""
+        begins = set(cuts.row[cuts.starts].tolist())
+        heads = dict(zip(groups.offset[:-1].tolist(), groups.opened.tolist(), strict=True))
+        out: list[int] = []
         current: str | None = None
-        for i, row in enumerate(order.tolist()):
-            name = rows.episode_ids[row]
-            if heads[i]:
-                current = self._open_id(int(opened[i]))
-            if begins[i]:
+        for i in range(len(ids)):
+            name = ids[i if groups.order is None else int(groups.order[i])]
+            if i in heads:
+                current = None if heads[i] == NONE else self.records.id_of(heads[i])
+            if i in begins:
                 current = name
             elif name is not None and name != current:
-                out[i], current = True, name
-        return out
+                out.append(i)
+                current = name
+        return np.array(out, np.int64)
 
-    def _open_id(self, index: int) -> str | None:
-        return self.records[index].id if index in self.records else None
+    def _begin(self, rows: Rows, groups: Groups, cuts: Cuts, ends: Ends, new: NewEpisodes) -> None:
+        at = np.flatnonzero(cuts.starts)
+        whole = cuts.first if rows.first is not None else (cuts.fresh | cuts.changed) & ~cuts.jump
+        begun = Begun(new, groups.env[cuts.group[at]], cuts.position[at], ~whole[at], ends.pick(at))
+        if rows.episode_ids is None:
+            self.records.begin(begun)
+        else:
+            row = cuts.row[at] if groups.order is None else groups.order[cuts.row[at]]
+            names = [rows.episode_ids[i] for i in row.tolist()]
+            self.records.add(*[begun.record(i, *new.named(name)) for i, name in enumerate(names)])
 
-    def _begin(
-        self, rows: Rows, order: Ints, starts: Mask, whole: Mask, assigned: tuple[Ints, Ints], new: NewEpisode,
-        by_id: dict[str, int],
-    ) -> None:  # fmt: skip
-        positions, episodes = assigned
-        at = np.flatnonzero(starts)
-        chosen = order[at]
-        given = [None if rows.episode_ids is None else rows.episode_ids[row] for row in chosen.tolist()]
-        records = [new(env, name) for env, name in zip(rows.env_ids[chosen].tolist(), given, strict=True)]
-        for record, begun, position in zip(records, whole[at].tolist(), positions[at].tolist(), strict=True):
-            record.headless, record.begin = not begun, position
-        episodes[at] = np.arange(len(at)) + self.register(*records)  # now that none was refused
-        self._undo.keys(by_id, [record.id for record in records])
-        by_id.update(zip([record.id for record in records], episodes[at].tolist(), strict=True))
-
-    def _break_off(self, seams: Mask, jump: Mask, previous: Ints, before: Ints) -> None:
+    def _break_off(self, groups: Groups, cuts: Cuts, runs: RowRuns) -> None:
         """Episodes that ended without a last step, because another began or positions jumped."""
-        for i in np.flatnonzero(seams):
-            index = int(previous[i])
-            record = self.records.get(index)
-            if record is not None and record.end is None:
+        for i in np.flatnonzero(cuts.starts & ~cuts.fresh).tolist():
+            group = cuts.group[i]
+            number = int(groups.opened[group] if cuts.head[i] else runs.episode[i - 1])
+            record = self.records[number]
+            if record.end is None:
                 self._undo.attributes(record, "broken", "reason", "end", "ended")
                 self._undo.length(self._broken_off)
-                record.broken, record.reason = True, "gap" if jump[i] else "interrupted"
-                record.end, record.ended = int(before[i]), self.epoch
-                self._broken_off.append(index)
+                record.broken, record.reason = True, "gap" if cuts.jump[i] else "interrupted"
+                end = groups.next[group] if cuts.head[i] else runs.position[i - 1] + runs.length[i - 1]
+                record.end, record.ended = int(end), self.epoch
+                self._broken_off.append(number)
 
-    def _finish(self, rows: Rows, chosen: Ints, episodes: Ints, positions: Ints, begun: int) -> None:
-        """Episodes whose last steps are these. Those from number `begun` on are new, and taken back as a whole."""
-        terminated, truncated = _values(rows.terminated, chosen), _values(rows.truncated, chosen)
-        ends = (positions + 1).tolist()
-        for index, end, first, second in zip(episodes.tolist(), ends, terminated, truncated, strict=True):
-            record = self.records[index]
-            if index < begun:
-                self._undo.attributes(record, "terminated", "truncated", "end", "ended")
-            record.terminated, record.truncated = first, second
-            record.end, record.ended = end, self.epoch
+    def _finish(self, episodes: Ints, ends: Ends, begun: int) -> None:
+        """Episodes that were open before the call, and whose last steps are in it."""
+        for i in np.flatnonzero((episodes < begun) & (ends.position != NONE)).tolist():
+            record = self.records[int(episodes[i])]
+            self._undo.attributes(record, "terminated", "truncated", "end", "ended")
+            ends.mark(i, record)
+
+    def _advance(self, groups: Groups, cuts: Cuts, runs: RowRuns, ends: Ends) -> None:
+        """What comes next in each env row, and what is open there."""
+        tails = np.searchsorted(cuts.row, groups.offset[1:]) - 1
+        self._undo.rows(self._next, groups.slot)
+        self._undo.rows(self._open, groups.slot)
+        self._next[groups.slot] = (runs.position + runs.length)[tails]
+        self._open[groups.slot] = np.where(ends.position == NONE, runs.episode, NONE)[tails]
 
 
-def _values(mask: Mask | None, chosen: Ints) -> list[Any]:
-    """The mask's values at the chosen rows, None where there is no mask."""
-    return [None] * len(chosen) if mask is None else np.asarray(mask, bool)[chosen].tolist()
+def _ends(rows: Rows, groups: Groups, cuts: Cuts, epoch: int) -> Ends:
+    """Where and how each run ends its episode."""
+    row = groups.flagged(rows.last)
+    run = np.searchsorted(cuts.row, row, side="right") - 1
+    ends = Ends.none(len(cuts.row), epoch)
+    ends.position[run] = cuts.position[run] + row - cuts.row[run] + 1
+    chosen = row if groups.order is None else groups.order[row]
+    if rows.terminated is not None:
+        ends.terminated[run] = rows.terminated[chosen]
+    if rows.truncated is not None:
+        ends.truncated[run] = rows.truncated[chosen]
+    return ends
 
 
-def _sorted(mask: Mask | None, order: Ints) -> Mask:
-    return np.zeros(len(order), bool) if mask is None else np.asarray(mask, bool)[order]
+def _check_unused(positions: Ints, least: Ints, env: Ints) -> None:
+    bad = np.flatnonzero(positions < least)
+    if len(bad):
+        i = int(bad[0])
+        raise UsageError(
+            f"position {positions[i]} of env {env[i]} was used before (the next is {least[i]}); positions only grow "
+            "and are never used twice"
+        )

@@ -15,7 +15,7 @@ from archive.arrays import Ints
 from archive.fields import NODES, ShardSchema, loads, to_numpy
 from archive.manifest import tables
 from archive.read import Spans
-from archive.write import SHARD_BYTES, Block, Pipeline, Slab, owned, shard
+from archive.write import SHARD_BYTES, Block, Pipeline, RowRuns, Slab, owned, shard
 from resharding.transfer.engines import spread
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ def _blocks(archive: Archive, pieces: Sequence[Numbered]) -> Iterator[Block]:
         found = archive.episodes.reader.read_stored(Spans.of_each(*edges))
         for (number, piece), data in zip(batch, found, strict=True):
             schema = schemas[codes[at]]
-            env = np.full(piece.hi - piece.lo, number, np.int64)  # pieces stay in order: each is an env row of its own
-            yield owned(Block(schema, data, env, np.arange(len(env)), env, single=number, env_id=number))
+            count = piece.hi - piece.lo  # pieces stay in order: each is an env row of its own
+            runs = RowRuns(*(np.full(min(1, count), of) for of in (number, 0, count, number)))
+            yield owned(Block(schema, data, runs, single=number, env_id=number))
             at += 1
 
 

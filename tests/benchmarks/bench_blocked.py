@@ -20,7 +20,7 @@ except ImportError:  # run as a script
 
 TITLE = "blocked: how long a checkpoint's caller waits"
 SHAPES = {"7068": (84, 84), "264": (252,)}  # bytes a step, with an action and a reward -> an observation's shape
-NEW_BYTES = int(os.environ.get("BENCH_NEW_BYTES", 100_000_000))
+CASES = [("7068", 100_000_000), ("7068", 20_000_000), ("264", 34_000_000)]  # bytes a step, new bytes
 RINGS, ROUNDS = 3, int(os.environ.get("BENCH_ROUNDS", 5))  # a ring of so many times what is new
 
 
@@ -35,13 +35,13 @@ def ring_of(shape: tuple[int, ...], length: int) -> dict[str, Any]:
     }
 
 
-def child_blocked(folder: str, step_bytes: str) -> dict[str, Any]:
+def child_blocked(folder: str, step_bytes: str, new_bytes: str) -> dict[str, Any]:
     """Seconds that callers of three checkpoints wait and work, each with as much new, and that a copy takes."""
     import numpy as np
 
     import archive
 
-    new = NEW_BYTES // (bench_checkpoints.ENVS * int(step_bytes))
+    new = int(new_bytes) // (bench_checkpoints.ENVS * int(step_bytes))
     ring = ring_of(SHAPES[step_bytes], RINGS * new)
     writer = archive.create(f"{folder}/archive").writer(compression=None)
     imported = {name: value[:, :4] for name, value in ring.items()}
@@ -60,35 +60,42 @@ def child_blocked(folder: str, step_bytes: str) -> dict[str, Any]:
         worked = time.thread_time()
         np.copyto(room, source[:, at : at + new])
         copies.append(time.thread_time() - worked)
-    return {"blocked_s": blocked, "cpu_s": cpu, "copy_s": statistics.median(copies), "new_bytes": NEW_BYTES}
+    return {"blocked_s": blocked, "cpu_s": cpu, "copy_s": statistics.median(copies), "new_bytes": int(new_bytes)}
 
 
-def once(step_bytes: str) -> dict[str, Any]:
+def once(step_bytes: str, new_bytes: int) -> dict[str, Any]:
     folder = tempfile.mkdtemp(prefix="bench-")
     try:
-        return common.child(__file__, "blocked", folder, step_bytes)
+        return common.child(__file__, "blocked", folder, step_bytes, new_bytes)
     finally:
         shutil.rmtree(folder)
 
 
 def measure() -> Sequence[common.Row]:
-    runs: dict[str, list[dict[str, Any]]] = {size: [] for size in SHAPES}
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in CASES}
     for _ in range(ROUNDS):
-        for size, found in runs.items():
-            found.append(once(size))
-    return [row for size, found in runs.items() for row in _rows(f"{size} bytes a step", found)]
+        for case, found in runs.items():
+            found.append(once(*case))
+    return [
+        row
+        for (size, new), found in runs.items()
+        for row in _rows(f"{new // 1_000_000} MB new, {size} bytes a step", found)
+    ]
 
 
 def _rows(what: str, found: list[dict[str, Any]]) -> list[common.Row]:
     copy = statistics.median(run["copy_s"] for run in found)
     first, second = (statistics.median(run["blocked_s"][at] for run in found) for at in (0, 1))
+    ratios = sorted(run["blocked_s"][1] / run["blocked_s"][0] for run in found)
     work = [statistics.median(run["cpu_s"][at] for run in found) for at in (0, 1)]
     return [
         common.bounded(f"{what}: the first caller, against a copy", first / copy, most=1.2, seconds=first),
         common.bounded(f"{what}: the second caller, against a copy", second / copy, most=1.2, seconds=second),
         common.bounded(f"{what}: the first caller's processor time, against a copy's", work[0] / copy),
         common.bounded(f"{what}: the second caller's", work[1] / copy),
-        common.bounded(f"{what}: the second caller, against the first", second / first, most=1.0),
+        common.bounded(
+            f"{what}: the second caller, against the first", statistics.median(ratios), most=1.0, least_to_most=ratios
+        ),
         common.bounded(f"{what}: a copy", copy * 1e3, unit="ms"),
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -76,19 +75,12 @@ def child_fill(folder: str, kind: str) -> dict[str, Any]:
 
 def child_read(folder: str, way: str, cores: str = "") -> dict[str, float]:
     """Seconds, CPU seconds and peak memory beyond the data of one read, the first of this process."""
-    if cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(cores)])
+    common.use_cores(cores)
     bench_writing.load_libraries()
-    before = resource.getrusage(resource.RUSAGE_SELF)
     found: list[Any] = []
-    with common.Peak() as peak:
-        seconds = common.timed(lambda: found.extend(_WAYS[way][1](folder)))
-    after = resource.getrusage(resource.RUSAGE_SELF)
+    took = common.used(lambda: found.extend(_WAYS[way][1](folder)))
     size = sum(value.nbytes for episode in found for value in episode.values())
-    return {
-        "seconds": seconds, "user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime,
-        "extra_bytes": peak.extra_bytes - size, "bytes": size, "faults": after.ru_minflt - before.ru_minflt,
-    }  # fmt: skip
+    return {**took, "extra_bytes": took["extra_bytes"] - size, "bytes": size}
 
 
 def measure() -> Sequence[common.Row]:
@@ -102,7 +94,7 @@ def measure() -> Sequence[common.Row]:
             for way, cores in asked:
                 found = common.child(__file__, "read", f"{folder}/{_WAYS[way][0]}", way, *[cores][: len(cores)])
                 runs.setdefault(way + (f", {cores} core" if cores else ""), []).append(found)
-    return [*_ratios(runs), *_memory(runs), *(_seconds(way, found) for way, found in runs.items())]
+    return [*_ratios(runs), *_memory(runs), *(common.seconds_row(way, found) for way, found in runs.items())]
 
 
 def _ratios(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
@@ -120,23 +112,7 @@ def _ratios(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
 
 
 def _memory(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
-    return [
-        common.bounded(
-            f"peak memory beyond the data, {way}", max(run["extra_bytes"] for run in found) / 2**20,
-            most=256 if "one" in way or "all" in way else None, unit="MiB",
-        )
-        for way, found in runs.items()
-    ]  # fmt: skip
-
-
-def _seconds(way: str, found: list[dict[str, Any]]) -> common.Row:
-    """Median, spread and processor time of one way."""
-    seconds = sorted(run["seconds"] for run in found)
-    cpu = {name: statistics.median(run[name] for run in found) for name in ("user_s", "system_s", "faults")}
-    return common.bounded(
-        f"{way} ({seconds[0]:.2f} to {seconds[-1]:.2f}; {cpu['user_s']:.2f} user, {cpu['system_s']:.2f} system)",
-        statistics.median(seconds), unit="s", least_s=seconds[0], most_s=seconds[-1], **cpu,
-    )  # fmt: skip
+    return [common.memory_row(way, found, 256 if "one" in way or "all" in way else None) for way, found in runs.items()]
 
 
 @pytest.mark.bench

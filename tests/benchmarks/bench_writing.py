@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -114,7 +113,8 @@ def load_libraries() -> None:
     import torch.distributed.checkpoint
     import zarr
 
-    import archive  # noqa: F401
+    import archive.facade
+    import archive.writer  # noqa: F401
 
     pyarrow.array([0])  # loads pandas where it is installed
     torch.zeros(1), zarr.config
@@ -122,22 +122,14 @@ def load_libraries() -> None:
 
 def child_write(folder: str, way: str, cores: str = "") -> dict[str, float]:
     """Seconds, CPU seconds, peak extra memory and stored bytes of one write, the first of this process."""
-    if cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(cores)])
+    common.use_cores(cores)
     load_libraries()
     make, write = _WAYS[way]
     data = make()
     os.sync()
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    with common.Peak() as peak:
-        seconds = common.timed(lambda: write(data, folder))
-    after = resource.getrusage(resource.RUSAGE_SELF)
+    found = common.used(lambda: write(data, folder))
     stored = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-    return {
-        "seconds": seconds, "user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime,
-        "extra_bytes": peak.extra_bytes, "stored": stored, "faults": after.ru_minflt - before.ru_minflt,
-        "bytes": sum(value.nbytes for episode in data for value in episode.values()),
-    }  # fmt: skip
+    return {**found, "stored": stored, "bytes": sum(value.nbytes for episode in data for value in episode.values())}
 
 
 def once(way: str, cores: str = "") -> dict[str, Any]:
@@ -155,7 +147,7 @@ def measure() -> Sequence[common.Row]:
     for _ in range(ROUNDS):
         for way, cores in asked:
             runs.setdefault(way + (f", {cores} core" if cores else ""), []).append(once(way, cores))
-    return [*_ratios(runs), *_memory(runs), *(_seconds(way, found) for way, found in runs.items())]
+    return [*_ratios(runs), *_memory(runs), *(common.seconds_row(way, found) for way, found in runs.items())]
 
 
 def _ratios(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
@@ -176,23 +168,7 @@ def _ratios(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
 
 
 def _memory(runs: dict[str, list[dict[str, Any]]]) -> list[common.Row]:
-    return [
-        common.bounded(
-            f"peak memory beyond the data, {way}", max(run["extra_bytes"] for run in found) / 2**20,
-            most=256 if way.startswith("archive") else None, unit="MiB",
-        )
-        for way, found in runs.items()
-    ]  # fmt: skip
-
-
-def _seconds(way: str, found: list[dict[str, Any]]) -> common.Row:
-    """Median, spread and processor time of one way."""
-    seconds = sorted(run["seconds"] for run in found)
-    cpu = {name: statistics.median(run[name] for run in found) for name in ("user_s", "system_s", "faults")}
-    return common.bounded(
-        f"{way} ({seconds[0]:.2f} to {seconds[-1]:.2f}; {cpu['user_s']:.2f} user, {cpu['system_s']:.2f} system)",
-        statistics.median(seconds), unit="s", least_s=seconds[0], most_s=seconds[-1], **cpu,
-    )  # fmt: skip
+    return [common.memory_row(way, found, 256 if way.startswith("archive") else None) for way, found in runs.items()]
 
 
 @pytest.mark.bench

@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,42 @@ def _status_bytes(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
+def use_cores(count: str) -> None:
+    """Have this process use so many cores, given in words of a command line; all for none."""
+    if count:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(count)])
+
+
+def used(work: Callable[[], Any]) -> dict[str, float]:
+    """Seconds, CPU seconds, page faults and peak memory that one call takes beyond what there was before."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with Peak() as peak:
+        seconds = timed(work)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": seconds, "user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime,
+        "extra_bytes": peak.extra_bytes, "faults": after.ru_minflt - before.ru_minflt,
+    }  # fmt: skip
+
+
+def memory_row(way: str, runs: Sequence[dict[str, Any]], most_mib: float | None) -> Row:
+    """The largest peak of several runs of one way."""
+    found = max(run["extra_bytes"] for run in runs) / 2**20
+    return bounded(f"peak memory beyond the data, {way}", found, most=most_mib, unit="MiB")
+
+
+def seconds_row(way: str, runs: Sequence[dict[str, Any]]) -> Row:
+    """Median, spread and processor time of several runs of one way."""
+    seconds = sorted(run["seconds"] for run in runs)
+    cpu = {name: statistics.median(run[name] for run in runs) for name in ("user_s", "system_s", "faults")}
+    return bounded(
+        f"{way} ({seconds[0]:.2f} to {seconds[-1]:.2f}; {cpu['user_s']:.2f} user, {cpu['system_s']:.2f} system)",
+        statistics.median(seconds), unit="s", least_s=seconds[0], most_s=seconds[-1], **cpu,
+    )  # fmt: skip
+
+
 def child(script: str, *arguments: object) -> dict[str, Any]:
     """Run a benchmark's own file again in a fresh process; what it printed as its last line, which is JSON."""
     command = [sys.executable, script, "--child", *map(str, arguments)]
@@ -117,7 +154,12 @@ def child(script: str, *arguments: object) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    """Of a child, which has the code compiled, as an installer leaves it."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir(), "bench-compiled")),
+    }
 
 
 def report(title: str, rows: Sequence[Row], json_file: str | None = None) -> None:

@@ -15,6 +15,7 @@ from archive.arrays.ranges import merge_runs
 from archive.shard import groups, rawchunks
 from archive.write import arena, bufferwriter
 from archive.write.blocks import Block, ShardSchema
+from archive.write.rowruns import RowRuns
 
 KINDS = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -64,8 +65,7 @@ def test_what_a_shard_shares_is_not_copied() -> None:
 
 def block(rows: int, first: int = 0) -> Block:
     data = {"a": np.arange(first, first + rows, dtype=np.int32), "b": np.full((rows, 3), first, np.uint8)}
-    index = np.zeros(rows, np.int64)
-    return Block(ShardSchema(()), data, index, index, index)
+    return Block(ShardSchema(()), data, RowRuns(*(np.array([of]) for of in (0, 0, rows, 0))))
 
 
 def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> None:

@@ -157,7 +157,7 @@ def test_input_may_change_after_encode() -> None:
 def test_chunk_geometry(rows: int, row_bytes: int, chunk_bytes: int | None) -> None:
     total = rows * row_bytes
     per_chunk = rows_per_chunk(rows, total, chunk_bytes)
-    target = chunk_bytes or min(max(total // 128, 16 << 10), 1 << 20)
+    target = chunk_bytes or min(max(total // 128, 16 << 10), 128 << 10)
     assert per_chunk >= 1
     assert per_chunk == 1 or per_chunk * row_bytes <= target
     count = math.ceil(rows / per_chunk)

@@ -3,6 +3,7 @@ against an oracle that goes row by row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archive.arrays import spans
 from archive.base.errors import UsageError
-from archive.write.streams import EpisodeRecord, Rows, Streams
+from archive.write.episoderecords import EpisodeRecord, NewEpisodes
+from archive.write.rowruns import EnvRuns
+from archive.write.streams import Rows, Streams
+
+
+def new_episodes(claim: Callable[[str], bool] = lambda name: False) -> NewEpisodes:
+    taken = [0]
+
+    def take(count: int) -> int:
+        taken[0] += count
+        return taken[0] - count
+
+    return NewEpisodes(claim, take, "auto-{}".format, {})
 
 
 @dataclass
@@ -115,19 +129,15 @@ def names_of(call: dict[str, Any], oracle: Oracle, serial: list[int]) -> list[st
 @settings(max_examples=400, deadline=None)
 @given(calls())
 def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
-    streams, oracle, by_id, serial, fresh = Streams(), Oracle(), {}, [0], [0]
+    streams, oracle, serial, new = Streams(), Oracle(), [0], new_episodes()
     number_of: dict[int, int] = {}  # the oracle's number -> ours
-
-    def new(env: int, name: str | None) -> EpisodeRecord:
-        fresh[0] += 1
-        return EpisodeRecord(name or f"auto-{fresh[0]}", env)
 
     for call in sequence:
         names, positions = names_of(call, oracle, serial), positions_of(call, oracle.next)
         masks = {k: None if call[k] is None else np.array(call[k], bool) for k in ("first", "last", "ended")}
         rows = Rows(np.array(call["env"], np.int64), masks["first"], masks["last"], masks["ended"], None, names,
                     None if positions is None else np.array(positions, np.int64))  # fmt: skip
-        got = streams.assign(rows, new, by_id)
+        got = streams.assign(rows, new)
         broken = streams.take_broken_off()
         for i, env in enumerate(call["env"]):
             ends = (None if call["ended"] is None else call["ended"][i], None)
@@ -140,7 +150,7 @@ def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
             record = streams.records[number_of[number]]
             oracle.episodes[number].name = oracle.episodes[number].name or record.id  # where none was given
             assert oracle.episodes[number].name == record.id
-            assert by_id[record.id] == got.episodes[i]
+            assert streams.records.number_of(record.id) == got.episodes[i]
         assert len(set(number_of.values())) == len(number_of)
         assert set(broken) == {number_of[n] for n in oracle.broken}
         oracle.broken.clear()
@@ -160,9 +170,7 @@ def check_records(streams: Streams, oracle: Oracle, number_of: dict[int, int]) -
 
 def run(streams: Streams, envs: list[int], **columns: Any) -> tuple[list[int], list[int]]:
     arrays = {k: np.array(v) if k != "episode_ids" else v for k, v in columns.items()}
-    got = streams.assign(
-        Rows(np.array(envs, np.int64), **arrays), lambda env, name: EpisodeRecord(name or "auto", env), {}
-    )
+    got = streams.assign(Rows(np.array(envs, np.int64), **arrays), new_episodes())
     return got.positions.tolist(), got.episodes.tolist()
 
 
@@ -176,21 +184,26 @@ def test_a_row_without_an_id_goes_on_with_the_open_episode() -> None:
 def test_a_refused_call_changes_nothing() -> None:
     streams = Streams()
     run(streams, [0, 0, 1], last=[False, False, True])
-    before = (streams.positions(), streams.open_episodes(), dict(streams.records))
+    before = (streams.positions(), streams.open_episodes(), list(streams.records))
 
-    def picky(env: int, name: str | None) -> EpisodeRecord:
-        if env == 1:
+    def picky(name: str) -> bool:
+        if name == "no":
             raise UsageError("no")
-        return EpisodeRecord("x", env)
+        return False
+
+    def refuse(count: int) -> int:
+        raise UsageError("no more")
 
     for rows in (
-        Rows(np.array([0, 1]), first=np.array([True, True])),
+        Rows(np.array([0, 1]), first=np.array([True, True]), episode_ids=["yes", "no"]),
         Rows(np.array([0, 1]), positions=np.array([9, 0])),
         Rows(np.array([0, 0]), positions=np.array([3, 3])),
+        Rows(EnvRuns(np.array([0, 1]), np.array([1, 3]), np.array([2, 2]))),
+        Rows(np.array([0, 1]), first=np.array([True, True])),
     ):
         with pytest.raises(UsageError):
-            streams.assign(rows, picky, {})
-    assert (streams.positions(), streams.open_episodes(), streams.records) == before
+            streams.assign(rows, new_episodes(picky)._replace(take=refuse))
+    assert (streams.positions(), streams.open_episodes(), list(streams.records)) == before
     assert streams.take_broken_off() == []
 
 
@@ -198,19 +211,38 @@ def test_many_env_rows_find_their_slots() -> None:
     streams = Streams()
     envs = np.random.default_rng(0).permutation(5000) * 7
     for t in range(3):
-        assert set(streams.assign(Rows(envs), lambda env, _: EpisodeRecord(str(env), env), {}).positions.tolist()) == {
-            t
-        }
+        assert set(streams.assign(Rows(envs), new_episodes()).positions.tolist()) == {t}
     assert streams.positions() == dict.fromkeys(sorted(envs.tolist()), 3)
     assert {streams.records[i].env_id: e for e, i in streams.open_episodes().items()} == {e: e for e in envs.tolist()}
 
 
 def test_going_on_from_a_resumed_buffer() -> None:
     streams = Streams()
-    index = streams.register(EpisodeRecord("old", 4))
+    index = streams.records.add(EpisodeRecord("old", 4))
     streams.start_at(4, 100, index)
     streams.start_at(5, 50)
     assert run(streams, [4, 5, 4]) == ([100, 50, 101], [index, 1, index])
     assert streams.records[1].begin == 50
     assert streams.close(4) == index
     assert streams.close(4) is streams.close(99) is None
+
+
+@pytest.mark.parametrize("jump", [0, 3])
+def test_runs_of_env_rows_get_what_their_rows_would_get_one_by_one(jump: int) -> None:
+    """What is open in an env row goes on, or is broken off by a jump."""
+    env, length = np.array([2, 5, 9]), np.array([4, 3, 5])
+    last = np.array([0, 1, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0], bool)
+    got = []
+    for by_runs in (False, True):
+        streams, new = Streams(), new_episodes()
+        streams.assign(Rows(np.array([2, 5]), last=np.array([False, True])), new)
+        position = np.array([1, 1, 0]) + np.array([jump, 0, 0])
+        if by_runs:
+            rows = Rows(EnvRuns(env, position, length), last=last)
+        else:
+            rows = Rows(np.repeat(env, length), last=last, positions=spans(position, length))
+        found = streams.assign(rows, new)
+        state = (streams.positions(), streams.open_episodes(), streams.take_broken_off(), list(streams.records))
+        got.append((found.positions.tolist(), found.episodes.tolist(), state))
+    assert got[0] == got[1]
+    assert got[0][2][2] == ([0] if jump else [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from archive.read.chunks import fetching, filling
 from archive.read.chunks.chunkcache import DiskCache, as_disk_cache
-from archive.read.chunks.chunkstore import ChunkStore, Counts
+from archive.read.chunks.chunkreader import Counts
+from archive.read.chunks.chunkstore import ChunkStore
 from archive.read.chunks.filling import Tails
 from archive.read.chunks.placing import Want
 from archive.read.chunks.segments import Segments

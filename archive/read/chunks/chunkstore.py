@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, run_starts, spans
 from archive.read.chunks.chunkcache import DiskCache
+from archive.read.chunks.chunkreader import ChunkReader, Counts, Decoded, Key
 from archive.read.chunks.placing import Want
 from archive.read.chunks.rowpool import Array, RowPool
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import Shards
 
-Key = tuple[RowPool, int]  # a chunk
 _LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, for arrays of small rows
-
-
-@dataclass
-class Counts:
-    """What some gathering took. chunks: distinct chunks; hits: of these in memory;
-    disk_hits: of these in the disk cache."""
-
-    requests: int = 0
-    bytes: int = 0
-    chunks: int = 0
-    hits: int = 0
-    disk_hits: int = 0
-
-    def __iadd__(self, other: Counts) -> Counts:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-        return self
 
 
 class _Rows(NamedTuple):
@@ -48,11 +30,11 @@ class _Rows(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where rows of one chunk go."""
+    """Where rows of one chunk go; numbers where it is one row, which is copied in a third of the time."""
 
     out: Array
-    at: Ints
-    row: Ints
+    at: Any
+    row: Any
 
 
 class ChunkStore:
@@ -63,11 +45,9 @@ class ChunkStore:
     ) -> None:
         self._shards = shards
         self._segments = segments
-        self._numbers = {name: number for number, name in enumerate(segments.shards)}
+        self._reader = ChunkReader(shards, segments, disk, ahead_bytes)
         self._steps = steps
         self._cache_bytes = cache_bytes
-        self._disk = disk
-        self._ahead_bytes = ahead_bytes
         self._pools: dict[tuple[str, str, tuple[int, ...]], RowPool] = {}
         self._changed = threading.Condition()
         self._busy: set[Key] = set()
@@ -176,9 +156,13 @@ class ChunkStore:
         here = np.flatnonzero(places >= 0)
         pool.deliver(places[here], out, want.at[here])
         absent = absent[np.argsort(chunk[absent], kind="stable")]
-        numbers, starts = np.unique(chunk[absent], return_index=True)
-        for number, at in zip(numbers.tolist(), np.split(absent, starts[1:]), strict=True):
-            missing.setdefault((pool, number), []).append(_Place(out, want.at[at], row[at]))
+        numbers, at, rows = chunk[absent], want.at[absent], row[absent]
+        heads = run_starts(numbers)
+        ends = np.append(heads[1:], len(numbers)).tolist()
+        for number, first, end in zip(numbers[heads].tolist(), heads.tolist(), ends, strict=True):
+            alone = end - first == 1
+            place = _Place(out, at[first], rows[first]) if alone else _Place(out, at[first:end], rows[first:end])
+            missing.setdefault((pool, number), []).append(place)
 
     def _fetch(
         self, places: dict[Key, list[_Place]], counts: Counts, wanted: Callable[[], bool] = lambda: True
@@ -196,14 +180,9 @@ class ChunkStore:
                 self._busy |= mine
             keys -= here
             try:
-                for pool, chunk, values in self._read(mine, counts):
-                    for out, at, row in places[pool, chunk]:
-                        out[at] = values[row]
-                    with self._changed:
-                        pool.put(chunk, values)
-                        keys.discard((pool, chunk))
-                        self._busy.discard((pool, chunk))
-                        self._changed.notify_all()
+                for found in self._reader.read(mine, counts):
+                    self._hand_out(found, places)
+                    keys -= {(one.pool, one.chunk) for one in found}
                     if not wanted():
                         return
             finally:
@@ -211,60 +190,16 @@ class ChunkStore:
                     self._busy -= mine & keys  # others may have taken up again what was delivered
                     self._changed.notify_all()
 
-    def _read(self, keys: set[Key], counts: Counts) -> Iterator[tuple[RowPool, int, Array]]:
-        """These chunks, decoded: those of the disk cache, then those of the store, with few requests."""
-        by_shard: dict[int, list[Key]] = {}
-        for pool, chunk in sorted(keys, key=lambda key: (key[0].shard_of[key[1]], key[0].array, key[1])):
-            by_shard.setdefault(int(pool.shard_of[chunk]), []).append((pool, chunk))
-        wanted: dict[str, dict[str, tuple[Ints, Ints]]] = {}
-        cached: dict[str, dict[str, bytes]] = {}
-        for number, found in by_shard.items():
-            name = self._segments.shards[number]
-            own = self._from_disk(number, found, counts)
-            cached[name] = dict(own.values())
-            runs = _runs(number, [key for key in found if key not in own])
-            if runs:
-                wanted[name] = runs
-        for name in cached.keys() - wanted.keys():
-            yield from self._decoded(name, by_shard[self._numbers[name]], cached[name], counts)
-        for name, reads, chunks in self._shards.stored_chunks(
-            wanted, self._segments.owners, max_bytes=self._ahead_bytes
-        ):
-            counts.requests += len(reads.requests)
-            counts.bytes += reads.fetched_bytes
-            yield from self._decoded(name, by_shard[self._numbers[name]], chunks | cached[name], counts)
-
-    def _decoded(
-        self, shard: str, keys: Sequence[Key], chunks: Mapping[str, Any], counts: Counts
-    ) -> Iterator[tuple[RowPool, int, Array]]:
-        index = self._shards.index(shard)
-        for pool, chunk in keys:
-            array, number = index.arrays[pool.array], chunk - int(pool.first_chunk[pool.shard_of[chunk]])
-            member = array.member[number]
-            values = self._shards.plain_chunk(shard, pool.array, number, pool.like, chunks)
-            if values is None:
-                counts.requests += shard not in self._shards.views
-                values = self._shards.chunk(shard, pool.array, number, pool.like, chunks, self._segments.owners)
-            if self._disk is not None and not pool.on_disk[chunk]:
-                pool.on_disk[chunk] = self._disk.put(f"{shard}/{member}", chunks[member], int(array.crc32c[number]))
-            yield pool, chunk, values
-
-    def _from_disk(self, shard: int, keys: Sequence[Key], counts: Counts) -> dict[Key, tuple[str, bytes]]:
-        """Chunk -> (its member's name, its bytes), of those that the disk cache has."""
-        out: dict[Key, tuple[str, bytes]] = {}
-        if self._disk is None:
-            return out
-        name = self._segments.shards[shard]
-        index = self._shards.index(name)
-        for pool, chunk in keys:
-            array, number = index.arrays[pool.array], chunk - int(pool.first_chunk[shard])
-            member = array.member[number]
-            data = self._disk.get(f"{name}/{member}", int(array.size[number]), int(array.crc32c[number]))
-            pool.on_disk[chunk] = data is not None
-            if data is not None:
-                out[pool, chunk] = member, data
-        counts.disk_hits += len(out)
-        return out
+    def _hand_out(self, found: Sequence[Decoded], places: dict[Key, list[_Place]]) -> None:
+        """Put rows of chunks in place, and keep the chunks."""
+        for pool, chunk, values in found:
+            for out, at, row in places[pool, chunk]:
+                out[at] = values[row]
+        with self._changed:
+            for pool, chunk, values in found:
+                pool.put(chunk, values)
+                self._busy.discard((pool, chunk))
+            self._changed.notify_all()
 
     def _index(self, wants: Sequence[_Rows]) -> None:
         """Make the shards of these rows known to their pools; the chunk tables that have them are fetched once."""
@@ -286,17 +221,5 @@ def _distinct(want: _Rows) -> list[int]:
 
 def _deliver_from(pool: RowPool, chunk: int, places: Sequence[_Place]) -> None:
     for out, at, row in places:
-        pool.deliver(pool.find(np.full(len(row), chunk), row), out, at)
-
-
-def _runs(shard: int, keys: Sequence[Key]) -> dict[str, tuple[Ints, Ints]]:
-    """Array -> runs of its rows that the chunks hold."""
-    numbers: dict[str, list[int]] = {}
-    rows: dict[str, int] = {}
-    for pool, chunk in keys:
-        numbers.setdefault(pool.array, []).append(chunk - int(pool.first_chunk[shard]))
-        rows[pool.array] = int(pool.rows_per_chunk[shard])
-    return {
-        name: (np.array(found, np.int64) * rows[name], (np.array(found, np.int64) + 1) * rows[name])
-        for name, found in numbers.items()
-    }
+        rows = np.atleast_1d(row)
+        pool.deliver(pool.find(np.full(len(rows), chunk), rows), out, np.atleast_1d(at))

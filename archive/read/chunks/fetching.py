@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from archive.base import CorruptChunkError
@@ -10,20 +10,27 @@ from archive.manifest import METADATA, ShardIndex, ShardReads, StoredFile, chunk
 from archive.shard import inflate
 from archive.store import Buffer, Roots, join_key, split_key
 
+Owner = Callable[[], str]  # names what lies in a shard
 
-def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: str) -> dict[str, bytes | memoryview]:
+
+def members(shard: str, reads: ShardReads, blocks: Sequence[Buffer], owner: Owner) -> dict[str, bytes | memoryview]:
     """Member -> its bytes. `owner` names what lies there, for the error."""
     views = [memoryview(b) for b in blocks]
     out: dict[str, bytes | memoryview] = {}
     for piece in reads.pieces:
         data = views[piece.request][piece.start : piece.start + piece.size]
-        if chunkindex.stored_checksum(data, piece) != piece.crc32c:
-            raise CorruptChunkError(
-                f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner} "
-                "lies, does not match its checksum; run `archive verify`"
-            )
-        out[piece.member] = _plain(data) if piece.array == METADATA else data
+        out[piece.member] = checked(shard, piece, data, owner)
     return out
+
+
+def checked(shard: str, piece: chunkindex.Piece, data: memoryview, owner: Owner) -> bytes | memoryview:
+    """The bytes of a member, if they are those that the chunk table means, else CorruptChunkError."""
+    if chunkindex.stored_checksum(data, piece) != piece.crc32c:
+        raise CorruptChunkError(
+            f"{shard} is damaged: {piece.member!r} (array {piece.array!r}, chunk {piece.chunk}), where {owner()} "
+            "lies, does not match its checksum; run `archive verify`"
+        )
+    return _plain(data) if piece.array == METADATA else data
 
 
 def indexes(roots: Roots, refs: Sequence[StoredFile]) -> Iterator[tuple[str, dict[str, ShardIndex]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,18 +44,88 @@ class Want(NamedTuple):
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
 
-def places(wants: Sequence[Want], rows: int, decode: Decode) -> list[Call]:
-    """Calls that put rows of one array of a shard into memory, from chunks of so many rows, in any order or at once.
+class ChunkRows(NamedTuple):
+    """Rows of one chunk, of so many `rows`, and where they go: [lo[i], lo[i] + counts[i]) to row to[i] of
+    arrays[piece[i]], and those after it."""
+
+    arrays: Sequence[Array]
+    piece: Ints
+    lo: Ints
+    counts: Ints
+    to: Ints
+    rows: int
+    number: int
+
+    def put(self, decode: Decode) -> None:
+        """Put the rows into memory, decoded straight into their place if they can be."""
+        target = self._target(0)
+        direct = len(self.lo) == 1 and self.counts[0] == self.rows and target.flags.c_contiguous
+        direct = direct and target.dtype != object
+        values = decode(self.number, target if direct else None)
+        if direct and values is target:
+            return
+        if len(self.lo) >= MANY and self.counts.sum() * values[0:1].nbytes < SHORT_BYTES * len(self.lo):
+            for array, own in _of_each(self.piece):
+                to, lo, count = self.to[own], self.lo[own], self.counts[own]
+                self.arrays[array][spans(to, count)] = values[spans(lo, count)]
+            return
+        for i, (lo, count) in enumerate(zip(self.lo.tolist(), self.counts.tolist(), strict=True)):
+            self._target(i)[...] = values[lo : lo + count]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Which rows of the array they are."""
+        first = self.number * self.rows
+        return [(first + lo, first + lo + n) for lo, n in zip(self.lo.tolist(), self.counts.tolist(), strict=True)]
+
+    def rooms(self, like: Array) -> list[memoryview] | None:
+        """Memory for the bytes of all rows of the chunk, which has rows as `like`, in order: where they go, and
+        memory of its own for those that are not wanted. None where they go to too many places, or not as they are."""
+        row_bytes = like.dtype.itemsize * math.prod(like.shape[1:])
+        if len(self.lo) > 1 and self._is_scattered(row_bytes):
+            return None
+        out: list[memoryview] = []
+        at = 0
+        for i, (lo, count) in enumerate(zip(self.lo.tolist(), self.counts.tolist(), strict=True)):
+            target = self._target(i)
+            if target.dtype != like.dtype or not target.flags.c_contiguous:
+                return None
+            out += [*unwanted((lo - at) * row_bytes), target.reshape(-1).view(np.uint8).data]
+            at = lo + count
+        return [*out, *unwanted((self.rows - at) * row_bytes)]
+
+    def _is_scattered(self, row_bytes: int) -> bool:
+        """Whether there are many short runs, or some that overlap."""
+        short = bool(self.counts.sum() * row_bytes < SHORT_BYTES * len(self.lo))
+        return short or bool((self.lo[1:] < self.lo[:-1] + self.counts[:-1]).any())
+
+    def _target(self, i: int) -> Array:
+        first = int(self.to[i])
+        rows: Array = self.arrays[int(self.piece[i])][first : first + int(self.counts[i])]
+        return rows
+
+
+def unwanted(nbytes: int) -> list[memoryview]:
+    """Memory for bytes that nobody wants; none of it for none."""
+    return [memoryview(bytearray(nbytes))] if nbytes else []
+
+
+def chunk_rows(wants: Sequence[Want], rows: int) -> list[list[ChunkRows]]:
+    """Where rows of one array of a shard go, whose chunks have so many rows: of each want, chunk by chunk."""
+    return [list(_chunk_rows(want, rows)) for want in wants]
+
+
+def calls(found: Sequence[Sequence[ChunkRows]], decode: Decode) -> list[Call]:
+    """Calls that put rows of one array of a shard into memory, in any order or at once.
     Each chunk is decoded once, straight into its place if it can be."""
-    if len(wants) == 1:
-        return list(_places(wants[0], rows, decode))
+    if len(found) == 1:
+        return [partial(one.put, decode) for one in found[0]]
     remembered = _remembered(decode)  # a chunk of several wants
-    return [partial(_call, [call for want in wants for call in _places(want, rows, remembered)])]
+    return [partial(_put_all, [one for of in found for one in of], remembered)]
 
 
-def _call(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
+def _put_all(found: Sequence[ChunkRows], decode: Decode) -> None:
+    for one in found:
+        one.put(decode)
 
 
 def _remembered(decode: Decode) -> Decode:
@@ -69,14 +140,14 @@ def _remembered(decode: Decode) -> Decode:
     return decoded
 
 
-def _places(want: Want, rows: int, decode: Decode) -> Iterator[Call]:
-    """A call for each chunk."""
+def _chunk_rows(want: Want, rows: int) -> Iterator[ChunkRows]:
+    """One for each chunk."""
     start, stop, at, piece = _joined(want)
-    first, last = start // rows, (stop - 1) // rows
+    arrays, first, last = want.into.arrays, start // rows, (stop - 1) // rows
     if len(start) == 1 and first[0] == last[0]:
         number = int(first[0])
         to = at - want.into.first[piece]
-        yield partial(_place, want.into.arrays, piece, start - number * rows, stop - start, to, rows, number, decode)
+        yield ChunkRows(arrays, piece, start - number * rows, stop - start, to, rows, number)
         return
     counts = last + 1 - first
     run, chunk = np.repeat(np.arange(len(start)), counts), spans(first, counts)
@@ -86,23 +157,7 @@ def _places(want: Want, rows: int, decode: Decode) -> Iterator[Call]:
     count = np.minimum(stop[run], (chunk + 1) * rows) - lo
     to = at[run] + lo - start[run] - want.into.first[piece[run]]
     for number, own in _of_each(chunk):
-        inside = lo[own] - number * rows
-        yield partial(_place, want.into.arrays, piece[run[own]], inside, count[own], to[own], rows, number, decode)
-
-
-def _place(arrays: Any, piece: Ints, lo: Ints, count: Ints, to: Ints, rows: int, number: int, decode: Decode) -> None:
-    """Rows [lo[i], lo[i] + count[i]) of a chunk into rows from to[i] on of arrays[piece[i]]."""
-    target = arrays[piece[0]][to[0] : to[0] + count[0]]
-    direct = len(lo) == 1 and count[0] == rows and target.flags.c_contiguous and target.dtype != object
-    values = decode(number, target if direct else None)
-    if direct and values is target:
-        return
-    if len(lo) >= MANY and count.sum() * values[0:1].nbytes < SHORT_BYTES * len(lo):
-        for array, own in _of_each(piece):
-            arrays[array][spans(to[own], count[own])] = values[spans(lo[own], count[own])]
-        return
-    for array, a, b, c in zip(piece.tolist(), lo.tolist(), count.tolist(), to.tolist(), strict=True):
-        arrays[array][c : c + b] = values[a : a + b]
+        yield ChunkRows(arrays, piece[run[own]], lo[own] - number * rows, count[own], to[own], rows, number)
 
 
 def _joined(want: Want) -> tuple[Ints, Ints, Ints, Ints]:

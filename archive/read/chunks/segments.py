@@ -103,9 +103,12 @@ class Segments:
 class _Owners(Mapping[str, str]):
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
+        self._found: dict[str, str] = {}
 
     def __getitem__(self, shard: str) -> str:
-        return self._segments.episode_id(self._segments.last_in(self._segments.shards.index(shard)))
+        if shard not in self._found:
+            self._found[shard] = self._segments.episode_id(self._segments.last_in(self._segments.shards.index(shard)))
+        return self._found[shard]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._segments.shards)

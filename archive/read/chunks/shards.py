@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptChunkError, CorruptManifestError, StorageError
 from archive.fields import Array
 from archive.manifest import ShardIndex, ShardReads, Snapshot, chunkindex
-from archive.read.chunks import fetching
+from archive.read.chunks import fetching, landing
+from archive.read.chunks.landing import Landed, Rooms
 from archive.read.chunks.segments import Segments
-from archive.shard import ShardView, rawchunks
-from archive.store import Buffer, Roots
+from archive.shard import ShardView
+from archive.store import Buffer, Filling, Roots
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
+REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
 Chunks = Mapping[str, bytes | memoryview]  # member -> its bytes
 Decode = Callable[[int, Array | None], Array]
+
+
+def episode_in(owners: Owners, shard: str) -> str:
+    """What lies in a shard, as errors say it."""
+    return f"episode {owners[shard]!r}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Shards:
         At most `max_bytes` (and always one request) are fetched ahead.
         """
         for shard, reads, blocks in self._blocks(plan, owners, max_bytes):
-            yield shard, reads, fetching.members(shard, reads, blocks, f"episode {owners[shard]!r}")
+            yield shard, reads, fetching.members(shard, reads, blocks, partial(episode_in, owners, shard))
             del blocks  # so that the next shard is read into the same memory
 
     def _blocks(self, plan: ReadPlan, owners: Owners, max_bytes: int) -> Iterator[tuple[str, ShardReads, list[Buffer]]]:
@@ -99,23 +108,58 @@ class Shards:
                 yield shard, reads, [next(blocks) for _ in reads.requests]
             except StorageError as e:  # of any shard that is read ahead, so it is looked for by name
                 culprit = next((name for name in plan.shards if name in str(e)), shard)
-                raise type(e)(
-                    f"shard {culprit} of the archive at {self.url}, where episode {owners[culprit]!r} "
-                    f"lies, cannot be read: {e}; run `archive verify`"
-                ) from e
+                raise self._unreadable(e, culprit, owners) from e
+
+    def is_remote(self, names: Iterable[str]) -> bool:
+        """Whether these shards lie beyond a network."""
+        return self._roots.is_remote(names)
+
+    def fill(
+        self, fillings: Iterable[Filling], use: Callable[[int], None], names: Iterable[str], owners: Owners
+    ) -> None:
+        """Fill memory from shards of these names, and call `use` with the number of each filling that is done."""
+        try:
+            self._roots.fill(fillings, use, max_bytes=MAX_AHEAD_BYTES)
+        except StorageError as e:
+            culprit = next((name for name in names if name in str(e)), None)
+            if culprit is None:
+                raise
+            raise self._unreadable(e, culprit, owners) from e
+
+    def scatters(self, names: Iterable[str]) -> bool:
+        """Whether `landed` is to be had, of these shards."""
+        return self._roots.scatters(names)
+
+    def landed(
+        self, shard: str, reads: ShardReads, into: Mapping[str, Rooms], owners: Owners, cores: int | None
+    ) -> Landed:
+        """The members of a shard; those are in their place that have one. cores: how many share it, None for all."""
+        try:
+            return landing.read(self._roots, shard, reads, into, partial(episode_in, owners, shard), cores)
+        except StorageError as e:
+            raise self._unreadable(e, shard, owners) from e
+
+    def _unreadable(self, error: StorageError, shard: str, owners: Owners) -> StorageError:
+        return type(error)(
+            f"shard {shard} of the archive at {self.url}, where episode {owners[shard]!r} "
+            f"lies, cannot be read: {error}; run `archive verify`"
+        )
 
     def stored_chunks(
-        self, wanted: Mapping[str, chunkindex.Wanted], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
+        self, wanted: Mapping[str, Mapping[str, Ints]], owners: Owners, *, max_bytes: int = MAX_AHEAD_BYTES
     ) -> Iterator[tuple[str, ShardReads, dict[str, bytes | memoryview]]]:
-        """The chunks that rows of shards lie in, without metadata; the shards' indexes must be loaded."""
-        reads = {shard: self.index(shard).plan(arrays, metadata=False) for shard, arrays in wanted.items()}
+        """These chunks of arrays of shards, by their numbers, without metadata; the shards' indexes must be loaded."""
+        reads = {
+            shard: self.index(shard).plan_chunks(chunks, REMOTE_GAP_BYTES if self._roots.remote(shard) else None)
+            for shard, chunks in wanted.items()
+        }
         yield from self.fetched(ReadPlan(reads), owners, max_bytes)
 
     def add_view(self, shard: str, metadata: bytes) -> ShardView:
         """Keep the metadata of a shard."""
         view = self.views[shard] = ShardView(metadata)
-        while len(self.views) > MAX_VIEWS:
-            self.views.pop(next(iter(self.views)), None)
+        for old in list(self.views)[: max(0, len(self.views) - MAX_VIEWS)]:  # at once, as other threads add theirs
+            self.views.pop(old, None)
         return view
 
     def decoder(
@@ -123,12 +167,8 @@ class Shards:
         owners: Owners,
     ) -> Decode:  # fmt: skip
         """What gives the rows of each chunk, of the dtype and shape of `like`, that holds these ranges of rows."""
-        try:
-            view.check_rows(array, ranges)
-            self._check_alike(view, shard, array, like)
-            decode = view.decoder(array, ranges, chunks)
-        except ArchiveError as e:
-            raise self._undecodable(e, shard, array, owners) from e
+        self.check(view, shard, array, like, ranges, owners)
+        decode = view.decoder(array, ranges, chunks)
 
         def decoded(number: int, out: Array | None = None) -> Array:
             try:
@@ -139,12 +179,15 @@ class Shards:
 
         return decoded
 
-    def plain_chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks) -> Array | None:
-        """The rows of one chunk that says itself how it is stored; None if it leaves a doubt, or is damaged."""
-        stored = self.index(shard).array(array)
-        data = chunks[stored.member[number]]
-        plain = rawchunks.recognised(array, like.dtype, like.shape[1:], stored.rows, data)
-        return None if plain is None else rawchunks.one_chunk(plain, number, chunks)
+    def check(
+        self, view: ShardView, shard: str, array: str, like: Array, ranges: Sequence[tuple[int, int]], owners: Owners
+    ) -> None:
+        """CorruptChunkError if a shard's metadata says otherwise of an array than its schema and the chunk table."""
+        try:
+            view.check_rows(array, ranges)
+            self._check_alike(view, shard, array, like)
+        except ArchiveError as e:
+            raise self._undecodable(e, shard, array, owners) from e
 
     def chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks, owners: Owners) -> Array:
         """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""

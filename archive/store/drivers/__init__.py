@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from archive.store.drivers.alone import SingleWriterDriver
 from archive.store.drivers.failures import Kind, chain_of, judge, unreached
-from archive.store.drivers.protocols import PAGE, Buffer, DeleteMany, Driver, Found, GetRanges, Info, Place
+from archive.store.drivers.protocols import PAGE, Buffer, DeleteMany, Driver, Found, GetRanges, Info, Place, Scatter
 from archive.store.drivers.registry import open_driver, register, similar_protocols
+from archive.store.drivers.s3transport import OWN_OPTIONS
 
 __all__ = [
+    "OWN_OPTIONS",
     "PAGE",
     "Buffer",
     "DeleteMany",
@@ -17,6 +19,7 @@ __all__ = [
     "Info",
     "Kind",
     "Place",
+    "Scatter",
     "SingleWriterDriver",
     "chain_of",
     "judge",

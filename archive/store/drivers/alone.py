@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from archive.base import NotExclusiveError, in_child
 from archive.store.drivers.failures import Kind, judge
-from archive.store.drivers.protocols import Buffer, Copy, DeleteMany, Driver, GetRanges, Info, Scan, Versions
+from archive.store.drivers.protocols import Buffer, Copy, DeleteMany, Driver, GetRanges, Info, Scan, Scatter, Versions
 
 _lock = threading.Lock()
 
@@ -42,6 +42,10 @@ class SingleWriterDriver(Driver):
     @property
     def ranging(self) -> GetRanges | None:
         return self._inner.ranging
+
+    @property
+    def scattering(self) -> Scatter | None:
+        return self._inner.scattering
 
     @property
     def copying(self) -> Copy | None:
@@ -81,6 +85,9 @@ class SingleWriterDriver(Driver):
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._inner.get(key, start, stop, timeout_s)
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        self._inner.stream(key, start, stop, take, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._inner.put(key, parts, timeout_s)

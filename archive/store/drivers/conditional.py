@@ -13,6 +13,7 @@ class ConditionalDriver(FsspecDriver):
     """Objects of a bucket. The store itself checks the condition of `create`."""
 
     exclusive = True
+    lists_at_once = True  # S3, GCS and Azure all say so
 
     @staticmethod
     def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from itertools import islice
 from pathlib import Path
 
 from archive.base import NotExclusiveError
+from archive.store.drivers import writeback
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _WINDOWS = os.name == "nt"
-_WRITE_PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
+_PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
 _WRITE_BYTES = 1024 * 1024  # and so many: Linux takes larger pages for larger writes, and four times as long
+_READ_BYTES = 8 * 1024 * 1024
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -46,6 +48,10 @@ class LocalDriver(Driver):
     def scanning(self) -> LocalDriver:
         return self
 
+    @property
+    def scattering(self) -> LocalDriver | None:
+        return self if hasattr(os, "preadv") else None
+
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
         with _opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -54,13 +60,19 @@ class LocalDriver(Driver):
     def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> list[bytes]:
         with _opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
+            _announce(descriptor, spans)
             return [_read_span(descriptor, start, min(stop, size)) for start, stop in spans]
 
     def get_ranges_into(
         self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
     ) -> list[memoryview]:
         with _opened(self._path(key)) as descriptor:
+            _announce(descriptor, [(start, start + len(room)) for start, room in zip(starts, rooms, strict=True)])
             return [_read_into(descriptor, room, start) for start, room in zip(starts, rooms, strict=True)]
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
+        with _opened(self._path(key)) as descriptor:
+            return _read_over(descriptor, rooms, start)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         path = self._path(key)
@@ -136,6 +148,13 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _announce(descriptor: int, spans: Sequence[tuple[int, int]]) -> None:
+    """Tell the operating system what will be read, so that a disk is asked for all of it at once."""
+    if len(spans) > 1 and hasattr(os, "posix_fadvise"):
+        for start, stop in spans:
+            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+
+
 def _read_span(descriptor: int, start: int, stop: int) -> bytes:
     """Bytes [start, stop); fewer only if the file has shrunk meanwhile."""
     pieces: list[bytes] = []
@@ -171,6 +190,19 @@ def _read_some(descriptor: int, room: memoryview, start: int) -> int:
     return len(piece)
 
 
+def _read_over(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
+    """The number of bytes from `start` on that have filled `rooms`; fewer than they hold if the file ends before."""
+    filled = 0
+    for rest in _batches(rooms, _READ_BYTES):
+        while rest:
+            count = os.preadv(descriptor, rest, start + filled)
+            if not count:
+                return filled
+            filled += count
+            rest = _after(rest, count)
+    return filled
+
+
 def _write_temporary(path: str, parts: Sequence[Buffer]) -> str:
     """A complete, synced file beside `path`."""
     folder = os.path.dirname(path)  # noqa: PTH120
@@ -196,17 +228,25 @@ def _open_new(folder: str, path: str) -> int:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    for rest in _batches([memoryview(part).cast("B") for part in parts if len(part)]):
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    writeback.reserve(descriptor, sum(map(len, views)))
+    begun = written = 0
+    for rest in _batches(views, _WRITE_BYTES):
         while rest:
-            rest = _after(rest, _write_some(descriptor, rest))
+            count = _write_some(descriptor, rest)
+            rest = _after(rest, count)
+            written += count
+        if written - begun >= writeback.STEP_BYTES:
+            writeback.begin(descriptor, begun, written - begun)
+            begun = written
 
 
-def _batches(parts: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+def _batches(parts: Sequence[memoryview], max_bytes: int) -> Iterator[Sequence[memoryview]]:
     """Parts for one call of the operating system each."""
     batch: list[memoryview] = []
     size = 0
     for part in parts:
-        if batch and (size + len(part) > _WRITE_BYTES or len(batch) == _WRITE_PARTS):
+        if batch and (size + len(part) > max_bytes or len(batch) == _PARTS):
             yield batch
             batch, size = [], 0
         batch.append(part)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from archive.base import in_child
 from archive.store.drivers.plain import FsspecDriver, in_pages
-from archive.store.drivers.protocols import Buffer, Found
+from archive.store.drivers.protocols import Buffer, Found, Info
 
 _lock = threading.Lock()
 
@@ -40,6 +40,13 @@ class MemoryDriver(FsspecDriver):
             self.put(key, parts, timeout_s)
         else:
             raise FileExistsError(key)
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        """By the name alone: fsspec looks whether any other one begins with it, through all that there are."""
+        held = self._fs.store.get(self._fs._strip_protocol(self._path(key)))
+        if held is None:
+            raise FileNotFoundError(key)
+        return Info(int(held.size), "", held.modified)
 
     def delete(self, key: str, timeout_s: float) -> None:
         self._fs._rm(self._path(key))

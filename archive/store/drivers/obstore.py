@@ -8,6 +8,7 @@ process aborts (SIGABRT). The threads here are waited for at exit, and no others
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 _MAX_TIMEOUT_S = 30.0  # obstore's own default
 _LARGEST_PUT_BYTES = 4 * 1024**3  # the stores take 5 GB at once, and parts are put by threads of Rust's
+_PIECE_BYTES = 64 * 1024  # are handed over as they come; larger ones would be new memory each time
 _used_by: list[int] = []  # the process whose threads obstore has
 
 
@@ -32,6 +34,7 @@ class ObstoreDriver(FsspecDriver):
     """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
 
     exclusive = True
+    lists_at_once = True  # S3, GCS and Azure all say so
     transport = "obstore"
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
@@ -56,6 +59,22 @@ class ObstoreDriver(FsspecDriver):
             return memoryview(store.get(path, options={"range": {"offset": start}} if start else None).bytes())
 
         return self._ask(self._path(key), read, timeout_s)
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        turn, over = threading.Lock(), threading.Event()
+
+        def read(store: Any, path: str) -> None:
+            for piece in store.get(path, options={"range": (start, stop)}).stream(min_chunk_size=_PIECE_BYTES):
+                with turn:
+                    if over.is_set():
+                        return
+                    take(memoryview(piece))
+
+        try:
+            self._ask(self._path(key), read, timeout_s)
+        finally:
+            with turn:
+                over.set()
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)

@@ -7,7 +7,7 @@ tried again; exceptions of client libraries are recognised in `failures`. Keys h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
@@ -64,6 +64,14 @@ class GetRanges(Protocol):
         self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
     ) -> Sequence[memoryview]:
         """Fill each of `rooms` with what lies from its start on; give the part of it that was filled."""
+        ...
+
+
+class Scatter(Protocol):
+    """Reads straight into memory of the caller's, from several threads at once."""
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
+        """Fill `rooms`, one after the other, with what lies from `start` on; the number of bytes that came."""
         ...
 
 
@@ -147,7 +155,15 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     """What every store has. What only some have is asked for by name, and None where it is missing."""
 
     remote: bool = True  # over a network, whose answers may be cut short
+    lists_at_once: bool = False  # whatever was made before a LIST began is known to be in its answer
     transport: str = ""  # the client that requests go through, where there are several
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        """Have `take` given bytes [start, stop) of an object, piece by piece as they come; fewer where it ends before.
+
+        Nothing is given any more when this has returned, or raised.
+        """
+        take(self.get(key, start, stop, timeout_s))
 
     @property
     def creating(self) -> Create | None:
@@ -157,6 +173,11 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     @property
     def ranging(self) -> GetRanges | None:
         """Many ranges at once."""
+        return None
+
+    @property
+    def scattering(self) -> Scatter | None:
+        """Reads into memory of the caller's, where they need no network."""
         return None
 
     @property

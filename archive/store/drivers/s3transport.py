@@ -18,6 +18,7 @@ from archive.store.drivers.s3options import UntranslatedError, settings, underst
 
 T = TypeVar("T")
 TRANSPORTS = ("obstore", "s3fs")
+OWN_OPTIONS = ("transport", "late_list")  # ours, among those of the filesystem
 _forked = threading.Event()  # set in processes whose parent may have used obstore, by itself or through somebody else
 
 
@@ -69,6 +70,7 @@ class S3Transport(Driver):
     """
 
     exclusive = True
+    lists_at_once = True
 
     def __init__(self, bucket: Bucket, fast: Driver, through_s3fs: Callable[[], Driver]) -> None:
         self._bucket = bucket
@@ -105,6 +107,9 @@ class S3Transport(Driver):
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        self._ask(lambda driver: driver.stream(key, start, stop, take, timeout_s))
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         self._ask(lambda driver: driver.put(key, parts, timeout_s))
@@ -157,10 +162,17 @@ class S3Transport(Driver):
 def open_s3(place: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
     """The driver of an `s3://` URL. The option `transport` names one of TRANSPORTS: ValueError where obstore can't.
 
+    The option `late_list` says that what was made may not be listed yet.
+
     registered: somebody has given `s3` another filesystem, which is then used.
     """
-    wanted = place.options.get("transport")
-    bare = replace(place, options={name: value for name, value in place.options.items() if name != "transport"})
+    bare = replace(place, options={name: value for name, value in place.options.items() if name not in OWN_OPTIONS})
+    driver = _through(place.options.get("transport"), bare, through_s3fs, registered)
+    driver.lists_at_once = driver.lists_at_once and not place.options.get("late_list")
+    return driver
+
+
+def _through(wanted: Any, bare: Place, through_s3fs: Callable[[Place], Driver], registered: bool) -> Driver:
     if wanted not in (None, *TRANSPORTS):
         raise ValueError(f"transport={wanted!r}: give one of {', '.join(TRANSPORTS)}, or leave it out")
     if wanted == "s3fs" or (registered and wanted is None):
