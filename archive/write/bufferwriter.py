@@ -20,7 +20,7 @@ from archive.write.changes import Changes
 from archive.write.collecting import Collected, Describe
 from archive.write.cut import Cut
 from archive.write.episodeids import Ids
-from archive.write.episoderecords import EpisodeRecord, NewEpisodes
+from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, Weights
 from archive.write.pipeline import SHARD_BYTES, rows_alone
 from archive.write.rowruns import EnvRuns, RowRuns
@@ -103,7 +103,7 @@ class BufferWriter:
             raise UsageError(
                 f"episode {episode_id!r} is open, and cannot be replaced before it is closed: close_episodes()"
             )
-        name, replaces = self._new_episodes(shard, metadata, replace=replace).named(episode_id)
+        name, replaces = self._ids.episodes(metadata, shard.digest, replace=replace).named(episode_id)
         record = EpisodeRecord(name, env, metadata=metadata, replaces=replaces, fields=shard.digest)
         self._kinds.add(shard, fields.vague)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
@@ -161,7 +161,7 @@ class BufferWriter:
         self._check_same_fields(rows, schema)
         self._kinds.add(schema, fields.vague)
         with self._ids.undone_on_error():
-            assigned = self.streams.assign(rows, self._new_episodes(schema, metadata, replace=False))
+            assigned = self.streams.assign(rows, self._ids.episodes(metadata, schema.digest, replace=False))
         self._undo.attributes(self, "_closed")
         self._closed = [*self._closed, *self.streams.take_broken_off()]
         runs = assigned.runs
@@ -193,15 +193,6 @@ class BufferWriter:
                 self._collected.submit(record.fields)  # the earlier steps are written first
             self._undo.attributes(record, "fields")
             record.fields = schema.digest
-
-    def _new_episodes(self, schema: ShardSchema, metadata: dict[str, Any], *, replace: bool) -> NewEpisodes:
-        """What begins episodes of these fields; an id that is known is refused, unless they are to `replace` others."""
-        ids = self._ids
-
-        def claim(name: str) -> bool:
-            return ids.claim(check_text(name, "episode_id"), replace=replace)
-
-        return NewEpisodes(claim, ids.take, ids.name, metadata, schema.digest)
 
     def _register(self, record: EpisodeRecord) -> int:
         replaced = self.streams.records.number_of(record.id) if record.replaces else None

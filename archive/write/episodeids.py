@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from archive.base import DuplicateEpisodeError, FieldError, Undo
+from archive.base import DuplicateEpisodeError, FieldError, Undo, check_text
 from archive.manifest import Place
+from archive.write.episoderecords import NewEpisodes
 
 
 class Ids:
@@ -42,6 +44,14 @@ class Ids:
     def name(self, number: int) -> str:
         """The new id of that number."""
         return f"{self._prefix}{number:09d}"
+
+    def episodes(self, metadata: dict[str, Any], fields: str, *, replace: bool) -> NewEpisodes:
+        """What begins episodes of these fields; an id that is known is refused, unless they are to `replace` others."""
+
+        def claim(name: str) -> bool:
+            return self.claim(check_text(name, "episode_id"), replace=replace)
+
+        return NewEpisodes(claim, self.take, self.name, metadata, fields)
 
     def check_new(self, name: str | None) -> None:
         """Refuse to replace a known episode by one of which no step is given."""
