@@ -81,16 +81,22 @@ class Crossing:
 
 
 def _named(storage: Storage, parent: Commit, draft: Commit) -> set[str]:
-    """The objects that a draft names, but for the manifest files that its parent names too."""
+    """The objects that a draft names, but for the manifest files that its parent names too, and what rows of those say.
+
+    Rows that were folded into a new file count as well: no earlier commit can have named what was left behind.
+    """
     known = {ref.path for ref in parent.all_files}
     out = {ref.path for ref in draft.all_files} - known
-    if draft.chunks is not None:
-        out |= set(_shards(tablefiles.load(storage, "chunks", [draft.chunks], ["shard"])))
-    return out if draft.checkpoint is None else out | {one.key for one in draft.checkpoint.ranks}
+    for kind in ("segments", "late"):
+        new = [ref for ref in draft.files(kind) if ref.path not in known]
+        out |= _of_rows(tablefiles.load(storage, kind, new, ["shard", "chunks"]))
+    if draft.checkpoint is None:
+        return out
+    return out | {one.key for one in draft.checkpoint.ranks} | {*(draft.checkpoint.borrowed or ())}
 
 
-def _shards(chunks: pa.Table) -> list[str]:
+def _of_rows(rows: pa.Table) -> set[str]:
+    """The shards and chunk files that rows name."""
     import pyarrow as pa
 
-    out: list[str] = chunks["shard"].cast(pa.string()).unique().to_pylist()
-    return out
+    return {key for name in ("shard", "chunks") for key in rows[name].cast(pa.string()).unique().to_pylist()}

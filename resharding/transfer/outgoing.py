@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archive import Archive
 from archive.arrays import Ints
-from archive.base import cached_property
-from archive.manifest import Pin, tablefiles, tables
+from archive.base import LetGoError, cached_property
+from archive.manifest import Pin, commits, tablefiles, tables
 from archive.store import Roots, join_key, split_key
 from resharding.transfer.copying import copy_shards
 from resharding.transfer.destination import Destination
@@ -65,6 +66,7 @@ def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.T
         rows = _with(rows, name, values)
     for base, keys in needed.items():
         _pin(selection.roots.storage(None if base == selection.archive.id else base), archive, sorted(keys))
+    _check_there(selection.archive, needed.get(selection.archive.id, set()))
     shards = len(pc.unique(rows["shard"].drop_null()))
     target.moved(shards, shards)
     return rows
@@ -83,6 +85,20 @@ def _pin(source: Any, target: Archive, keys: list[str]) -> None:
     pin = Pin(target.id, target.url, tuple(keys))
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
     source.put(f"pins/{target.id}-{digest}.json", json.dumps(pin.to_json()).encode())
+
+
+def _check_there(source: Archive, keys: Collection[str]) -> None:
+    """LetGoError if something that is pinned now was pruned before it was, and after the source was opened."""
+    for commit in commits.following(source.storage, source.head):
+        if commit.pruned is None:
+            continue
+        gone = set(tablefiles.load(source.storage, "pruned", [commit.pruned], ["key"])["key"].to_pylist()) & set(keys)
+        if gone:
+            raise LetGoError(
+                f"{len(gone)} objects to be referred to, such as {source.storage.full_url(min(gone))}, were pruned by "
+                f"commit {commit.number} after that archive was opened; nothing was committed. Open it again, or give "
+                "copy=True"
+            )
 
 
 def copied(selection: Outgoing, archive: Archive, target: Destination, session: str) -> pa.Table:
