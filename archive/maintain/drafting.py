@@ -110,7 +110,7 @@ def _numbered(parent: Commit, session: str) -> Commit:
 def _taken(table: pa.Table, rows: Mask) -> pa.Table:
     import pyarrow as pa
 
-    return table.filter(pa.array(rows))
+    return tables.only_used(table.filter(pa.array(rows)))
 
 
 # -- by which tables checkpoints are read ------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _checkpoint_files(
     kept = table.take(pa.array(rows))
     field = kept.schema.field("manifest")
     kept = kept.set_column(kept.schema.get_field_index("manifest"), field, manifest)
-    return (write("checkpoints", kept),)
+    return (write("checkpoints", tables.only_used(kept)),)
 
 
 # -- what is said of rows ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from archive.manifest import (
     read_of,
     sessions,
     tablefiles,
+    tables,
 )
 from archive.store import Storage
 
@@ -90,7 +91,7 @@ def _with_since(
 def _later(table: pa.Table, number: int) -> pa.Table:
     import pyarrow.compute as pc
 
-    return table.filter(pc.greater(table["commit"], number))
+    return tables.only_used(table.filter(pc.greater(table["commit"], number)))
 
 
 def _marked_before(entry: RunEntry, before: RunEntry | None, forgot: int) -> RunEntry:

@@ -238,6 +238,17 @@ def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts).unify_dictionaries() if parts else schema(kind).empty_table()
 
 
+def only_used(table: pa.Table) -> pa.Table:
+    """Some rows of a table, without what other rows had in their dictionaries: it would be written with them."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(at).cast(pa.string()).combine_chunks().dictionary_encode().cast(field.type)
+            table = table.set_column(at, field, column)
+    return table
+
+
 def dumps(table: pa.Table) -> bytes:
     """Parquet bytes of a table; repeated strings as dictionaries, the rest delta-coded or plain, zstd."""
     import pyarrow as pa

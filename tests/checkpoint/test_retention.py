@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,14 @@ from archive.manifest.records import KeepRule
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 
 NAN = float("nan")
+NOW = datetime(2020, 5, 17, tzinfo=UTC)
 
 
 def _kept(keep: Keep, metrics: list[dict[str, float]]) -> list[int]:
-    return keep.kept([Candidate(100 + i, i, m) for i, m in enumerate(metrics)])
+    """Checkpoints that were made an hour apart, the newest a moment ago."""
+    count = len(metrics)
+    made = [Candidate(100 + i, i, m, NOW - timedelta(hours=count - 1 - i)) for i, m in enumerate(metrics)]
+    return keep.kept(made, NOW)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,11 @@ def _kept(keep: Keep, metrics: list[dict[str, float]]) -> list[int]:
         (Keep(best=("return", "min")), [1, 5]),
         (Keep(best=("absent", "max")), [5]),
         (Keep(last=1, every=4, best=("return", "min")), [0, 1, 4, 5]),
+        (Keep(best=("return", 3)), [0, 2, 3, 5]),
+        (Keep(best=("return", "min", 2)), [0, 1, 5]),
+        (Keep(best=("return", 1)), [3, 5]),
+        (Keep(within="3h"), [2, 3, 4, 5]),
+        (Keep(within="30m"), [5]),
     ],
 )
 def test_a_checkpoint_is_kept_if_one_rule_wants_it(keep: Keep, expected: list[int]) -> None:
@@ -44,11 +55,36 @@ def test_no_checkpoints_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"last": 0}, {"every": -1}, {"last": 1.5}, {"last": True}, {"best": ("a",)}, {"best": ("a", "up")}]
-)
+    "wrong", [{"last": 0}, {"every": -1}, {"last": 1.5}, {"last": True}, {"best": ("a",)}, {"best": ("a", "up")},
+     {"best": ("a", 0)}, {"best": ("a", 2.5)}, {"best": ("a", "min", "max")}, {"best": "ab"},
+     {"best": ("a", "max", 2, 3)},
+     {"within": "7"}, {"within": 7}, {"within": "0d"}, {"within": "1y"}, {"within": "-1d"}],
+)  # fmt: skip
 def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=rf"keep\.{next(iter(wrong))}="):
         Keep(**wrong)
+
+
+def test_a_rule_as_earlier_libraries_read_it() -> None:
+    assert Keep(best=("a", 1)).rule.to_json() == {"last": None, "every": None, "best": ["a", "max"]}
+    rule = Keep(best=("a", 3), within="2w").rule.to_json()
+    assert rule == {"last": None, "every": None, "best": ["a", "max"], "best_count": 3, "within_s": 1_209_600}
+    huge = KeepRule(within_s=(1 << 63) - 1)
+    assert Keep.of(huge).kept([Candidate(1, 1, {}, NOW)], NOW) == [1]
+
+
+def test_a_clock_that_is_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    with arc.writer(keep=Keep(within="1h")) as w:
+        for step in range(2):
+            w.checkpoint(step).result()
+    later = SimpleNamespace(now=lambda zone=None: datetime.now(zone) + timedelta(days=1))
+    monkeypatch.setattr("archive.checkpoint.joining.datetime", later)
+    with reopened(arc).writer() as w:
+        w.checkpoint(2).result()
+    assert [c.name for c in reopened(arc).checkpoints.kept()] == ["step-0", "step-1", "step-2"]
+    plan = reopened(arc).forget(Keep(within="1h"))
+    assert [one.reasons[0] for one in plan.checkpoints] == ["within 1h"] * 3
 
 
 def test_the_policy_is_in_the_archive_and_goes_on_over_sessions() -> None:
