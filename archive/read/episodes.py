@@ -241,15 +241,16 @@ class Episodes(Chosen, Sequence["Episode"]):
         rows = self._index.chains.rows_of(self._chosen)
         return self._reader.snapshot.take(rows, ["schema"])["schema"].combine_chunks().dictionary_encode()
 
-    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+    def plot(self, ax: Any = None, label: str | None = None, y: str = "return") -> Any:
         """Draw returns over update count, and lengths; Matplotlib's two Axes. Reads no data.
 
         ax: Axes to draw into, one for the returns or the two that an earlier call gave; then those are given back.
-        label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.
+        label: what these are called there: `axes = a.plot(label="a"); b.plot(axes, label="b")`.  y: another column of
+        numbers than the return, such as "label.quality".
         """
         from archive.views import plots
 
-        return plots.episodes(self.table, ax, label)
+        return plots.episodes(self.table, ax, label, y)
 
     def to_html(self, title: str = "Episodes") -> str:
         """A page of its own: how they are spread, and a row for each to sort and filter; of more than 200,000, the

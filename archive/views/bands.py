@@ -36,13 +36,14 @@ class Bands(NamedTuple):
     quantiles: Values
 
 
-def series_of(found: Mapping[str, pa.Table]) -> tuple[dict[str, Series], str]:
-    """Returns of some tables of episodes over their update counts, or in their order if none is known; and which."""
+def series_of(found: Mapping[str, pa.Table], column: str = "return") -> tuple[dict[str, Series], str]:
+    """Returns (or another column) of some tables of episodes over their update counts, or in their order if none is
+    known; and which."""
     updates = {name: numbers(table["update_count_max"].to_pylist()) for name, table in found.items()}
     known = any(np.isfinite(x).any() for x in updates.values())
     out = {
         name: Series(
-            updates[name] if known else np.arange(table.num_rows, dtype=float), numbers(table["return"].to_pylist())
+            updates[name] if known else np.arange(table.num_rows, dtype=float), numbers(table[column].to_pylist())
         )
         for name, table in found.items()
     }  # fmt: skip

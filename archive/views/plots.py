@@ -20,21 +20,33 @@ MAX_DOTS = 500  # returns that are drawn one by one; of more, the bands alone
 FEW = 20  # points that are marked, as lines alone would not show those without neighbours
 
 
-def episodes(found: pa.Table, ax: Any = None, label: str | None = None) -> Any:
-    """Returns over update count, and how long the episodes are; the two Axes, or those that were given.
+def episodes(found: pa.Table, ax: Any = None, label: str | None = None, y: str = "return") -> Any:
+    """Returns (or another column of numbers) over update count, and how long the episodes are; the two Axes, or those
+    that were given.
 
     Of many returns quantile bands are drawn: 10 to 90 and 25 to 75 of 100 episodes, and the median.
     """
     axes = _subplots(1, 2, width=10, height=3.2) if ax is None else ax
     pair = list(axes) if isinstance(axes, (Sequence, np.ndarray)) else [axes]
-    series, along = bands.series_of({"": found})
-    _returns(pair[0], series[""], along, label)
+    _check_numbers(found, y)
+    series, along = bands.series_of({"": found}, y)
+    _values(pair[0], series[""], (along, y), label)
     for beside in pair[1:2]:
         _lengths(beside, found["length"].to_numpy(), label)
     return axes
 
 
-def _returns(ax: Any, series: bands.Series, along: str, label: str | None) -> None:
+def _check_numbers(found: pa.Table, y: str) -> None:
+    import pyarrow as pa
+
+    kinds = {name: found.schema.field(name).type for name in found.column_names}
+    known = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_boolean(k)]
+    if y not in known:
+        raise FieldError(f"y={y!r}: these episodes have numbers in {', '.join(known)}")
+
+
+def _values(ax: Any, series: bands.Series, names: tuple[str, str], label: str | None) -> None:
+    """names: of the axis, and of the values."""
     spread = bands.spread(series)
     dots = np.isfinite(series.y).sum() <= MAX_DOTS
     color = ax.plot(series.x, series.y, ".", alpha=0.5)[0].get_color() if dots else None  # the next of the cycle
@@ -43,7 +55,8 @@ def _returns(ax: Any, series: bands.Series, along: str, label: str | None) -> No
         if len(spread.at) > 1:
             between = (spread.quantiles[low], spread.quantiles[high])
             ax.fill_between(spread.at, *between, color=line.get_color(), alpha=alpha, linewidth=0)
-    ax.set(xlabel=along, ylabel="return", title="returns")
+    along, y = names
+    ax.set(xlabel=along, ylabel=y, title="returns" if y == "return" else y)
     if label is not None:
         ax.legend(fontsize="small")
 

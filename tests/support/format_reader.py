@@ -164,6 +164,14 @@ def chains(rows: Sequence[Row], known: dict[str, Row]) -> dict[str, list[Row]]:
     return out
 
 
+def labels(said: Sequence[Row], chain: Sequence[Row]) -> Row:
+    """What is said of an episode."""
+    mine = {(row["session"], row["rank"], row["sequence"]) for row in chain}
+    of = [row for row in said if (row["session"], row["rank"], row["sequence"]) in mine]
+    newest = {row["key"]: row["value"] for row in of}
+    return {key: json.loads(value) for key, value in newest.items() if value is not None}
+
+
 # -- shards ------------------------------------------------------------------------------------------------------------
 
 
@@ -384,8 +392,11 @@ def read(root: Path) -> Row:
     known = origins(table(root, log[-1].get("branches", [])))
     shards = Shards(root)
     named = {row["name"]: row for row in table(root, log[-1].get("checkpoints", []))}
+    said = table(root, log[-1].get("labels", []))
+    found = chains(segments, known).items()
     return {
-        "episodes": {name: episode(shards, chain) for name, chain in chains(segments, known).items()},
+        "episodes": {name: episode(shards, chain) for name, chain in found},
+        "labels": {name: labels(said, chain) for name, chain in found},
         "checkpoints": {name: checkpoint(root, *serving(root, log, row)) for name, row in named.items()},
     }
 

@@ -9,9 +9,11 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import archive
 import resharding
+from archive.base.errors import FieldError
 from archive.views import rows
 from tests.support.archives import with_checkpoints
 
@@ -43,3 +45,13 @@ def test_what_is_exported_has_labels(tmp_path: Path) -> None:
     with np.load(tmp_path / name) as file:
         about = json.loads(str(file["episodes"]))
     assert [row["label.success"] for row in about] == [True, None, False]
+
+
+def test_a_label_is_drawn() -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = labelled().episodes.plot(y="label.quality")
+    assert axes[0].get_ylabel() == "label.quality"
+    assert axes[0].lines[0].get_ydata()[0] == 0.5
+    labelled().episodes.plot(y="label.success")
+    with pytest.raises(FieldError, match=r"numbers in .*label\.quality, label\.success"):
+        labelled().episodes.plot(y="label.note")

@@ -104,8 +104,11 @@ def test_branches_are_followed_as_the_document_says(tmp_path: Path, seed: int) -
             if rng.random() < 0.3:
                 w.close_episodes(terminated=True)
         arc = archive.open(arc.url)
+        arc.label({e.id: {f"k{i % 2}": number if rng.random() < 0.7 else None} for i, e in enumerate(arc.episodes)})
         resume = arc.checkpoints[int(rng.integers(max(0, number - 2), number + 1))] if rng.random() < 0.9 else None
-    found = format_reader.read(tmp_path / "a")["episodes"]
+    read = format_reader.read(tmp_path / "a")
+    found = read["episodes"]
+    assert read["labels"] == {e.id: dict(e.labels) for e in arc.episodes}
     assert found.keys() == {e.id for e in arc.episodes}
     for episode in arc.episodes:
         told = found[episode.id]
