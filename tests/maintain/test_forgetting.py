@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import archive
 import resharding
 from archive import Keep
+from archive.checkpoint import joining
 from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
-from archive.maintain import verify
+from archive.maintain import standing, verify
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.compactions import Job, of_checkpoint
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten, told
@@ -297,3 +299,56 @@ def test_forgetting_twice_serves_again(tmp_path: Path) -> None:
 def test_told_is_what_a_checkpoint_says() -> None:
     arc = fresh()
     assert told(Ring(arc).turn())["columns"][0].tolist() == [k * 0.5 for k in range(10)]
+
+
+# -- nets below --------------------------------------------------------------------------------------------------------
+
+
+def test_a_revision_that_a_checkpoint_holds_stays_with_it() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        for revision in range(3):
+            w.add_episode(steps(range(revision * 9, revision * 9 + 4)), episode_id="e", replace=revision > 0)
+            w.checkpoint(revision).result()
+    before = all_told(arc)
+    plan = arc.refresh().forget(Keep(every=2), episodes="superseded", dry_run=False)
+    assert [(g.reason, g.steps) for g in plan.episodes if not g.stays] == [("superseded rows of episodes that stay", 4)]
+    assert [ck.served_by.number for ck in arc.refresh().checkpoints] == [arc.head.number] * 2
+    remove_forgotten(arc)
+    _same_as(all_told(arc), before)
+    assert serials(arc.checkpoints["step-0"]) == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_would_be_another_keeps_the_tables_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an early archive, whose checkpoints do not say how far their ranks had got."""
+    arc = fresh()
+    joined = joining._record
+    monkeypatch.setattr(joining, "_record", lambda *a, **how: replace(joined(*a, **how), sequences=None))
+    with arc.writer() as w:
+        w.append(steps(range(5)), env_ids=0)
+        w.checkpoint(0).result()
+        w.append(steps(range(5, 10)), env_ids=0, last=[i == 4 for i in range(5)])
+        w.checkpoint(1).result()
+        w.checkpoint(2).result()
+    before = all_told(arc)
+    arc.refresh().forget(Keep(every=2), dry_run=False)
+    first, last = archive.open(arc.url).checkpoints
+    assert first.served_by.number == first.number
+    assert last.served_by.number == arc.refresh().head.number
+    remove_forgotten(arc)
+    _same_as(all_told(arc), before)
+    assert verify(archive.open(arc.url), deep=True).sound
+
+
+def test_an_episode_never_becomes_an_earlier_one() -> None:
+    """Whatever was decided of its rows: all of them stay rather than that."""
+    arc = fresh()
+    with arc.writer() as w:
+        for revision in range(3):
+            w.add_episode(steps(range(revision * 9, revision * 9 + 4)), episode_id="e", replace=revision > 0)
+        w.add_episode(steps(range(90, 94)), episode_id="other")
+        w.add_episode(steps(range(95, 99)), episode_id="gone")
+    snapshot = arc.refresh().snapshot
+    rows = standing._Rows(snapshot)
+    stays = np.array([True, True, False, True, False])
+    assert standing._as_before(snapshot, rows, stays).tolist() == [True, True, True, True, False]

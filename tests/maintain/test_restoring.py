@@ -22,15 +22,15 @@ def _has_all_of(now: tuple[Any, Any], before: tuple[Any, Any]) -> None:
         np.testing.assert_equal({key: part[key] for key in earlier}, earlier)
 
 
-def _prune(arc: archive.Archive) -> None:
-    """Commit the list of what is deleted, then delete it."""
+def _prune(arc: archive.Archive, *, delete: bool = True) -> None:
+    """Commit the list of what is deleted, then delete it, unless it was killed before that."""
     log = CommitLog(arc.storage, arc.id, archive.open(arc.url).head)
     rows = tablefiles.load(arc.storage, "forgotten", log.head.files("forgotten")).to_pylist()
     columns = {name: [row[name] for row in rows] for name in ("key", "bytes", "commit")} | {"reason": "forgotten"}
     ref = tablefiles.write(arc.storage, "prune", "pruned", tables.from_columns("pruned", columns))
-    gone = remove_forgotten(arc)
+    if delete:
+        assert remove_forgotten(arc)
     log.append("prune", lambda parent, attempt: parent.after("prune", pruned=ref, forgotten=None))
-    assert gone
 
 
 def test_undo_brings_all_back_and_keeps_what_came_since() -> None:
@@ -50,9 +50,8 @@ def test_undo_brings_all_back_and_keeps_what_came_since() -> None:
     remove_forgotten(arc)
     np.testing.assert_equal(all_told(arc), now)
     assert verify(archive.open(arc.url), deep=True).sound
-    ring.turn()
     with pytest.raises(UsageError, match="nothing was forgotten"):
-        arc.undo()
+        arc.refresh().undo()
 
 
 def test_two_forgettings_are_undone_one_after_the_other() -> None:
@@ -71,11 +70,14 @@ def test_two_forgettings_are_undone_one_after_the_other() -> None:
     _has_all_of(all_told(arc), first)
     _has_all_of(all_told(arc), second)
 
+
+@pytest.mark.parametrize("delete", [True, False])
+def test_nothing_comes_back_once_something_of_it_was_pruned(delete: bool) -> None:
     arc = fresh()
     ring = Ring(arc)
     ring.turns(4)
     arc.refresh().forget(Keep(last=1), episodes="unreferenced", dry_run=False)
-    _prune(arc)
+    _prune(arc, delete=delete)
     ring.turn()
     before = all_told(arc)
     for goes_back in (arc.refresh().undo, lambda: arc.restore(5)):
