@@ -16,7 +16,7 @@ import resharding
 from archive import Keep
 from archive.errors import ConflictError, UsageError
 from archive.maintain.pruning import PrunePlan, choosing
-from archive.manifest import commits, tablefiles
+from archive.manifest import Commit, commits, tablefiles, tables
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps
 from tests.support.letting_go import Ring, all_told, forgotten
@@ -135,6 +135,25 @@ def test_commits_from_the_last_forgetting_on_can_still_be_opened(tmp_path: Path)
     assert why(plan)[choosing.EARLIER] > 0
     for number, told in enumerate(before, first):
         np.testing.assert_equal(archive.open(tmp_path, commit=number).episodes.read(), told)
+
+
+def test_what_rows_of_such_commits_name_stays_when_others_take_their_place(tmp_path: Path) -> None:
+    arc = let_go(turned(tmp_path))
+    ring = Ring(arc, begin=100)
+    ring.turn(save=False)
+    ring.w.close()
+    earlier = arc.refresh().head.number
+    told = archive.open(tmp_path, commit=earlier).episodes.read()
+
+    def replaced(parent: Commit, attempt: int) -> Commit:
+        rows = arc.snapshot.columns(tables.schema("segments").names)
+        ref = tablefiles.write(arc.storage, "replacing", "segments", rows.slice(0, rows.num_rows - 1))
+        return parent.after("compact", segments=(ref,))
+
+    arc._log().append("compact/by hand", replaced)
+    plan = arc.prune(dry_run=False, **NOW)
+    assert any(group.kind == "shards" and group.why == choosing.EARLIER for group in plan.groups)
+    np.testing.assert_equal(archive.open(tmp_path, commit=earlier).episodes.read(), told)
 
 
 def test_what_only_earlier_commits_need_goes_too(tmp_path: Path) -> None:
