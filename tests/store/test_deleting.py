@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from archive.base.errors import AccessDeniedError, DeadlineError, StorageError
+from archive.store import Storage
+from tests.support import servers
 from tests.support.backends import Proxied
 
 clients = pytest.mark.parametrize("proxied", ["moto", "s3fs"], indirect=True)
@@ -81,3 +85,21 @@ def test_a_versioned_bucket_says_so(proxied: Proxied) -> None:
     assert proxied.connect().versioned() is False
     proxied.proxy.add("status", method="GET", status=403, code="AccessDenied", times=1)
     assert proxied.connect().versioned() is None
+    client = servers.s3_client(proxied.endpoint)
+    bucket = "versioned"
+    client.create_bucket(Bucket=bucket)
+    for status in ("Enabled", "Suspended"):
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
+        assert Storage.connect(f"s3://{bucket}/x", proxied.storage_options).versioned() is True
+    client.delete_bucket(Bucket=bucket)
+    client.close()
+
+
+def test_a_scan_does_not_follow_links_out_of_the_root(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"x")
+    storage = Storage.connect(tmp_path / "root")
+    storage.put("shards/mine", b"x")
+    (tmp_path / "root" / "shards" / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "shards" / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    assert [one.key for one in storage.scan("")] == ["shards/mine"]
