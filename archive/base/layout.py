@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from archive.base.errors import UpgradeError
 from archive.base.names import escape
 
@@ -13,6 +15,12 @@ PART_VERSION = 1  # of shards and of what ranks stage: both are as they were in 
 FEATURES: frozenset[str] = frozenset()
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
+PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
+_MADE = (  # by writers: nothing else is ever deleted
+    re.compile(r"manifest/[0-9a-f]{8}-(?P<session>[^/.]+)\.[a-z]+\.parquet"),
+    re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
+    re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
+)
 
 
 def commit_key(number: int) -> str:
@@ -53,6 +61,14 @@ def agreement_key(session: str, number: int, rank: int) -> str:
 
 def manifest_key(nonce: str, session: str, kind: str) -> str:
     return f"manifest/{nonce}-{escape(session)}.{kind}.parquet"
+
+
+def session_of(key: str) -> str | None:
+    """The session (escaped) that made a manifest file, a shard or a staged object; None for whatever is none of these.
+
+    None as well for a part of a shard that is a directory: such a shard goes or stays as one.
+    """
+    return next((found["session"] for made in _MADE if (found := made.fullmatch(key))), None)
 
 
 def format_block(version: int = WRITE_VERSION) -> dict[str, object]:

@@ -7,6 +7,7 @@ from archive.maintain import forgetting, maintenance, repairing, tags
 from archive.maintain.asking import Asked, asked
 from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan
 from archive.maintain.maintenance import verify
+from archive.maintain.objects import check_made
 from archive.maintain.pins import read_pins
 from archive.maintain.repairing import damaged_commit, repair
 from archive.maintain.restoring import restore, undo
@@ -26,6 +27,7 @@ __all__ = [
     "Tags",
     "Usage",
     "asked",
+    "check_made",
     "damaged_commit",
     "forgetting",
     "maintenance",

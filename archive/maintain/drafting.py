@@ -11,7 +11,7 @@ import numpy as np
 
 from archive.base import layout
 from archive.maintain.keeping import CheckpointFate
-from archive.maintain.objects import Sizes, sizes
+from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.retained import walk
 from archive.maintain.serving import serves
 from archive.maintain.standing import Mask
@@ -84,7 +84,7 @@ def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Comm
     made = replace(made, runs=runs, checkpoints=_checkpoint_files(storage, parent, places, write))
     marks = {(m.commit, m.manifest) for entry in runs.values() for m in entry.marks.values()}
     after = finds.reach(made, {*places.items()} | marks)
-    return Draft(made, sizes(storage, before.keys - after.keys))
+    return Draft(made, no_longer(storage, before.keys, after.keys))
 
 
 def commits_of(storage: Storage, parent: Commit, fates: Sequence[CheckpointFate]) -> dict[int, Commit]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from archive.base import CorruptManifestError, layout
 from archive.manifest import Commit, FileRef, new_session, tablefiles, tables
 from archive.store import Storage
 
@@ -24,6 +25,27 @@ def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
             if key in out:
                 out[key] += one.bytes
     return out
+
+
+def no_longer(storage: Storage, before: Collection[str], after: Collection[str]) -> Sizes:
+    """The objects that were led to before and are not after, but for the lists of prunes: who was stalled reads them.
+
+    CorruptManifestError if there is one that a prune could not delete.
+    """
+    keys = {key for key in before if not key.endswith(layout.PRUNED)}.difference(after)
+    check_made(storage, keys)
+    return sizes(storage, keys)
+
+
+def check_made(storage: Storage, keys: Iterable[str | None]) -> None:
+    """Refuse to let go of, or to delete, what is no shard, staged object or manifest file of the archive: a table that
+    names such a thing is damaged, or made up."""
+    strange = [key for key in keys if key is None or layout.session_of(key) is None]
+    if strange:
+        raise CorruptManifestError(
+            f"a table of the archive at {storage.url} has {strange[0]!r:.200} among the objects, which is no shard, no "
+            "staged object and no manifest file: nothing was deleted and nothing committed; run `archive verify`"
+        )
 
 
 def note_forgotten(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError
 from archive.maintain.drafting import read_commits
-from archive.maintain.objects import note_forgotten, sizes
+from archive.maintain.objects import no_longer, note_forgotten
 from archive.maintain.retained import walk
 from archive.manifest import (
     Commit,
@@ -151,7 +151,7 @@ def _finished(storage: Storage, parent: Commit, made: Commit, since: list[Commit
                 f"{cannot}: {storage.full_url(key)}, and maybe more, was pruned by commit {commit.number} at "
                 f"{storage.url}; nothing was committed"
             )
-    gone = sizes(storage, finds.reach(parent).keys - reach - {ref.path for ref in parent.files("forgotten")})
+    gone = no_longer(storage, finds.reach(parent).keys, reach | {ref.path for ref in parent.files("forgotten")})
     return replace(made, forgotten=note_forgotten(storage, parent, gone, back=reach))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import size
+from archive.base import layout, size
 from archive.maintain.retained import retained_reach, walk
 from archive.manifest import (
     Commit,
@@ -98,7 +98,7 @@ def usage(storage: Storage, head: Commit) -> Usage:
         reason = "other"
         if key in live:
             reason = "live"
-        elif key.startswith(_PRUNED):
+        elif key.startswith(_PRUNED) and not key.endswith(layout.PRUNED):
             reason = _reason(key, reach, held, forgot=head.let_go is not None)
         out[reason] += Held(found.bytes, 1)
     return Usage(**out)

@@ -84,7 +84,7 @@ def change_table(root: Path, kind: str, change: Callable[[pa.Table], pa.Table]) 
     with_chunks: dict[str, Any] = {}
 
     def rewrite(new: dict[str, Any]) -> None:
-        ref = new["chunks"] if kind == "chunks" else new["segments"][-1]
+        ref = new[kind][-1] if isinstance(new[kind], list) else new[kind]
         with_chunks.update(_rewritten(root, ref, change))
 
     change_commit(root, rewrite)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from archive.base import escape
-from archive.maintain import read_pins, retained, walk
+from archive.base import escape, layout
+from archive.maintain import check_made, read_pins, retained, walk
 from archive.maintain.pruning.past import Past
 from archive.maintain.pruning.plans import Going, Group, grouped
 from archive.maintain.pruning.scanning import Scan
@@ -25,13 +24,6 @@ RUNNING = "of a session that may still commit"
 YOUNG = "not committed yet, and younger than the wait"
 STRANGE = "of no session: not made by this library"
 LIST = "the list of an earlier prune"
-
-_MADE = (  # keys, with the session that they are of
-    re.compile(r"manifest/[0-9a-f]{8}-(?P<session>[^/.]+)\.[a-z]+\.parquet"),
-    re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
-    re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
-)
-_PRUNED = ".pruned.parquet"
 
 
 @dataclass(frozen=True)
@@ -78,6 +70,7 @@ class Chooser:
         pins = read_pins(self._storage)
         forgotten = tablefiles.load(self._storage, "forgotten", head.files("forgotten"), ["key", "commit"])
         let_go = dict(zip(forgotten["key"].to_pylist(), forgotten["commit"].to_pylist(), strict=True))
+        check_made(self._storage, let_go)
         for key, number in let_go.items():
             if key not in needed:
                 yield self._forgotten(key, number, key in pins)
@@ -92,8 +85,8 @@ class Chooser:
         return reach.keys
 
     def _forgotten(self, key: str, number: int, pinned: bool) -> Fate:
-        if pinned:
-            return Fate(key, PINNED)
+        if pinned or key.endswith(layout.PRUNED):
+            return Fate(key, PINNED if pinned else LIST)
         return Fate(key, LET_GO, FORGOTTEN) if number <= self.scan.settled else Fate(key, WAITING)
 
     def _unknown(self, head: Commit, keys: list[str], pins: set[str]) -> Iterator[Fate]:
@@ -107,7 +100,7 @@ class Chooser:
         for key in keys:
             if key in pins:
                 yield Fate(key, PINNED)
-            elif key.endswith(_PRUNED):
+            elif key.endswith(layout.PRUNED):
                 yield Fate(key, LIST)
             elif key in self._past.pruned:
                 yield Fate(key, UNFINISHED, FORGOTTEN)
@@ -140,7 +133,7 @@ class Chooser:
         return self.scan.seen.keys() - self._past.pruned
 
     def _left(self, key: str, running: set[str]) -> Fate:
-        session = next((found["session"] for made in _MADE if (found := made.fullmatch(key))), None)
+        session = layout.session_of(key)
         if session is None:
             return Fate(key, STRANGE)
         if session in running:
