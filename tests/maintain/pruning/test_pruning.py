@@ -277,6 +277,20 @@ def test_commits_sessions_and_lists_stay(tmp_path: Path) -> None:
             assert tablefiles.load(arc.storage, "pruned", [commit.pruned]).num_rows == commit.removed["objects"]
 
 
+def test_the_list_of_a_prune_stays_where_the_next_commit_lets_go(tmp_path: Path) -> None:
+    arc = let_go(turned(tmp_path))
+    w = arc.writer(run="other")
+    ref = arc.prune(dry_run=False, **NOW).made.pruned  # type: ignore[union-attr]
+    arc.forget(Keep(last=1), episodes="unreferenced", dry_run=False)
+    plan = arc.prune(dry_run=False, **NOW)
+    assert why(plan)[choosing.LIST] == 1
+    assert ref is not None
+    assert ref.path in keys_of(arc)
+    w.add_episode({"x": np.arange(3)})
+    w.close()  # which had begun before both
+    assert sound(arc)
+
+
 # -- refusals, plans ---------------------------------------------------------------------------------------------------
 
 
