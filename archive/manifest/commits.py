@@ -236,8 +236,8 @@ def check_can_let_go(parent: Commit) -> None:
     if parent.version < layout.WRITE_VERSION:
         raise UsageError(
             f"this archive is of format {parent.version}, which knows no forgetting, tags, labels and late fields: "
-            f"upgrade it by arc.upgrade() or `archive upgrade URL`. It goes on as it is, in format "
-            f"{layout.WRITE_VERSION}; libraries that know format {parent.version} alone can no longer open it"
+            f"upgrade it by arc.upgrade() or `archive upgrade URL`, which rewrites nothing. It goes on in format "
+            f"{layout.WRITE_VERSION} then, and libraries that know format {parent.version} alone can no longer open it"
         )
 
 

@@ -385,9 +385,15 @@ def serving(root: Path, log: Sequence[Row], row: Row) -> tuple[Row, list[Row]]:
     return log[row["commit"] - 1], table(root, tables_of["segments"])
 
 
-def read(root: Path) -> Row:
-    """Everything in the archive, as JSON."""
-    log = commits(root)
+def tags(root: Path, head: Row) -> Row:
+    """Name -> what it names."""
+    rows = table(root, head.get("tags", []))
+    return {row["name"]: {k: row[k] for k in ("checkpoint", "run", "by")} | {"commit": row["target"]} for row in rows}
+
+
+def read(root: Path, number: int | None = None) -> Row:
+    """Everything in the archive as of a commit, the newest by default, as JSON."""
+    log = commits(root)[:number]
     segments = table(root, log[-1].get("segments", []))
     known = origins(table(root, log[-1].get("branches", [])))
     shards = Shards(root)
@@ -397,6 +403,7 @@ def read(root: Path) -> Row:
     return {
         "episodes": {name: episode(shards, chain) for name, chain in found},
         "labels": {name: labels(said, chain) for name, chain in found},
+        "tags": tags(root, log[-1]),
         "checkpoints": {name: checkpoint(root, *serving(root, log, row)) for name, row in named.items()},
     }
 

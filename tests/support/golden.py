@@ -1,7 +1,7 @@
-"""The archive that tests/golden keeps, as one that an earlier version wrote; written anew by this program.
+"""The archives that tests/golden keeps, two of each version of the format, each as a writer of that version made it.
 
-python -m tests.support.golden regenerate            # both layouts, after a new version of the format (see
-CONTRIBUTING.md) python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
+python -m tests.support.golden regenerate            # those of the newest version, which is not released yet
+python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,10 @@ import numpy as np
 
 from tests.support.places import GOLDEN
 
-ARCHIVES = ("format-1-packed", "format-1-directory")
+LAYOUTS = ("packed", "directory")
+FIRST = tuple(f"format-1-{layout}" for layout in LAYOUTS)  # never written again
+NEWEST = tuple(f"format-2-{layout}" for layout in LAYOUTS)
+ARCHIVES = (*FIRST, *NEWEST)
 Nest = dict[str, Any]
 
 
@@ -94,11 +98,32 @@ CHECKPOINTS: dict[str, Nest] = {
 STATE: Nest = {"cursor": 3, "random": np.arange(4, dtype=np.uint32), "best": float("inf"), "names": ("a", "b")}
 
 
+LABELS: dict[str, Nest] = {"kinds": {"note": "drei, 三", "quality": 0.9}, "env 1": {"quality": [1, None]}}
+TAGS: dict[str, Nest] = {
+    "paper": {"commit": 13, "checkpoint": "step-10", "run": "main", "by": "anna"},
+    "all of it": {"commit": 15, "checkpoint": None, "run": None, "by": None},
+}
+
+
 def write(root: str, layout: str) -> None:
-    """Two sessions: the second resumes from a checkpoint of the first, whose later steps are superseded."""
+    """What version 1 can hold, and what version 2 brought: a checkpoint and an episode that were forgotten, brought
+    back, forgotten again and pruned; labels, some of them of a tail and a revision that others took the place of;
+    tags."""
     import archive
 
     arc = archive.create(root, layout=layout)
+    with arc.writer(session="zeroth") as w:
+        w.add_episode(stream(7, 0, 2), episode_id="gone")
+        w.checkpoint(5, columns={"priority": PRIORITIES[:2]}, progress={}, wait=True)
+    _write_first(arc)
+    _say(arc)
+    _let_go(arc)
+
+
+def _write_first(arc: Any) -> None:
+    """Two sessions: the second resumes from a checkpoint of the first, whose later steps are superseded."""
+    import archive
+
     schema = archive.Schema(
         next_of={"next/obs": "obs"},
         axes={"tokens": "ragged", "state": "offset", "seed": "free", "goal": "free"},
@@ -106,6 +131,8 @@ def write(root: str, layout: str) -> None:
     )
     with arc.writer(session="first", schema=schema) as w:
         _first_session(w)
+    tail, revision = {"env 1": {"seen": 1}}, {"revised": {"seen": 2}}
+    arc.refresh().label(tail | revision | {"kinds": {"success": True, "note": LABELS["kinds"]["note"]}}, by="anna")
     with arc.writer(session="second", schema=schema, resume=arc.checkpoints["step-10"]) as w:
         _second_session(w)
 
@@ -125,6 +152,23 @@ def _first_session(w: Any) -> None:
     columns, attributes = {"priority": PRIORITIES}, {"staleness": {"env 1": 2}}
     w.checkpoint(10, columns=columns, attributes=attributes, state=STATE, progress={"samples": 7}, wait=True)
     w.append(stream(8, 4, 6), env_ids=1)
+
+
+def _say(arc: Any) -> None:
+    said = {"kinds": {"success": None, "quality": 0.9}, "env 1": {"quality": [1, None]}, "gone": {"quality": 0}}
+    arc.refresh().label(said)
+
+
+def _let_go(arc: Any) -> None:
+    import archive
+
+    forget = partial(arc.forget, archive.Keep(last=2), ids=["gone"], dry_run=False)
+    forget()
+    arc.undo()
+    forget()
+    arc.tag("paper", arc.refresh().checkpoints["step-10"], by="anna")
+    arc.prune(older_than="0s", force=True, dry_run=False)
+    arc.tag("all of it")
 
 
 def _append(w: Any, start: int, stop: int) -> None:
@@ -167,7 +211,7 @@ def differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
 
 
 def regenerate() -> None:
-    for name in ARCHIVES:
+    for name in NEWEST:
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
         write(str(GOLDEN / name), name.rpartition("-")[2])
 

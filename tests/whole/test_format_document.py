@@ -35,9 +35,9 @@ def run(*arguments: object) -> str:
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the reader finds in a golden archive, or in one that another process has just written."""
-    place = golden.GOLDEN / request.param
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden archive, or one that another process has just written."""
+    place: Path = golden.GOLDEN / request.param
     if request.param not in golden.ARCHIVES:
         place = tmp_path_factory.mktemp("written") / request.param
         run(
@@ -46,6 +46,12 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             place,
             request.param,
         )
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(place: Path) -> Any:
+    """What the reader finds."""
     return json.loads(run("-I", "-c", BANNED, ROOT / "tests" / "support" / "format_reader.py", place))
 
 
@@ -85,6 +91,27 @@ def test_checkpoints_are_what_was_written(found: Any, name: str) -> None:
     wanted = dict(golden.CHECKPOINTS[name])
     columns = {"replay/priority": [plain(wanted.pop("priority"))]}
     assert found["checkpoints"][name] == wanted | {"columns": columns}
+
+
+def test_what_came_after_the_steps_is_what_was_written(found: Any, place: Path) -> None:
+    late = place.name not in golden.FIRST
+    assert found["labels"] == {name: golden.LABELS.get(name, {}) if late else {} for name in golden.EPISODES}
+    assert found["tags"] == (golden.TAGS if late else {})
+
+
+def test_what_a_tag_names_is_read_as_of_then(place: Path) -> None:
+    tags = format_reader.read(place)["tags"]
+    for tag in tags.values():
+        then = format_reader.read(place, tag["commit"])
+        assert then["episodes"].keys() == golden.EPISODES.keys()
+        assert set(then["checkpoints"]) >= {tag["checkpoint"]} - {None}
+
+
+def test_checkpoints_are_served_by_a_commit_that_let_go(place: Path) -> None:
+    log = format_reader.commits(place)
+    rows = format_reader.table(place, log[-1]["checkpoints"])
+    kinds = {log[row["manifest"] - 1]["kind"] for row in rows if row.get("manifest")}
+    assert kinds == (set() if place.name in golden.FIRST else {"forget"})
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,9 +157,10 @@ def largest(folder: Path, pattern: str) -> Path:
 
 
 def named(root: Path, kind: str) -> Path:
-    """The manifest file that the newest commit adds."""
-    ref = format_reader.commits(root)[-1][kind]
-    return root / (ref[-1] if isinstance(ref, list) else ref)["path"]
+    """The newest manifest file of a table, in the newest commit that names one that is there."""
+    refs = [log.get(kind) for log in reversed(format_reader.commits(root))]
+    paths = (root / (ref[-1] if isinstance(ref, list) else ref)["path"] for ref in refs if ref)
+    return next(path for path in paths if path.exists())
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -145,9 +173,10 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.parametrize("version", ["format-1-directory", "format-2-directory"])
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_flipped_bit_is_noticed(tmp_path: Path, what: str) -> None:
-    root = shutil.copytree(golden.GOLDEN / "format-1-directory", tmp_path / "copy")
+def test_a_flipped_bit_is_noticed(tmp_path: Path, what: str, version: str) -> None:
+    root = shutil.copytree(golden.GOLDEN / version, tmp_path / "copy")
     DAMAGE[what](root)
     with pytest.raises((format_reader.Damaged, ValueError)):
         format_reader.read(root)

@@ -13,18 +13,18 @@ from tests.support.golden import (
     CHECKPOINTS,
     DEFAULTS,
     EPISODES,
+    FIRST,
     GOLDEN,
+    LABELS,
     STATE,
     SUMMARIES,
+    TAGS,
     differences,
     stream,
     write,
 )
 
-MAX_BYTES = 200_000
-
-
-# -- the content ---------------------------------------------------------------------------------------------------
+MAX_BYTES = 200_000  # of one
 
 
 # -- reading it back -----------------------------------------------------------------------------------------------
@@ -68,6 +68,27 @@ def test_checkpoints_read_as_they_were_written(golden: Any) -> None:
     assert list(differences(golden.checkpoints["step-10"].state(0), STATE)) == []
 
 
+def test_labels_and_tags_read_as_they_were_given(golden: Any) -> None:
+    first = golden.url.rpartition("/")[2] in FIRST
+    said = {episode.id: dict(episode.labels) for episode in golden.episodes}
+    assert said == {name: {} if first else LABELS.get(name, {}) for name in EPISODES}
+    told = {
+        name: {"commit": tag.commit, "checkpoint": tag.checkpoint, "run": tag.run, "by": tag.by}
+        for name, tag in golden.tags.items()
+    }
+    assert told == ({} if first else TAGS)
+
+
+def test_what_was_let_go_of_is_gone_and_the_rest_is_sound(golden: Any) -> None:
+    from archive.maintain import verify
+
+    assert verify(golden, deep=True).sound
+    assert "gone" not in golden.episodes
+    if golden.url.rpartition("/")[2] not in FIRST:
+        assert [commit.kind for commit in golden.commits][10:] == ["forget", "undo", "forget", "tag", "prune", "tag"]
+        assert golden.prune(older_than="0s", force=True).empty
+
+
 def test_a_golden_archive_can_be_written_to_and_resumed_from(golden: Any) -> None:
     with golden.writer(session="third", resume=golden.checkpoints.latest) as w:
         w.append(stream(1, 7, 9), env_ids=1, last=True)
@@ -84,5 +105,6 @@ def test_the_newest_writer_still_writes_this_content(tmp_path: Path) -> None:
             assert list(differences(arc.episodes[name].read(), steps, name)) == []
 
 
-def test_golden_archives_are_small() -> None:
-    assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < MAX_BYTES
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_golden_archives_are_small(name: str) -> None:
+    assert sum(path.stat().st_size for path in (GOLDEN / name).rglob("*") if path.is_file()) < MAX_BYTES
