@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from archive.manifest import Commit, CommitLog, EpisodeIndex, Place
@@ -155,6 +155,40 @@ class Upkeep(ABC):
         from archive.read import labelling
 
         self._committed(labelling.label(self._log(), self.index, said, by))
+        return self
+
+    @property
+    def late_fields(self) -> pa.Table:
+        """What was ever added to steps after they were written, oldest first: a row for each run of steps. fields,
+        session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
+        from archive.read import adding
+
+        return self.index.snapshot.later.late.select(adding.TOLD)
+
+    def add_fields(
+        self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None
+    ) -> Self:  # fmt: skip
+        """Give steps fields that come after the fact: `arc.add_fields({"advantage": {"episode id": rows}})`.
+
+        Each is an array of one row a step of the episode; "judge/score" lies within "judge". Of a field that is given
+        twice the newest rows count, also over those that were written with the steps: a relabelled reward. They are
+        read, sampled and passed on like any field; steps without it are read as `missing=` says. provenance: what made
+        them, as JSON (function, version, weights); by: who.
+
+        They are written as shards of their own, with a commit, beside running writers; none that is there is written
+        again. NotFoundError for an unknown id, FieldError for rows that are not the episode's: then nothing is added.
+        """
+        from archive.read import adding
+
+        self._committed(adding.add(self._log(), self.index, fields, provenance, by))
+        return self
+
+    def drop_fields(self, names: Sequence[Any]) -> Self:
+        """Take fields that were added away from all steps again: `arc.drop_fields(["advantage"])`. What the steps were
+        written with under that name shows again. FieldError if nobody added a field of some name."""
+        from archive.read import adding
+
+        self._committed(adding.drop(self._log(), names))
         return self
 
     def prune(

@@ -16,9 +16,7 @@ from archive.read import Bounds, Episodes, Gather, Selection
 
 def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
     """The distinct schemas of all segments of some episodes; no data is read."""
-    rows = episodes._index.chains.rows_of(episodes.numbers)
-    texts = episodes.reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
-    return [schema.loads(text) for text in texts]
+    return [schema.loads(text) for text in episodes.schema_texts]
 
 
 def collation_of(

@@ -11,7 +11,7 @@ from archive.manifest import tables
 from archive.manifest.branches import Branches
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, StoredFile
-from archive.shard import checksum
+from archive.shard import checksum, packing
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -148,6 +148,19 @@ def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
     }
 
 
+def write_shard(storage: Storage, key: str, members: Sequence[packing.Member], archive_layout: str) -> pa.Table:
+    """Write one encoded shard; its rows of the chunk table."""
+    if archive_layout == "packed":
+        buffers, placed = packing.pack(members)
+        storage.put(key, buffers)
+    else:
+        objects, placed = packing.loose(members)
+        storage.put_many((f"{key}/{name}", data) for name, data in objects)
+    names = ("array", "chunk", "rows", "offset", "size", "crc32c")
+    columns = {name: [getattr(one, name) for one in placed] for name in names}
+    return tables.from_columns("chunks", {"shard": key, "member": [one.name for one in placed], **columns})
+
+
 class Later:
     """What was said of episodes, and added to them, after they were written; as of one commit. An archive shares it
     with its checkpoints, whose own commits may be older."""
@@ -157,7 +170,7 @@ class Later:
         self.storage = storage
         self.head = head
         self.read_only = read_only
-        self._labels: tuple[tuple[FileRef, ...], pa.Table] | None = None
+        self._tables: dict[str, tuple[tuple[FileRef, ...], pa.Table]] = {}
 
     def show(self, head: Commit) -> None:
         """What others said until then counts, too."""
@@ -167,18 +180,26 @@ class Later:
     @property
     def labels(self) -> pa.Table:
         """The rows of the labels table, oldest first: nothing is fetched where there are none."""
-        files = self.head.files("labels")
-        if self._labels is None or self._labels[0] != files:
-            table = load(self.storage, "labels", files)
-            if any(table[name].null_count for name in ("session", "rank", "sequence", "key")):
+        return self._rows("labels", ("session", "rank", "sequence", "key"))
+
+    @property
+    def late(self) -> pa.Table:
+        """The rows of the late table, oldest first: nothing is fetched where there are none."""
+        return self._rows("late", ("session", "buffer", "rank", "env_id", "position", "length", "fields"))
+
+    def _rows(self, kind: str, never_null: Sequence[str]) -> pa.Table:
+        files = self.head.files(kind)
+        if kind not in self._tables or self._tables[kind][0] != files:
+            table = load(self.storage, kind, files)
+            if lacking := [name for name in never_null if table[name].null_count]:
                 raise CorruptManifestError(
-                    f"a row of the labels table at {self.storage.url} lacks its segment or key; run `archive verify`"
+                    f"a row of the {kind} table at {self.storage.url} has no {lacking[0]!r}; run `archive verify`"
                 )
-            self._labels = files, table
-        return self._labels[1]
+            self._tables[kind] = files, table
+        return self._tables[kind][1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_labels": None}
+        return self.__dict__ | {"_tables": {}}
 
 
 class Snapshot:

@@ -125,6 +125,7 @@ _LATE = {
     "schema": "dict",
     "fields": "strings",
     "provenance": "dict",
+    "by": "dict",
     "dropped": "bool",
     "created_at": "timestamp",
     "commit": "int64",

@@ -3,7 +3,7 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import deriving, labelling
+from archive.read import adding, deriving, labelling
 from archive.read.chunks import fetching
 from archive.read.deriving import Bounds
 from archive.read.destination import Destination
@@ -24,6 +24,7 @@ __all__ = [
     "Reader",
     "Selection",
     "Spans",
+    "adding",
     "deriving",
     "fetching",
     "labelling",

@@ -16,6 +16,7 @@ from archive.fields import Array, Path, Ragged, unflatten
 from archive.read.batchplan import Batch, FieldPlan, Piece, Plans, plan_fields
 from archive.read.chunks import ChunkStore, Counts, DiskCache, Want
 from archive.read.episodes import Episodes
+from archive.read.latesteps import shown
 from archive.read.plan import NOWHERE
 from archive.read.selection import Selection
 from archive.read.stepmap import Places, StepMap
@@ -33,7 +34,8 @@ class Batches:
         self._selection = selection
         spans = episodes.step_spans()
         self.segments = self._reader.segments(spans.rows)
-        self.steps = StepMap(spans, self.segments)
+        self._view = shown(spans, self.segments)
+        self.steps = StepMap(self._view.spans, self.segments, self._view.code)
         self.store = ChunkStore(
             self._reader.shards, self.segments, self.steps.steps, cache_bytes, disk_cache, ahead_bytes
         )
@@ -93,11 +95,12 @@ class Batches:
         return self.steps.locate(np.repeat(numbers, length), spans(starts, np.full(len(starts), length)))
 
     def _planned(self, where: Places) -> Plans:
-        several = len(self.segments.schemas) > 1 and len(where.schema) > 0
+        view = self._view
+        several = len(view.schemas) > 1 and len(where.schema) > 0
         codes = tuple(np.unique(where.schema).tolist()) if several else (0,)
         if codes not in self._plans:
-            schemas = {code: self.segments.schemas[code] for code in codes if self.segments.schemas}
-            self._plans[codes] = plan_fields(schemas, self._selection)
+            schemas = {code: view.schemas[code] for code in codes if view.schemas}
+            self._plans[codes] = plan_fields(schemas, self._selection, {code: view.late[code] for code in schemas})
         return self._plans[codes]
 
     def _rows(self, plans: Sequence[FieldPlan], where: Places, counts: Counts) -> list[Array]:

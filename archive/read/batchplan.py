@@ -21,11 +21,12 @@ from archive.read.stepmap import Places
 
 @dataclass(frozen=True)
 class Kind:
-    """How a field is stored in some schemas."""
+    """How a field is stored in some schemas. late: whether it came after the steps."""
 
     codes: list[int]
     axis: Axis[Any]
     schema: ShardSchema
+    late: bool
 
 
 @dataclass
@@ -54,6 +55,9 @@ class Piece:
         self.kind = kind
         self.at = at
         spec = kind.axis.spec
+        if kind.late:
+            segment, step = segments.late[spec.path].find(where.segment, where.step)
+            where = where._replace(segment=segment, step=step)
         extent = Extent(where.segment, where.segment)  # not looked at where a step is a row
         if not spec.per_step:
             every = segments.extent(spec.name)
@@ -123,8 +127,10 @@ class Batch:
         return out
 
 
-def plan_fields(schemas: Mapping[int, ShardSchema], selection: Selection) -> Plans:
-    """How the fields selected are gathered from segments of these schemas (by their codes)."""
+def plan_fields(
+    schemas: Mapping[int, ShardSchema], selection: Selection, late: Mapping[int, frozenset[Path]]
+) -> Plans:  # fmt: skip
+    """How the fields selected are gathered from steps of these schemas (by their codes). late: which fields are."""
     found: dict[Path, dict[int, FieldSpec]] = {}
     for code, one in schemas.items():
         for path, spec in selection.specs(one).items():
@@ -141,7 +147,7 @@ def plan_fields(schemas: Mapping[int, ShardSchema], selection: Selection) -> Pla
             if spec.axis != "free" or selection.names is not None:
                 plans.slow.append(path)
         else:
-            plans.fields.append(_field_plan(path, specs, schemas, selection))
+            plans.fields.append(_field_plan(path, specs, schemas, selection, late))
     for name in selection.absent(schemas.values()):
         path = tuple(name.split("/")) if isinstance(name, str) else tuple(name)
         plans.fields.append(FieldPlan(path, FieldSpec(path, "step"), [], False, partial(selection.filled, name)))
@@ -154,8 +160,9 @@ def _by_rows(spec: FieldSpec) -> bool:
 
 
 def _field_plan(
-    path: Path, specs: Mapping[int, FieldSpec], schemas: Mapping[int, ShardSchema], selection: Selection
-) -> FieldPlan:
+    path: Path, specs: Mapping[int, FieldSpec], schemas: Mapping[int, ShardSchema], selection: Selection,
+    late: Mapping[int, frozenset[Path]],
+) -> FieldPlan:  # fmt: skip
     found = {(s.axis, s.dtype, s.shape) for s in specs.values()}
     if len(found) > 1:
         several = " and ".join(f"{dtype}{list(shape)} {axis}" for axis, dtype, shape in sorted(found))
@@ -168,15 +175,17 @@ def _field_plan(
             f"some of these episodes have no field {show(path)!r}; name the fields to read, or pass missing='skip' or "
             "missing=VALUE"
         )
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, bool], list[int]] = {}
     for code, spec in specs.items():
-        groups.setdefault(spec.next_of, []).append(code)
-    kinds = [Kind(codes, axis_of(specs[codes[0]]), schemas[codes[0]]) for codes in groups.values()]
+        groups.setdefault((spec.next_of, path in late[code]), []).append(code)
+    kinds = [
+        Kind(codes, axis_of(specs[codes[0]]), schemas[codes[0]], added) for (_, added), codes in groups.items()
+    ]  # fmt: skip
     spec = replace(next(iter(specs.values())), next_of="")
 
     def fill(count: int) -> Array:
         if lacking:
-            return selection.filled(path, count)
+            return selection.filled_as(spec, path, count)
         return np.empty((count, *spec.shape), dtypes.to_numpy(spec.dtype))
 
     return FieldPlan(path, spec, kinds, len(kinds) == 1 and not lacking, fill)

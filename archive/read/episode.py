@@ -167,9 +167,7 @@ class Episode:
 
     @property
     def _schemas(self) -> list[str]:
-        rows = self._index.chains.of(self._number)
-        found: list[str] = self._reader.snapshot.take(rows, ["schema"])["schema"].unique().to_pylist()
-        return found
+        return self._reader.schema_texts(self._index.chains.of(self._number))
 
     def spans(self, start: int = 0, stop: int | None = None) -> Spans:
         """Its segments with the steps [start, stop) of each; empty ones stay, for what belongs to the whole episode."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import MissingPackageError, NotFoundError, UsageError, cached_property, one_line, size, unescape_path
+from archive.base import MissingPackageError, NotFoundError, UsageError, one_line, size, unescape_path
 from archive.fields import schema
 from archive.manifest import COLUMNS, labels, matching
 from archive.read import deriving, labelling, sizes
@@ -211,17 +211,22 @@ class Episodes(Chosen, Sequence["Episode"]):
         """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read.
         Text counts as 8 a value."""
         spans = self.step_spans()
-        return sizes.of_spans(spans, self._reader.snapshot.take(spans.rows, sizes.COLUMNS), Selection(fields))
+        if not self._reader.snapshot.later.head.late:
+            rows = self._reader.snapshot.take(spans.rows, sizes.COLUMNS)
+            return sizes.of_spans(spans, rows, *sizes.schemas_of(rows), Selection(fields))
+        view = self._reader.shown(spans)
+        rows = self._reader.snapshot.take(view.spans.rows, sizes.COLUMNS)
+        return sizes.of_spans(view.spans, rows, view.schemas, view.code, Selection(fields))
 
     @property
     def fields(self) -> dict[str, str]:
         """Field -> dtype, shape of a row and kind of axis, of all of them; no data is read."""
-        return schema.described(self._schemas.dictionary.to_pylist())
+        return schema.described(self.schema_texts)
 
     @property
     def next_of(self) -> dict[schema.Path, schema.Path]:
         """Field -> the field whose next row it repeats, as their schemas say; no data is read."""
-        specs = [s for text in self._schemas.dictionary.to_pylist() for s in schema.loads(text).fields if s.next_of]
+        specs = [s for text in self.schema_texts for s in schema.loads(text).fields if s.next_of]
         return {spec.path: unescape_path(spec.next_of) for spec in specs}
 
     @property
@@ -235,11 +240,10 @@ class Episodes(Chosen, Sequence["Episode"]):
         text = any(told.partition("[")[0] in sizes.TEXT for told in self.fields.values())
         return size(self.nbytes) + (" and text" if text else "")
 
-    @cached_property
-    def _schemas(self) -> Any:
-        """The schema of each of their segments, as a dictionary of distinct ones."""
-        rows = self._index.chains.rows_of(self._chosen)
-        return self._reader.snapshot.take(rows, ["schema"])["schema"].combine_chunks().dictionary_encode()
+    @property
+    def schema_texts(self) -> list[str]:
+        """The distinct schemas of their steps, late fields among the others; no data is read."""
+        return self._reader.schema_texts(self._index.chains.rows_of(self._chosen))
 
     def plot(self, ax: Any = None, label: str | None = None, y: str = "return") -> Any:
         """Draw returns over update count, and lengths; Matplotlib's two Axes. Reads no data.

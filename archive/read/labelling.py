@@ -116,22 +116,30 @@ def _by_id(
 ) -> pa.Table:  # fmt: skip
     """A row for each of these, with the newest segment of the episode as it stands at a commit."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
     index = known if same else EpisodeIndex(Snapshot(storage, parent))
+    one = _addressed(index, numbers_of(index, ids, "nothing was said of any"))
+    coded = pa.array(keys, pa.string()).dictionary_encode()
+    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
+
+
+def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
+    """The numbers of episodes in an index; NotFoundError, saying what was not done, if some are not there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     wanted = pa.array(ids, pa.string())
     number = pc.index_in(wanted, value_set=index.column("episode_id").combine_chunks())
     if number.null_count:
         unknown = wanted.filter(pc.is_null(number)).unique().to_pylist()
         some = ", ".join(map(repr, unknown[:MAX_NAMED]))
         raise NotFoundError(
-            f"{len(unknown)} of these episodes are not at {storage.url}, such as {some}; nothing was said "
-            "of any. `archive episodes` lists them"
+            f"{len(unknown)} of these episodes are not at {index.snapshot.storage.url}, such as {some}; {undone}. "
+            "`archive episodes` lists them"
         )
-    one = _addressed(index, number.to_numpy().astype("int64"))
-    coded = pa.array(keys, pa.string()).dictionary_encode()
-    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
+    found: Ints = number.to_numpy().astype("int64")
+    return found
 
 
 def _commit(log: CommitLog, rows: Rows, by: str | None) -> Commit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from archive.base import FieldError, show
 from archive.fields import NODES, FieldSpec, Path, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Runs, axis_of, empty_rows
 from archive.read.chunks import Segments, Want
+from archive.read.latesteps import Filled, LateCuts, Shown, cuts_of, shown
 from archive.read.selection import Selection
 from archive.read.spans import Spans
 
@@ -111,17 +113,25 @@ class Group:
 def plan(spans: Spans, selection: Selection, segments: Segments) -> list[Group]:
     """How the fields selected of these steps are read, and of which rows.
     FieldError for names that an episode lacks."""
-    where = segments.places(spans.rows)
-    return [
-        _group(spans if len(episodes) == len(spans) else spans.pick(episodes), episodes, codes, selection, segments)
-        for episodes, codes in _alike(spans, segments.schema[where], selection, segments)
-    ]
+    view = shown(spans, segments)
+    out = []
+    for episodes, codes in _alike(view, selection):
+        whole = len(episodes) == len(spans)
+        part = spans if whole else spans.pick(episodes)
+        absent = selection.absent([view.schemas[code] for code in codes])
+        late: Mapping[Path, LateCuts] = {}
+        if segments.late:
+            late = _late(view if whole else view.pick(episodes), codes, selection, segments)
+            codes = list(dict.fromkeys(segments.schema[segments.places(part.rows)].tolist()))
+        out.append(_group(part, episodes, codes, late, absent, selection, segments))
+    return out
 
 
-def _alike(spans: Spans, code: Ints, selection: Selection, segments: Segments) -> list[tuple[Ints, list[int]]]:
-    """Episodes (their numbers) whose segments have the same schemas (their numbers, in the order they come in)."""
+def _alike(view: Shown, selection: Selection) -> list[tuple[Ints, list[int]]]:
+    """Episodes (their numbers) whose spans have the same schemas (their numbers, in the order they come in)."""
+    spans, code = view.spans, view.code
     every = np.arange(len(spans))
-    low, high = np.full(len(spans), len(segments.schemas)), np.full(len(spans), -1)
+    low, high = np.full(len(spans), len(view.schemas)), np.full(len(spans), -1)
     np.minimum.at(low, spans.episode, code)
     np.maximum.at(high, spans.episode, code)
     out = [(every[(low == n) & (high == n)], [n]) for n in np.unique(low[low == high]).tolist()]
@@ -130,7 +140,7 @@ def _alike(spans: Spans, code: Ints, selection: Selection, segments: Segments) -
         own = code[spans.offsets[episode] : spans.offsets[episode + 1]]
         mixed.setdefault(tuple(dict.fromkeys(own.tolist())), []).append(episode)
     for codes, episodes in mixed.items():
-        together = _agree([selection.specs(segments.schemas[code]) for code in codes])
+        together = _agree([selection.specs(view.schemas[code]) for code in codes])
         groups = [episodes] if together else [[episode] for episode in episodes]
         out += [(np.array(group), list(codes)) for group in groups]
     return out
@@ -155,7 +165,24 @@ def _agreed(specs: Iterable[FieldSpec]) -> FieldSpec | None:
     return specs[0] if alike else None
 
 
-def _group(spans: Spans, episodes: Ints, codes: list[int], selection: Selection, segments: Segments) -> Group:
+def _late(view: Shown, codes: list[int], selection: Selection, segments: Segments) -> dict[Path, LateCuts]:
+    """The fields selected that are late in some of these steps. FieldError for one that others lack."""
+    wanted = {path: None for code in codes for path in selection.specs(view.schemas[code]) if path in view.late[code]}
+    found = {path: cuts_of(path, view, segments) for path in wanted}
+    for path, late in found.items():
+        if len(late.lacking) and selection.is_error and not selection.leaves_out:
+            episode = segments.episode_id(int(late.lacking[0]))
+            raise FieldError(
+                f"field {show(path)!r} was added to some steps of episode {episode!r} only; pass missing='skip' to "
+                "leave it out of such episodes, or missing=VALUE to fill it in"
+            )
+    return found
+
+
+def _group(
+    spans: Spans, episodes: Ints, codes: list[int], late: Mapping[Path, LateCuts], absent: list[str | Path],
+    selection: Selection, segments: Segments,
+) -> Group:  # fmt: skip
     schemas = [segments.schemas[code] for code in codes]
     where = segments.places(spans.rows)
     cuts = Cuts(
@@ -166,7 +193,11 @@ def _group(spans: Spans, episodes: Ints, codes: list[int], selection: Selection,
     for code, one in zip(codes, schemas, strict=True):
         for path, spec in selection.specs(one).items():
             found.setdefault(path, {})[code] = spec
-    out = Group(episodes, spans.lengths(), list(found), {}, {}, selection.absent(schemas))
+    found = {path: specs for path, specs in found.items() if path not in late}
+    given = {path: one for path, one in late.items() if not (len(one.lacking) and selection.leaves_out)}
+    out = Group(episodes, spans.lengths(), [*found, *given], {}, {}, absent)
+    for path, added in given.items():
+        out.fields[path] = _field(added.specs, added.cuts, len(episodes), segments, selection)
     for path, specs in found.items():
         first = next(iter(specs.values()))
         if first.axis in NODES:
@@ -175,12 +206,14 @@ def _group(spans: Spans, episodes: Ints, codes: list[int], selection: Selection,
             own = cuts
             if len(specs) < len(codes):
                 own = cuts.pick(np.flatnonzero(np.isin(segments.schema[where], list(specs))))
-            out.fields[path] = _field(specs, own, len(episodes), segments)
+            out.fields[path] = _field(specs, own, len(episodes), segments, selection)
     return out
 
 
-def _field(specs: Mapping[int, FieldSpec], cuts: Cuts, count: int, segments: Segments) -> FieldRead:
-    """One field, located in its cuts."""
+def _field(
+    specs: Mapping[int, FieldSpec], cuts: Cuts, count: int, segments: Segments, selection: Selection
+) -> FieldRead:  # fmt: skip
+    """One field, located in its cuts; where its segment has it not, something stands in."""
     first = next(iter(specs.values()))
     code = segments.schema[cuts.segment]
     if not all(spec.per_step for spec in specs.values()):
@@ -197,13 +230,20 @@ def _field(specs: Mapping[int, FieldSpec], cuts: Cuts, count: int, segments: Seg
         if one.axis in NODES:
             continue
         kinds.setdefault(one.next_of if spec is not None else one, []).append(n)
+    lacking = np.flatnonzero(~np.isin(code, list(specs))) if segments.late else code[:0]
+    alone = len(kinds) == 1 and not len(lacking)
     parts, rows = [], np.zeros(len(cuts.lo), np.int64)
     for codes in kinds.values():
-        index = slice(None) if len(kinds) == 1 else np.flatnonzero(np.isin(code, codes))
-        own = cuts if len(kinds) == 1 else cuts.pick(index)
+        index = slice(None) if alone else np.flatnonzero(np.isin(code, codes))
+        own = cuts if alone else cuts.pick(index)
         axis = axis_of(replace(spec or specs[codes[0]], next_of=specs[codes[0]].next_of))
         parts.append(Part(axis, index, own, axis.locate(own, segments.schemas[codes[0]])))
         rows[index] = parts[-1].located.rows
+    if len(lacking):
+        own = cuts.pick(lacking)
+        filled = Filled(spec or first, partial(selection.filled_as, spec or first, first.path))
+        parts.append(Part(filled, lacking, own, filled.locate(own, segments.schemas[0])))
+        rows[lacking] = parts[-1].located.rows
     return FieldRead(spec or first, cuts, parts, rows, np.searchsorted(cuts.episode, np.arange(count + 1)), error)
 
 

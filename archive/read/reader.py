@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import reuse_freed_memory
+from archive.arrays import Ints, reuse_freed_memory
 from archive.base import IntegrityError
 from archive.fields import Array, Ragged
 from archive.manifest import Snapshot
 from archive.read import build
-from archive.read.chunks import ReadPlan, Segments, Shards, Tails, Want, filling
+from archive.read.chunks import LateFields, ReadPlan, Segments, Shards, Tails, Want, filling, latefields
 from archive.read.destination import Destination
+from archive.read.latesteps import Shown, shown
 from archive.read.plan import Group, plan
 from archive.read.selection import Selection
 from archive.read.spans import Spans
@@ -29,6 +30,7 @@ class Reader:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.shards = Shards(snapshot)
+        self._added: LateFields | None = None
         reuse_freed_memory()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,13 +58,16 @@ class Reader:
         return self._read(requests, build.nests)
 
     def read_stored(self, spans: Spans) -> list[dict[str, Array | Ragged]]:
-        """The fields of each episode in their stored form, by name, fetched together: for writing them again."""
-        return self._read([(spans, Selection())], build.stored)[0]
+        """The fields of each episode in their stored form, by name, fetched together: for writing them again.
+
+        Without those that came after their steps, which are of steps wherever these lie.
+        """
+        return self._filled([(spans, Selection())], self._plain(spans.rows), build.stored)[0]
 
     def plan(self, spans: Spans) -> ReadPlan:
         """What reading all fields takes, metadata included; the same whatever was read before."""
-        segments, groups = self._located([(spans, Selection())])
-        return filling.plan(self.shards, segments, _wants(groups, segments))
+        segments = self.segments(spans.rows)
+        return filling.plan(self.shards, segments, _wants([plan(spans, Selection(), segments)], segments))
 
     def shard_bytes(self, spans: Spans) -> int:
         """Bytes of all members of the shards in which these spans lie."""
@@ -72,16 +77,45 @@ class Reader:
 
     def segments(self, rows: Any) -> Segments:
         """Rows of the segments table, each once."""
+        return Segments(self.snapshot, np.unique(rows), self._late if self.snapshot.later.head.late else None)
+
+    @property
+    def _late(self) -> LateFields:
+        """The fields that came after their steps, as of the commit whose late fields count."""
+        table = self.snapshot.later.late
+        if self._added is None or self._added.table is not table:
+            self._added = LateFields(table, self.snapshot.columns(latefields.WHERE))
+        return self._added
+
+    def schema_texts(self, rows: Ints) -> list[str]:
+        """The distinct schemas of rows of the segments table, with fields that came later; no data is read."""
+        table = self.snapshot.take(rows, ["schema", "length"])
+        if not self.snapshot.later.head.late:
+            found: list[str] = table["schema"].unique().to_pylist()
+            return found
+        spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy())
+        return list(dict.fromkeys(one.dumps() for one in self.shown(spans).schemas))
+
+    def shown(self, spans: Spans) -> Shown:
+        """What fields these steps have."""
+        return shown(spans, self.segments(spans.rows))
+
+    def _plain(self, rows: Any) -> Segments:
         return Segments(self.snapshot, np.unique(rows))
 
-    def _located(self, requests: Sequence[Request]) -> tuple[Segments, list[list[Group]]]:
-        segments = self.segments(np.concatenate([spans.rows for spans, _ in requests]))
-        return segments, [plan(spans, selection, segments) for spans, selection in requests]
+    def _of(self, requests: Sequence[Request]) -> Segments:
+        return self.segments(np.concatenate([spans.rows for spans, _ in requests]))
 
     def _read(
         self, requests: Sequence[Request], build: Build, tails: Tails | None = None, into: Destination | None = None
     ) -> list[list[dict[str, Any]]]:
-        segments, groups = self._located(requests)
+        return self._filled(requests, self._of(requests), build, tails, into)
+
+    def _filled(
+        self, requests: Sequence[Request], segments: Segments, build: Build, tails: Tails | None = None,
+        into: Destination | None = None,
+    ) -> list[list[dict[str, Any]]]:  # fmt: skip
+        groups = [plan(spans, selection, segments) for spans, selection in requests]
         if into is not None:
             into.take(groups[0])
         for field in (field for own in groups for group in own for field in group.fields.values()):

@@ -45,16 +45,29 @@ class Selection:
         """Names asked for that no field of an episode answers; an error if that is what was asked for."""
         have = list(dict.fromkeys(f.path for schema in schemas for f in schema.fields)) if self.names else []
         names = [n for n in self.names or () if not any(_matches(n, p) for p in have)]
-        if names and isinstance(self.missing, str) and self.missing == "error":
+        if names and self.is_error:
             raise FieldError(
                 f"an episode has no field {names[0]!r} (it has: {', '.join(sorted(map(show, have))) or 'none'}); pass "
                 "missing='skip' to leave it out, or missing=VALUE to fill it in"
             )
         return [] if isinstance(self.missing, str) and self.missing == "skip" else names
 
+    @property
+    def is_error(self) -> bool:
+        """Whether a field that an episode lacks is an error."""
+        return isinstance(self.missing, str) and self.missing == "error"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether an episode goes without a field that some of its steps lack."""
+        return (isinstance(self.missing, str) and self.missing == "skip") or (self.is_error and self.names is None)
+
     def filled(self, name: str | Path, steps: int) -> Array:
         """The stand-in for an absent field: of the shape and dtype that other episodes of this read have."""
-        spec = self._known.get(name)
+        return self.filled_as(self._known.get(name), name, steps)
+
+    def filled_as(self, spec: FieldSpec | None, name: str | Path, steps: int) -> Array:
+        """The stand-in for steps of a field, of the shape and dtype that it has elsewhere."""
         try:
             if spec is None or spec.axis in NODES or spec.dtype in ("str", "json"):
                 return np.full(steps, self.missing)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, sums
-from archive.fields import NODES, FieldSpec, schema, to_numpy
+from archive.fields import NODES, FieldSpec, ShardSchema, schema, to_numpy
 from archive.read.selection import Selection
 from archive.read.spans import Spans
 
@@ -20,16 +20,22 @@ COLUMNS = ("schema", "extents", "length")
 TEXT = ("str", "json")
 
 
-def of_spans(spans: Spans, rows: pa.Table, selection: Selection) -> Ints:
-    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span.
+def schemas_of(rows: pa.Table) -> tuple[Sequence[ShardSchema], Ints]:
+    """The schemas of rows of the segments table, and the number of that of each."""
+    codes = rows["schema"].combine_chunks().dictionary_encode()
+    return [schema.loads(text) for text in codes.dictionary.to_pylist()], codes.indices.to_numpy()
+
+
+def of_spans(
+    spans: Spans, rows: pa.Table, schemas: Sequence[ShardSchema], code: Ints, selection: Selection
+) -> Ints:  # fmt: skip
+    """Bytes of each episode in the fields selected; `rows` are COLUMNS of the segments table, one row a span, and
+    `code` is the number of the schema that each has.
 
     Ragged, offset and free fields count with what they hold; text counts as 8 bytes a value,
     as its length is not known.
     """
-    codes = rows["schema"].combine_chunks().dictionary_encode()
-    texts = codes.dictionary.to_pylist()
-    code = codes.indices.to_numpy()
-    specs = [{s.name: s for s in selection.specs(schema.loads(text)).values() if s.axis not in NODES} for text in texts]
+    specs = [{s.name: s for s in selection.specs(one).values() if s.axis not in NODES} for one in schemas]
     per_step = np.array([_step_bytes(of) for of in specs] or [0], np.float64)[code]
     length = np.maximum(1, rows["length"].to_numpy())
     share = np.where(rows["length"].to_numpy() > 0, (spans.hi - spans.lo) / length, 1.0)

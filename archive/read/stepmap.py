@@ -13,7 +13,7 @@ from archive.read.spans import Spans
 
 
 class Places(NamedTuple):
-    """Where some steps lie: number of the segment, step in that segment, number of its schema."""
+    """Where some steps lie: number of the segment, step in that segment, number of the schema that they have."""
 
     segment: Ints
     step: Ints
@@ -26,7 +26,8 @@ class Places(NamedTuple):
 class StepMap:
     """The steps of some episodes, numbered end to end."""
 
-    def __init__(self, spans: Spans, segments: Segments) -> None:
+    def __init__(self, spans: Spans, segments: Segments, code: Ints) -> None:
+        """code: the number of the schema that each span has."""
         counts = spans.hi - spans.lo
         ends = np.cumsum(counts)
         total = np.append(0, ends)
@@ -36,7 +37,7 @@ class StepMap:
         self.steps = int(total[-1])
         self._ends = ends
         self._segment = segments.places(spans.rows)
-        self._schema = segments.schema
+        self._code = code
         self._shift = spans.lo - (ends - counts)
         self._single = bool((np.diff(spans.offsets) == 1).all())
 
@@ -70,5 +71,4 @@ class StepMap:
         """Where step `steps[i]` of episode `numbers[i]` lies; they were checked."""
         at = self.first[numbers] + steps
         span = numbers if self._single else np.searchsorted(self._ends, at, side="right")
-        segment = self._segment[span]
-        return Places(segment, at + self._shift[span], self._schema[segment])
+        return Places(self._segment[span], at + self._shift[span], self._code[span])

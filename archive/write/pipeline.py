@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.arrays import Memory, Shelf, reuse_freed_memory
 from archive.base import layout, usable_cores
-from archive.manifest import tables
+from archive.manifest import tablefiles
 from archive.shard import groups, packing
 from archive.store import Storage
 from archive.write.blocks import Block, Slab, assemble
@@ -271,22 +271,8 @@ class Pipeline:
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:
         """Write one encoded shard; its rows of the chunk table."""
-        if self._layout == "packed":
-            buffers, placed = packing.pack(members)
-            self._storage.put(key, buffers)
-        else:
-            objects, placed = packing.loose(members)
-            self._storage.put_many((f"{key}/{name}", data) for name, data in objects)
-        return chunk_rows(key, members, placed)
+        return tablefiles.write_shard(self._storage, key, members, self._layout)
 
 
 def _stored_bytes(slab: Slab) -> int:
     return sum(array.nbytes for array in slab.arrays.values())
-
-
-def chunk_rows(key: str, members: Sequence[packing.Member], placed: Sequence[packing.Placed]) -> pa.Table:
-    """Rows of the chunk table for one shard."""
-    columns = {
-        name: [getattr(p, name) for p in placed] for name in ("array", "chunk", "rows", "offset", "size", "crc32c")
-    }
-    return tables.from_columns("chunks", {"shard": key, "member": [p.name for p in placed], **columns})

@@ -6,6 +6,7 @@ from __future__ import annotations
 from archive.fields.axes.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Runs, Stored, Value, empty_rows
 from archive.fields.axes.kinds import KINDS, axis_of
 from archive.fields.axes.normalising import normalise
+from archive.fields.axes.step import StepAxis
 
 __all__ = [
     "KINDS",
@@ -16,6 +17,7 @@ __all__ = [
     "Layout",
     "Located",
     "Runs",
+    "StepAxis",
     "Stored",
     "Value",
     "axis_of",

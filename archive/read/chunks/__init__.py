@@ -3,11 +3,12 @@ few requests, each chunk compared with its checksum and decoded once. A cache ma
 
 from __future__ import annotations
 
-from archive.read.chunks import fetching, filling
+from archive.read.chunks import fetching, filling, latefields
 from archive.read.chunks.chunkcache import DiskCache, as_disk_cache
 from archive.read.chunks.chunkreader import Counts
 from archive.read.chunks.chunkstore import ChunkStore
 from archive.read.chunks.filling import Tails
+from archive.read.chunks.latefields import LateFields
 from archive.read.chunks.placing import Want
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import ReadPlan, Shards
@@ -16,6 +17,7 @@ __all__ = [
     "ChunkStore",
     "Counts",
     "DiskCache",
+    "LateFields",
     "ReadPlan",
     "Segments",
     "Shards",
@@ -24,4 +26,5 @@ __all__ = [
     "as_disk_cache",
     "fetching",
     "filling",
+    "latefields",
 ]

@@ -1,32 +1,41 @@
-"""Pure, no I/O: rows of the segments table as numbers: where their steps lie, and what fields they have."""
+"""Pure, no I/O: rows of the segments table as numbers: where their steps lie, and what fields they have.
+
+Rows of the late table that give fields of these steps are further segments, behind all others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, spans
 from archive.base import cached_property
-from archive.fields import ShardSchema, schema
+from archive.fields import Path, ShardSchema, schema
 from archive.fields.axes import Extent
 from archive.manifest import Snapshot, StoredFile
+from archive.read.chunks.latefields import Cover, LateFields
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _PLACE = ("shard", "start", "length", "schema")
 _CHUNKS = ("chunks", "chunks_bytes", "chunks_crc32c")
+_NONE = np.zeros(0, np.int64)
 _parsed = lru_cache(maxsize=1024)(schema.loads)
 
 
 class Segments:
-    """Some rows of the segments table: shards and schemas by their place in `shards` and `schemas`, -1 for no shard."""
+    """Some rows of the segments table: shards and schemas by their place in `shards` and `schemas`, -1 for no shard.
 
-    def __init__(self, snapshot: Snapshot, rows: Ints) -> None:
+    late: by path, which steps have the field from a further segment.
+    """
+
+    def __init__(self, snapshot: Snapshot, rows: Ints, added: LateFields | None = None) -> None:
         self._snapshot = snapshot
+        self.late: dict[Path, Cover] = {}
         self.rows = rows  # sorted, each once
         self._extents: dict[str, Extent] = {}
         table = snapshot.take(rows, _PLACE)
@@ -35,6 +44,36 @@ class Segments:
         self.schemas: list[ShardSchema] = [_parsed(text) for text in texts]
         self.start = table["start"].fill_null(0).to_numpy().astype(np.int64, copy=False)
         self.length = table["length"].to_numpy().astype(np.int64, copy=False)
+        if added is not None:
+            self._add(added)
+
+    def _add(self, added: LateFields) -> None:
+        """Further segments for what was added to steps of these."""
+        found = {path: _of_rows(where.row, self.rows) for path, where in added.where.items()}
+        givers = [added.where[path].late[index] for path, (index, _) in found.items()]
+        used = np.unique(np.concatenate([_NONE, *givers]))
+        if not len(used):
+            return
+        own = len(self.rows)
+        self._late_table, self._late_rows = added.table, used.astype(np.int64)
+        self._origin = np.zeros(len(used), np.int64)
+        for path, (index, place) in found.items():
+            if len(index):
+                of = added.where[path].pick(index)
+                other = np.searchsorted(used, of.late)
+                self._origin[other] = place
+                self.late[path] = Cover(place, of.lo, of.hi, own + other, of.step)
+        self._append(_taken(added.table, self._late_rows, _PLACE))
+
+    def _append(self, table: pa.Table) -> None:
+        shards, shard = _coded(table["shard"])
+        texts, code = _coded(table["schema"])
+        self.shard = np.append(self.shard, shard + len(self.shards))
+        self.schema = np.append(self.schema, code + len(self.schemas))
+        self.shards = self.shards + shards
+        self.schemas += [_parsed(text) for text in texts]
+        self.start = np.append(self.start, table["start"].to_numpy())
+        self.length = np.append(self.length, table["length"].to_numpy())
 
     def places(self, rows: Ints) -> Ints:
         """Where rows of the table, all of which are here, stand among these."""
@@ -49,7 +88,7 @@ class Segments:
 
     def _found_extent(self, name: str) -> Extent:
         segment, field, names, start, rows = self._entries
-        out = Extent(np.zeros(len(self.rows), np.int64), np.zeros(len(self.rows), np.int64))
+        out = Extent(np.zeros(len(self.start), np.int64), np.zeros(len(self.start), np.int64))
         if name in names:
             mine = np.flatnonzero(field == names[name])
             out.start[segment[mine]] = start[mine]
@@ -73,7 +112,9 @@ class Segments:
         return pc.list_parent_indices(listed).to_numpy(), fields.indices.to_numpy(), names, start, rows
 
     def episode_id(self, number: int) -> str:
-        """The episode that a segment is of."""
+        """The episode that a segment is of; of a further one, an episode with steps that it gives fields of."""
+        if number >= len(self.rows):
+            number = int(self._origin[number - len(self.rows)])
         return str(self._snapshot.take([int(self.rows[number])], ["episode_id"])["episode_id"][0].as_py())
 
     def last_in(self, shard: int) -> int:
@@ -89,9 +130,12 @@ class Segments:
 
     def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
         """The files that say where the chunks of these shards lie, each once."""
-        table = self._snapshot.take(self.rows[self._last_in[shards]], _CHUNKS)
-        columns = (table[name].to_pylist() for name in _CHUNKS)
-        found = (StoredFile(path or "", size or 0, crc or 0) for path, size, crc in zip(*columns, strict=True))
+        last, own = self._last_in[shards], len(self.rows)
+        tables = [self._snapshot.take(self.rows[last[last < own]], _CHUNKS)]
+        if self.late:
+            tables.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], _CHUNKS))
+        rows = (zip(*(table[name].to_pylist() for name in _CHUNKS), strict=True) for table in tables)
+        found = (StoredFile(path or "", size or 0, crc or 0) for of in rows for path, size, crc in of)
         return list({ref.path: ref for ref in found}.values())
 
     @cached_property
@@ -115,6 +159,18 @@ class _Owners(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._segments.shards)
+
+
+def _of_rows(given: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Which entries of sorted numbers are among `rows`, sorted and each once; and the place there of each."""
+    first, last = (np.searchsorted(given, rows, side=side) for side in ("left", "right"))
+    return spans(first, last - first), np.repeat(np.arange(len(rows)), last - first)
+
+
+def _taken(table: pa.Table, rows: Ints, names: Sequence[str]) -> pa.Table:
+    import pyarrow as pa
+
+    return table.select(list(names)).take(pa.array(rows))
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:

@@ -1,0 +1,160 @@
+"""Giving steps fields that come after the fact: shards of their own, rows of the late table, and a commit that names
+them. What was written before stays as it is."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import (
+    CorruptCommitError,
+    FieldError,
+    LetGoError,
+    UsageError,
+    check_text,
+    escape_path,
+    jsontree,
+    layout,
+)
+from archive.fields import ShardSchema, schema, to_path
+from archive.manifest import (
+    Commit,
+    CommitLog,
+    EpisodeIndex,
+    FileRef,
+    Snapshot,
+    about,
+    commits,
+    new_session,
+    tablefiles,
+    tables,
+)
+from archive.read import labelling
+from archive.read.chosen import Chosen
+from archive.read.chunks import latefields
+from archive.read.lateshards import Given, LateShards, checked
+from archive.read.reader import Reader
+from archive.read.spans import Spans
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOLD = (
+    "fields", "session", "buffer", "rank", "env_id", "position", "length", "dropped", "provenance", "by", "created_at",
+    "commit",
+)  # fmt: skip
+Fields = Mapping[Any, Mapping[str, Any]]  # name -> episode id -> rows
+
+
+def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by: str | None) -> Commit:
+    """Give episodes fields, by name and id; the commit. Nothing is written unless all of them can be added.
+
+    known: the episodes as they were seen last, which saves reading them again.
+    """
+    ids = list(dict.fromkeys(episode for values in given.values() for episode in values))
+    if not ids:
+        raise UsageError('no field is given for any episode: give arc.add_fields({"advantage": {episode id: rows}})')
+    index = known.as_of(log.catch_up())
+    commits.check_can_let_go(log.head)
+    reader = Reader(index.snapshot)
+    spans = Chosen(reader, index, labelling.numbers_of(index, ids, "nothing was added to any")).step_spans()
+    steps, known_fields = spans.lengths().tolist(), schemas_of(reader, spans)
+    values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
+    fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
+    return write(log, reader, ((spans.one(i), of) for i, of in enumerate(fields)), provenance, by)
+
+
+def schemas_of(reader: Reader, spans: Spans) -> list[ShardSchema]:
+    """What fields some steps have."""
+    return [schema.loads(text) for text in reader.schema_texts(spans.rows)]
+
+
+def write(
+    log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, Given]], provenance: Any, by: str | None
+) -> Commit:  # fmt: skip
+    """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
+    commits.check_can_let_go(log.head)
+    said = {"provenance": _text(provenance), "by": None if by is None else check_text(by, "by")}
+    session = new_session()
+    shards = LateShards(reader.snapshot, session, _layout(log.storage))
+    for spans, given in made:
+        shards.add(spans, given)
+    rows, chunks = shards.close()
+    if not rows.num_rows:
+        return log.catch_up()
+    for name, value in {**said, "created_at": datetime.now(UTC)}.items():
+        rows = tables.set_column(rows, name, value)
+    return log.append(f"late/{uuid.uuid4().hex}", partial(_draft, reader.snapshot, session, rows, chunks))
+
+
+def _layout(storage: Storage) -> str:
+    found = about.find(storage)
+    if found is None:
+        raise CorruptCommitError(f"{storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
+    return found[0].layout
+
+
+def _draft(
+    seen: Snapshot, session: str, rows: pa.Table, chunks: FileRef | None, parent: Commit, attempt: int
+) -> Commit:  # fmt: skip
+    commits.check_can_let_go(parent)
+    if parent.let_go is not None and parent.let_go > seen.commit.number:
+        _check_there(Snapshot(seen.storage, parent), rows)
+    files = tablefiles.add_rows(seen.storage, session, "late", parent, rows, fold=attempt == 0)
+    return parent.after("late", session=session, late=files, chunks=chunks)
+
+
+def _check_there(now: Snapshot, rows: pa.Table) -> None:
+    found = latefields.overlaps(rows, now.columns(latefields.WHERE))
+    if int((found.hi - found.lo).sum()) < int(rows["length"].to_numpy().sum()):
+        raise LetGoError(
+            f"some of the steps that were given fields were forgotten at {now.storage.url} meanwhile; nothing was "
+            "added to any. Open the archive again"
+        )
+
+
+def _text(provenance: Any) -> str | None:
+    return None if provenance is None else jsontree.dumps(provenance, where="provenance")
+
+
+def drop(log: CommitLog, names: Sequence[Any]) -> Commit:
+    """Take late fields away from all steps; the commit. FieldError if nobody added a field of some name."""
+    if isinstance(names, str) or not names:
+        raise UsageError('give a list of names of late fields, as in arc.drop_fields(["advantage"])')
+    wanted = list(dict.fromkeys(escape_path(to_path(name)) for name in names))
+    return log.append(f"late/{uuid.uuid4().hex}", partial(_dropped, log.storage, wanted))
+
+
+def _dropped(storage: Storage, names: Sequence[str], parent: Commit, attempt: int) -> Commit:
+    commits.check_can_let_go(parent)
+    late = tablefiles.load(storage, "late", parent.files("late"))
+    parts = [_to_drop(late, name) for name in names]
+    for name, part in zip(names, parts, strict=True):
+        if not part.num_rows:
+            raise FieldError(f"no field {name!r} was added to steps at {storage.url}; nothing was dropped")
+    rows, session = tables.concat("late", parts), new_session()
+    rows = tables.set_column(rows, "created_at", datetime.now(UTC))
+    files = tablefiles.add_rows(storage, session, "late", parent, rows, fold=attempt == 0)
+    return parent.after("late", session=session, late=files)
+
+
+def _to_drop(late: pa.Table, name: str) -> pa.Table:
+    """Rows that take a field away from all steps that have it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = late["fields"].combine_chunks()
+    owner = pc.list_parent_indices(names).to_numpy()
+    has = np.zeros(late.num_rows, bool)
+    has[owner[pc.equal(pc.list_flatten(names), name).to_numpy(zero_copy_only=False)]] = True
+    dropped, commit = pc.fill_null(late["dropped"], False).to_numpy(), late["commit"].to_numpy()
+    since = commit[has & dropped].max(initial=-1)
+    taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(latefields.WHERE))
+    columns = {column: taken[column] for column in taken.column_names}
+    return tables.from_columns("late", {**columns, "fields": [[name]] * taken.num_rows, "dropped": True})

@@ -1,0 +1,131 @@
+"""Engine: fields that come after their steps, into shards of their own: rows of each step's fields come in with the
+steps; rows of the late table and of the chunk table go out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive.base import FieldError, layout, show
+from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, shard_schema, to_path, unflatten
+from archive.fields.axes import normalise
+from archive.manifest import FileRef, Snapshot, tablefiles, tables
+from archive.read.chunks import latefields
+from archive.read.spans import Spans
+from archive.shard import groups
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHARD_BYTES = 48 * 1024 * 1024  # of steps
+COMPRESSION = "zstd:1"
+
+
+class Given(NamedTuple):
+    """The late fields of one episode: what they are, and their rows in stored form, both by name."""
+
+    specs: dict[str, FieldSpec]
+    rows: dict[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows.values())
+
+
+def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence[ShardSchema]) -> Given:
+    """The fields that an episode of so many steps is given, in stored form.
+
+    FieldError for one that has other rows than the episode steps, whose values cannot be stored, or that does not go
+    with the fields which steps of these schemas have.
+    """
+    leaves = {to_path(name): _plain(value) for name, value in values.items()}
+    for path in leaves:
+        _check_path(path, [*leaves], known)
+    found = normalise(unflatten(leaves), Schema(axes=dict.fromkeys(leaves, "step")))
+    rows: dict[str, Array] = {}
+    for name, value in found.data.items():
+        rows[name] = np.asarray(value)
+        if len(rows[name]) != steps:
+            raise FieldError(
+                f"field {show(found.specs[name].path)!r} of episode {episode!r} has {len(rows[name])} rows, the "
+                f"episode {steps} steps; give one row a step. Nothing was added to any"
+            )
+    if len(rows) < len(leaves):
+        raise FieldError(f"episode {episode!r} is given a field without an array; nothing was added to any")
+    return Given(found.specs, rows)
+
+
+def _plain(value: Any) -> Any:
+    """Strings of any length are of one dtype, so that episodes share a shard."""
+    return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "U" else value
+
+
+def _check_path(path: Path, given: Sequence[Path], known: Sequence[ShardSchema]) -> None:
+    have = {spec.path: spec for one in known for spec in one.fields if spec.axis != "dict"}
+    for other in [*given, *have]:
+        if (other != path and other[: len(path)] == path) or other == path[: len(other)] != path:
+            raise FieldError(f"field {show(path)!r} and field {show(other)!r} cannot lie within one another")
+    own = have.get(path)
+    if own is not None and own.axis != "step" and own.axis not in NODES:
+        raise FieldError(
+            f"field {show(path)!r} of these episodes is not one row a step (it is on axis {own.axis!r}), so late rows "
+            "cannot take its place; give them another name"
+        )
+
+
+class LateShards:
+    """Late fields of episodes on their way into shards: those that are alike share one, and few are in memory."""
+
+    def __init__(self, snapshot: Snapshot, session: str, archive_layout: str) -> None:
+        self._snapshot = snapshot
+        self._storage = snapshot.storage
+        self._session = session
+        self._layout = archive_layout
+        self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, Given]]] = {}
+        self._late: list[pa.Table] = []
+        self._chunks: list[pa.Table] = []
+
+    def add(self, spans: Spans, given: Given) -> None:
+        """The fields of one episode, of which these are the steps."""
+        if not len(spans.rows) or not (spans.hi > spans.lo).any():
+            return
+        kind = tuple(given.specs[name] for name in sorted(given.specs))
+        held = self._held.setdefault(kind, [])
+        held.append((spans, given))
+        if sum(one.nbytes for _, one in held) >= SHARD_BYTES:
+            self._write(kind)
+
+    def _write(self, kind: tuple[FieldSpec, ...]) -> None:
+        held = self._held.pop(kind)
+        arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in held]) for spec in kind}
+        own = shard_schema({spec.name: spec for spec in kind}, Schema())
+        key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._layout)
+        about = {"trajectory-archive": {"schema": own.dumps(), "format": layout.PART_VERSION}}
+        members = groups.encode(arrays, attributes=about, compression=COMPRESSION, copy=False)
+        self._chunks.append(tablefiles.write_shard(self._storage, key, members, self._layout))
+        self._late.append(self._rows([spans for spans, _ in held], key, own))
+
+    def _rows(self, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
+        """A row of the late table for each run of steps that lies in the shard."""
+        row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
+        some = hi > lo
+        row, lo, counts = row[some], lo[some], (hi - lo)[some]
+        found = self._snapshot.take(row, [*latefields.STREAM, "position"])
+        names = [spec.name for spec in own.fields]
+        stream = {name: found[name] for name in latefields.STREAM}
+        return tables.from_columns("late", {
+            **stream, "position": found["position"].to_numpy() + lo, "length": counts, "shard": key,
+            "start": np.cumsum(counts) - counts, "schema": own.dumps(), "fields": [names] * len(row), "dropped": False,
+        })  # fmt: skip
+
+    def close(self) -> tuple[pa.Table, FileRef | None]:
+        """Write what is held; the rows of the late table, and the file with the chunk rows of their shards."""
+        for kind in [*self._held]:
+            self._write(kind)
+        if not self._chunks:
+            return tables.schema("late").empty_table(), None
+        chunks = tablefiles.write(self._storage, self._session, "chunks", tables.concat("chunks", self._chunks))
+        return tablefiles.with_chunks(tables.concat("late", self._late), chunks), chunks
