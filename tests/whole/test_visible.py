@@ -99,6 +99,13 @@ def calls(root: Path, tmp: Path) -> Iterator[tuple[str, ...]]:
     yield ("import", url, str(tmp / "x"), "--format", "d3rlpy", "--run", EVIL)
     yield from [("request-checkpoint", url), ("verify", url), ("verify", url, "--deep"), ("repair", url)]
     yield ("verify", str(tmp / "filtered"))
+    yield from [("tag", url, f"t{EVIL}"), ("tag", url, "t", "--by", EVIL), ("tag", url, "t"), ("tags", url)]
+    yield from [("label", url, "--id", name, f"l{EVIL}={EVIL}", "--by", EVIL), ("label", url, "--id", EVIL, "l=1")]
+    yield from [("label", url, "--id", name, f"l={EVIL}", "--by", EVIL), ("labels", url), ("episodes", url)]
+    yield from [("forget", url, "--keep-last", "1", "--episodes", "unreferenced"), ("forget", url, "--id", name)]
+    yield from [("forget", url, "--keep-last", "1"), ("forget", url, "--where", EVIL), ("prune", url)]
+    yield from [("prune", url, "--older-than", EVIL), ("undo", url), ("restore", url, "--commit", "3")]
+    yield from [("upgrade", url), ("restore", url, "--commit", f"t{EVIL}")]
     yield from [("demo", str(tmp / "nowhere" / "\x1b[2J"), "--commit", "1"), ("info", f"{url}/\x1b[2J")]
 
 
