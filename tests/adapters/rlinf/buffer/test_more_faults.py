@@ -107,7 +107,7 @@ def test_10_what_is_changed_after_adding_does_not_change_what_was_added(tmp_path
 
 
 def test_10_a_failed_save_is_raised_by_the_next_call(tmp_path: Path) -> None:
-    buffer = saving(tmp_path, auto_save_interval_s=0.01, sample_window_size=0)
+    buffer = saving(tmp_path, auto_save_interval_s=0.2, sample_window_size=0)  # so that it fails once, and not again
     buffer.add_trajectories([make(0)])
     buffer.flush()
     folder = tmp_path / "shards"
