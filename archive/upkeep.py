@@ -34,6 +34,10 @@ class Upkeep(ABC):
     @abstractmethod
     def index(self) -> EpisodeIndex: ...
 
+    @property
+    @abstractmethod
+    def layout(self) -> str: ...
+
     @abstractmethod
     def _log(self) -> CommitLog:
         """Where commits are added; UsageError in an archive that was opened at a commit."""
@@ -101,6 +105,10 @@ class Upkeep(ABC):
         none go but by where and ids.  where: a condition as of `episodes.filter(where=)`.  ids: of episodes. With
         `episodes`, both narrow what may go.  run: nothing of other runs goes.
 
+        redact: nothing of these ids may be left, as somebody's data must go: shards that hold other episodes, too, are
+        written anew without them, and a prune deletes the rest. UsageError from `.commit()`, with nothing done, as long
+        as a checkpoint, a tag, a running session or another archive needs something of them: the plan's `obstacles`.
+
         It is one commit, which deletes nothing: `undo()` brings all back, until it is pruned. Whatever is asked, these
         stay: the newest whole checkpoint of each run (and the newest with its buffers), what the newest session of a
         run went on from and has written since, what tags name, what other archives refer to, and episodes that a
@@ -110,9 +118,11 @@ class Upkeep(ABC):
         ConflictError if by then something else would go than it says.
         """
         from archive.maintain import asked, forgetting
+        from archive.maintain.redaction import Redaction
 
         found = asked(keep, episodes, where, ids, run, redact=redact)
-        planned = forgetting.plan(self._log(), found, self._committed)
+        redacting = None if not redact else Redaction(self.storage, self.layout, found.ids or ())
+        planned = forgetting.plan(self._log(), found, self._committed, redacting)
         return planned if dry_run else planned.commit()
 
     def undo(self) -> Self:

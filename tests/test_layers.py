@@ -37,6 +37,7 @@ ROOMS = (
     "archive.write",
     "archive.checkpoint",
     "archive.maintain",
+    "archive.maintain.redaction",
     "archive.maintain.pruning",
     "archive",
     "archive.ring",

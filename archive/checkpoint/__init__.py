@@ -17,10 +17,11 @@ from archive.checkpoint.runs import Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import next_sequence, rows_of
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import ColumnRef, StagedBuffer, StagedIndex
+from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StagedBuffer, StagedIndex
 
 __all__ = [
     "MAIN_BUFFER",
+    "UNCONSUMED",
     "Candidate",
     "Checkpoint",
     "Checkpoints",

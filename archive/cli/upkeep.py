@@ -94,6 +94,7 @@ def repair(target: Target, yes: bool) -> None:
 @where("Episodes that meet it may go, as in 'return < 0'.")
 @click.option("--id", "ids", multiple=True, metavar="ID", help="This episode may go. May be repeated.")
 @of_run
+@click.option("--redact", is_flag=True, help="Nothing of the episodes of --id may be left: shards are written anew.")
 @YES
 def forget(
     target: Target, keep_last: int | None, keep_every: int | None, keep_within: str | None, keep_best: str | None,
@@ -137,7 +138,7 @@ def _show_plan(plan: ForgetPlan) -> None:
     if plan.checkpoints:
         output.table(plan.checkpoint_rows(), CHECKPOINT_COLUMNS)
     output.table(plan.episode_rows(), EPISODE_COLUMNS)
-    if plan.made is None:
+    if plan.made is None and not plan.obstacles:
         output.say("nothing is to be forgotten" if plan.empty else "nothing is forgotten yet: add --yes to do it")
 
 

@@ -3,15 +3,19 @@ tags are given."""
 
 from __future__ import annotations
 
-from archive.maintain import forgetting, maintenance, repairing, tags
+from archive.maintain import drafting, forgetting, maintenance, moving, repairing, standing, tags
 from archive.maintain.asking import Asked, asked
-from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan
+from archive.maintain.drafting import Decided, Draft
+from archive.maintain.keeping import read_tags
+from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan, Redacted
 from archive.maintain.maintenance import verify
+from archive.maintain.moving import Moved, Piece
 from archive.maintain.objects import check_made
 from archive.maintain.pins import read_pins
 from archive.maintain.repairing import damaged_commit, repair
 from archive.maintain.restoring import restore, undo
-from archive.maintain.retained import retained, retained_reach, walk
+from archive.maintain.retained import borrowed, retained, retained_reach, walk
+from archive.maintain.standing import Mask
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.upgrading import upgrade
 from archive.maintain.usage import Held, Info, Usage, usage
@@ -20,23 +24,34 @@ __all__ = [
     "CHECKPOINT_COLUMNS",
     "EPISODE_COLUMNS",
     "Asked",
+    "Decided",
+    "Draft",
     "ForgetPlan",
     "Held",
     "Info",
+    "Mask",
+    "Moved",
+    "Piece",
+    "Redacted",
     "Tag",
     "Tags",
     "Usage",
     "asked",
+    "borrowed",
     "check_made",
     "damaged_commit",
+    "drafting",
     "forgetting",
     "maintenance",
+    "moving",
     "read_pins",
+    "read_tags",
     "repair",
     "repairing",
     "restore",
     "retained",
     "retained_reach",
+    "standing",
     "tags",
     "undo",
     "upgrade",

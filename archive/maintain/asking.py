@@ -21,6 +21,7 @@ class Asked:
 
     episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
     run: nothing of other runs may go.  anyhow: a policy that wants none of the checkpoints leaves what is protected.
+    redact: nothing of these episodes may be left.
     """
 
     keep: Keep | None = None
@@ -29,6 +30,7 @@ class Asked:
     ids: tuple[str, ...] | None = None
     run: str | None = None
     anyhow: bool = False
+    redact: bool = False
 
     @property
     def chosen(self) -> bool:
@@ -45,14 +47,16 @@ class Asked:
             ("keep", self.keep), ("episodes", self.episodes), ("where", self.where), ("run", self.run),
         )  # fmt: skip
         parts = [f"{name}={value}" for name, value in given if value is not None]
-        return ", ".join([*parts, *([] if self.ids is None else [f"{len(self.ids)} ids"])])
+        ids = [] if self.ids is None else [f"{len(self.ids)} ids"]
+        return ", ".join([*parts, *ids, *(["redact"] if self.redact else [])])
 
 
 def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> Asked:
     """What was asked for; UsageError where that is nothing, or makes no sense."""
-    if redact:
+    if redact and (ids is None or any(given is not None for given in (episodes, where, run))):
         raise UsageError(
-            "redact=True is not there yet: without it forget lets go of episodes, and arc.undo() can bring them back"
+            "redact=True takes all that there is of some episodes: give their ids=[...], and keep= at most, not "
+            "episodes=, where= or run="
         )
     if keep is not None and not isinstance(keep, Keep):
         raise UsageError(f"keep={keep!r}: {_REMEDY}")
@@ -60,7 +64,7 @@ def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: b
         raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
     if episodes not in (None, UNREFERENCED, SUPERSEDED):
         raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
-    found = Asked(keep, episodes, where, None if ids is None else _names(ids), run)
+    found = Asked(keep, episodes, where, None if ids is None else _names(ids), run, redact=redact)
     if keep is None and not found.lets_episodes_go:
         raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
     return found

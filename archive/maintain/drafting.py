@@ -11,6 +11,7 @@ import numpy as np
 
 from archive.base import layout
 from archive.maintain.keeping import CheckpointFate
+from archive.maintain.moving import Moved, replaced
 from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.retained import walk
 from archive.maintain.serving import serves
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Files = tuple[FileRef, ...] | None
+Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
 Write = Callable[[str, "pa.Table"], FileRef]
 _AT_ONCE = 256
 _STREAM = ("session", "buffer", "rank", "env_id")
@@ -34,6 +36,8 @@ class Decided:
     snapshot: Snapshot
     rows: Mask
     fates: Sequence[CheckpointFate]
+    moved: Moved | None = None
+    late: pa.Table | None = None  # rows of the table of late fields, where they are not as they were
 
     @property
     def parent(self) -> Commit:
@@ -50,13 +54,20 @@ class Decided:
         """Whether nothing goes."""
         return bool(self.rows.all()) and len(self.kept) == len(self.fates)
 
+    def table(self) -> pa.Table:
+        """The rows of the segments table that stay."""
+        table = self.snapshot.columns(tables.schema("segments").names)
+        return _taken(table, self.rows) if self.moved is None else _taken(replaced(table, self.moved), self.rows)
+
 
 @dataclass(frozen=True)
 class Draft:
-    """The commit, without its table of what was forgotten; and the objects that it no longer leads to."""
+    """The commit, without its table of what was forgotten; the objects that it no longer leads to; its checkpoints, and
+    with which tables they are read."""
 
     commit: Commit
     gone: Sizes
+    places: frozenset[Place]
 
 
 def unwritten(kind: str, table: pa.Table) -> FileRef:
@@ -69,10 +80,10 @@ def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Comm
     parent, storage = decided.parent, decided.snapshot.storage
     finds = walk(storage)
     before = finds.reach(parent)
-    made = _numbered(parent, session)
+    made = replace(_numbered(parent, session), chunks=None if decided.moved is None else decided.moved.chunks)
     rows = decided.snapshot
     if not decided.rows.all():
-        table = _taken(decided.snapshot.columns(tables.schema("segments").names), decided.rows)
+        table = decided.table()
         ref = write("segments", table)
         finds.know(ref, table)
         rows = Snapshot.of(storage, made, table)
@@ -83,8 +94,9 @@ def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Comm
     runs = {run: _marked(entry, served) for run, entry in parent.runs.items()}
     made = replace(made, runs=runs, checkpoints=_checkpoint_files(storage, parent, places, write))
     marks = {(m.commit, m.manifest) for entry in runs.values() for m in entry.marks.values()}
-    after = finds.reach(made, {*places.items()} | marks)
-    return Draft(made, no_longer(storage, before.keys, after.keys))
+    every = {*places.items()} | marks
+    after = finds.reach(made, every)
+    return Draft(made, no_longer(storage, before.keys, after.keys), frozenset(every))
 
 
 def commits_of(storage: Storage, parent: Commit, fates: Sequence[CheckpointFate]) -> dict[int, Commit]:
@@ -185,9 +197,12 @@ def _beside(
     """The files of the tables of labels and of late fields, with the rows that are of segments that stay."""
     storage, parent = decided.snapshot.storage, decided.parent
     labels = tablefiles.load(storage, "labels", parent.files("labels"))
-    late = tablefiles.load(storage, "late", parent.files("late"))
+    late = tablefiles.load(storage, "late", parent.files("late")) if decided.late is None else decided.late
     left = _taken(late, _late_of(late, kept))
-    late_files = _rewritten(late, left, parent.late, partial(write, "late"))
+    if decided.late is None:
+        late_files = _rewritten(late, left, parent.late, partial(write, "late"))
+    else:
+        late_files = (write("late", left),) if left.num_rows else None
     if late_files != parent.late:
         for ref in late_files or ():
             know(ref, left)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from archive.base import ConflictError, UsageError
 from archive.checkpoint import Keep
 from archive.maintain.asking import UNREFERENCED, Asked
-from archive.maintain.drafting import Decided, commits_of, draft, unwritten
+from archive.maintain.drafting import Decided, Draft, commits_of, draft, unwritten
 from archive.maintain.keeping import fates
-from archive.maintain.letting import ForgetPlan
+from archive.maintain.letting import ForgetPlan, Redacted
 from archive.maintain.objects import note_forgotten
 from archive.maintain.standing import Standing, standing
 from archive.manifest import Commit, CommitLog, Place, Snapshot, commits, new_session, tablefiles
@@ -29,14 +29,30 @@ Shown = Callable[[Commit], None]
 Check = Callable[[Commit], None]
 
 
-def plan(log: CommitLog, asked: Asked, shown: Shown) -> ForgetPlan:
+class Redacting(Protocol):
+    """What takes the bytes of episodes that go out of the shards that they share with others."""
+
+    def planned(self, found: Found) -> Decided:
+        """What was decided, with the steps of others elsewhere; nothing is written."""
+
+    def written(self, found: Found) -> Decided:
+        """As planned, with these steps written; once, however often it is asked for."""
+
+    def told(self, found: Found, made: Draft | None) -> Redacted:
+        """What it takes, and what stands in its way. made: the commit; None where nothing goes."""
+
+
+def plan(log: CommitLog, asked: Asked, shown: Shown, redacting: Redacting | None = None) -> ForgetPlan:
     """What a forgetting would do to the newest commit. Writes nothing. shown: called with the commit, once made."""
     parent = log.catch_up()
     commits.check_can_let_go(parent)
     found = decide(log.storage, parent, asked)
-    session = new_session()
-    gone = {} if found.decided.empty else draft(found.decided, session, unwritten, found.known).gone
-    return _as_plan(log.storage, asked, found, gone, partial(_commit_planned, log, asked, found, shown))
+    decided = found.decided if redacting is None else redacting.planned(found)
+    made = None if decided.empty else draft(decided, new_session(), unwritten, found.known)
+    redacted = None if redacting is None else redacting.told(found, made)
+    gone = {} if made is None else made.gone
+    planned = _as_plan(log.storage, asked, found, gone, partial(_commit_planned, log, asked, found, shown, redacting))
+    return replace(planned, redacted=redacted)
 
 
 def commit_now(log: CommitLog, asked: Asked, transaction: str, check: Check = lambda parent: None) -> Commit | None:
@@ -95,9 +111,11 @@ def decide(storage: Storage, parent: Commit, asked: Asked) -> Found:
     return Found(Decided(snapshot, rows.rows, every), rows, known)
 
 
-def _commit_planned(log: CommitLog, asked: Asked, found: Found, shown: Shown) -> Commit:
+def _commit_planned(
+    log: CommitLog, asked: Asked, found: Found, shown: Shown, redacting: Redacting | None
+) -> Commit:  # fmt: skip
     """The commit of a plan; ConflictError if it would let go of something else by now."""
-    commit = log.append(f"forget/{new_session()}", _Making(log.storage, asked, found).build)
+    commit = log.append(f"forget/{new_session()}", _Making(log.storage, asked, found, redacting=redacting).build)
     shown(commit)
     return commit
 
@@ -110,25 +128,39 @@ class _Making:
     """Makes the commit, again after each lost race; `planned`: what it may let go of, if that was shown before."""
 
     def __init__(
-        self, storage: Storage, asked: Asked, planned: Found | None = None, check: Check = lambda parent: None
+        self, storage: Storage, asked: Asked, planned: Found | None = None, check: Check = lambda parent: None,
+        redacting: Redacting | None = None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._asked = asked
         self._planned = planned
         self._check = check
+        self._redacting = redacting
 
     def build(self, parent: Commit, attempt: int) -> Commit:
         self._check(parent)
         found = self._decided(parent)
         if found.decided.empty:
             raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
+        decided = found.decided if self._redacting is None else self._redacting.written(found)
         session = new_session()
-        made = draft(found.decided, session, partial(tablefiles.write, self._storage, session), found.known)
+        made = draft(decided, session, partial(tablefiles.write, self._storage, session), found.known)
         removed = {
             "checkpoints": len(found.decided.fates) - len(found.decided.kept), "episodes": found.standing.goes,
-            "objects": len(made.gone), "bytes": sum(made.gone.values()),
+            "objects": len(made.gone), "bytes": sum(made.gone.values()), **self._redacted(found, made),
         }  # fmt: skip
         return replace(made.commit, forgotten=note_forgotten(self._storage, parent, made.gone), removed=removed)
+
+    def _redacted(self, found: Found, made: Draft) -> dict[str, int]:
+        """Of how many episodes nothing is left; ConflictError if something stands in the way by now."""
+        if self._redacting is None:
+            return {}
+        told = self._redacting.told(found, made)
+        if told.obstacles:
+            raise ConflictError(
+                f"the redaction at {self._storage.url} was not done: {'; '.join(told.obstacles)}. Plan again"
+            )
+        return {"redacted": told.episodes}
 
     def _decided(self, parent: Commit) -> Found:
         """What goes as of this commit, if that is what was planned."""

@@ -4,7 +4,7 @@ reason, and the objects and bytes that go."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from archive.base import UsageError, one_line, size, visible
@@ -17,6 +17,23 @@ MAX_SHOWN = 40  # checkpoints of a printed plan: the newest, and what is more is
 CHECKPOINT_COLUMNS = ("checkpoint", "run", "step", "commit", "stays", "why")
 EPISODE_COLUMNS = ("episodes", "steps", "stays", "why", "for example")
 NO_RULE = "no rule wants it"
+
+
+@dataclass(frozen=True)
+class Redacted:
+    """What a redaction takes. steps: of other episodes, in the shards that are written anew; bytes: of these shards.
+
+    obstacles: what stands in its way, and what to do: as long as there is any, nothing can be committed.
+    """
+
+    episodes: int
+    shards: int
+    steps: int
+    bytes: int
+    obstacles: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.episodes} episodes; {self.shards} shards ({size(self.bytes)}) go, {self.steps} steps move"
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,7 @@ class ForgetPlan:
     episodes_gone: int
     objects: int
     bytes: int
+    redacted: Redacted | None = None
     made: Commit | None = None
     _commit: Callable[[], Commit] | None = field(default=None, repr=False, compare=False)
 
@@ -44,6 +62,11 @@ class ForgetPlan:
         return sum(not one.stays for one in self.checkpoints)
 
     @property
+    def obstacles(self) -> tuple[str, ...]:
+        """What stands in the way of a redaction."""
+        return () if self.redacted is None else self.redacted.obstacles
+
+    @property
     def empty(self) -> bool:
         """Whether nothing goes."""
         return not self.checkpoints_gone and all(one.stays for one in self.episodes)
@@ -51,8 +74,11 @@ class ForgetPlan:
     def commit(self) -> Self:
         """Forget what the plan says, and nothing else; the plan with the commit that was `made` (none if it is empty).
 
-        ConflictError if something else would go by now: plan again. UsageError if it was carried out.
+        ConflictError if something else would go by now: plan again. UsageError if it was carried out, or if something
+        stands in the way of a redaction.
         """
+        if self.obstacles:
+            raise UsageError(f"the redaction at {self.url} was not done: {'; '.join(self.obstacles)}")
         if self.empty:
             return self
         if self._commit is None:
@@ -81,7 +107,8 @@ class ForgetPlan:
         }  # fmt: skip
         made = None if self.made is None else self.made.number
         about = {"url": self.url, "as_of": self.as_of, "asked": self.asked, "commit": made}
-        return about | {"goes": goes, "checkpoints": checkpoints, "episodes": episodes}
+        redacted = {} if self.redacted is None else {"redacted": asdict(self.redacted)}
+        return about | redacted | {"goes": goes, "checkpoints": checkpoints, "episodes": episodes}
 
     def checkpoint_rows(self) -> list[dict[str, Any]]:
         """A row a checkpoint, the newest first, for people."""
@@ -99,6 +126,8 @@ class ForgetPlan:
             "checkpoints that go": f"{self.checkpoints_gone} of {len(self.checkpoints)}",
             "episodes that go": f"{self.episodes_gone} of {sum(g.episodes for g in self._whole())}",
             "objects that go": f"{self.objects}, {size(self.bytes)}",
+            "redacts": None if self.redacted is None else str(self.redacted),
+            "stands in the way": "; ".join(self.obstacles) or None,
             "done by commit": None if self.made is None else self.made.number,
         }  # fmt: skip
 
@@ -113,7 +142,9 @@ class ForgetPlan:
         groups = [_texts(row) for row in self.episode_rows()]
         head = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
         tables = [*_aligned(CHECKPOINT_COLUMNS, shown), "", *_aligned(EPISODE_COLUMNS, groups)]
-        ending = [] if self.made is not None or self.empty else ["nothing is forgotten yet: plan.commit() does it"]
+        ending = ["nothing is forgotten yet: plan.commit() does it"]
+        if self.made is not None or self.empty or self.obstacles:
+            ending = []
         return visible("\n".join([*head, "", *tables, *ending]))
 
     def _repr_html_(self) -> str:

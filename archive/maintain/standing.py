@@ -48,11 +48,13 @@ class EpisodeGroup:
 
 @dataclass(frozen=True)
 class Standing:
-    """Which rows stay, and the groups of episodes. `goes`: how many episodes go."""
+    """Which rows stay, and the groups of episodes. `goes`: how many episodes go. `protected`: why some stay that were
+    asked for, but for what checkpoints hold."""
 
     rows: Mask
     groups: tuple[EpisodeGroup, ...]
     goes: int
+    protected: tuple[str, ...] = ()
 
 
 class _Rows:
@@ -93,13 +95,15 @@ def standing(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Standi
     held = _held(snapshot, kept)
     chosen = _chosen(rows, asked)
     held_ids = rows.marked(held)
-    reasons = [(HELD, held_ids), *_protected(rows), (NOT_ASKED, ~chosen)]
+    protected = _protected(rows)
+    reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
     may_go = chosen[rows.code] & (~rows.current if asked.episodes == SUPERSEDED else True)
     stays = ~may_go | held | np.any([mask for _, mask in reasons[1:]], axis=0)[rows.code]
     stays |= held_ids[rows.code] & (rows.current | (asked.episodes is None))
     stays = _as_before(snapshot, rows, stays)
     gone = ~rows.marked(stays)
-    return Standing(stays, tuple(_groups(rows, stays, reasons, gone, asked)), int(gone.sum()))
+    kept_for = tuple(reason for reason, mask in protected if (mask & chosen).any())
+    return Standing(stays, tuple(_groups(rows, stays, reasons, gone, asked)), int(gone.sum()), kept_for)
 
 
 def _held(snapshot: Snapshot, kept: Sequence[Commit]) -> Mask:

@@ -17,6 +17,7 @@ import numpy as np
 
 from archive import Archive
 from archive.base import ConflictError
+from archive.maintain import Piece
 from archive.manifest import (
     Commit,
     CommitLog,
@@ -29,7 +30,7 @@ from archive.manifest import (
     tables,
 )
 from resharding.transfer.engines import check_engine
-from resharding.transfer.rewriting import Piece, rewrite
+from resharding.transfer.rewriting import rewrite
 from resharding.transfer.thinning import thin
 
 if TYPE_CHECKING:

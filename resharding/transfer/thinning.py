@@ -12,8 +12,8 @@ from archive import Archive
 from archive.arrays import Ints, merge_runs, run_starts
 from archive.base import UsageError
 from archive.fields import NODES, loads
+from archive.maintain import Piece
 from archive.manifest import liveview
-from resharding.transfer.rewriting import Piece
 
 Intervals = dict[int, tuple[Ints, Ints]]  # row of the segments table -> live steps of it, as sorted runs
 

@@ -39,6 +39,21 @@ def test_forget_says_what_it_would_do_and_does_it_with_yes(ring: Path) -> None:
     assert call("undo", ring).exit_code == 2
 
 
+def test_redact_says_what_stands_in_the_way_and_does_it_with_yes(ring: Path) -> None:
+    first, *_, last = [e.id for e in archive.open(ring).episodes]
+    text = printed("forget", ring, "--id", last, "--redact")
+    assert "stands in the way: some of the episodes are live in checkpoints: step-5" in text
+    assert "add --yes" not in text
+    refused = call("forget", ring, "--id", last, "--redact", "--yes")
+    assert refused.exit_code == 2
+    assert "was not done" in refused.output
+    asked = ("forget", ring, "--id", first, "--redact", "--keep-last", 1)
+    assert "redacts: 1 episodes" in printed(*asked)
+    told = document(*asked, "--yes")
+    assert told["redacted"]["obstacles"] == []
+    assert first not in {e.id for e in archive.open(ring).episodes}
+
+
 def test_each_way_to_keep(ring: Path) -> None:
     for options, kept in (
         (("--keep-best", "return"), 2), (("--keep-best", "return:3"), 3), (("--keep-best", "return:min:2"), 3),

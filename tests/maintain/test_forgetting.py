@@ -91,7 +91,7 @@ def test_a_plan_is_text_json_and_a_picture_in_which_nothing_acts() -> None:
         ({"episodes": "all"}, "unreferenced"), ({"keep": Keep(best=("typo", "max"))}, "wants none of the 3"),
         ({"keep": Keep(every=50)}, "wants none"), ({"ids": []}, "ids"), ({"ids": [3]}, "ids"),
         ({"where": "return >"}, "condition"), ({"where": "colour = 3"}, "colour"),
-        ({"ids": ["x"], "redact": True}, "redact"),
+        ({"where": "return < 0", "redact": True}, "give their ids"), ({"redact": True}, "give their ids"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(asked: dict[str, Any], says: str) -> None:

@@ -176,8 +176,8 @@ def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypa
     """Fields with other rows than one a step, in episodes cut into many shards; few live steps,
     read in small batches."""
     monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 6000)
-    monkeypatch.setattr("resharding.transfer.rewriting.SHARD_BYTES", 20_000)
-    monkeypatch.setattr("resharding.transfer.rewriting.READ_BYTES", 5000)
+    monkeypatch.setattr("archive.maintain.moving.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("archive.maintain.moving.READ_BYTES", 5000)
     arc = archive.create(tmp_path / "a")
     with arc.writer(schema=SCHEMA) as w:
         for i in range(8):

@@ -1,0 +1,84 @@
+"""Does I/O: whether tables and staged objects say anything of some episodes. Each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from archive.base import jsontree
+from archive.checkpoint import UNCONSUMED, StagedFile
+from archive.maintain import borrowed
+from archive.manifest import Commit, FileRef, tablefiles
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SAYS = {"segments": ("episode_id", "shard"), "labels": ("episode_id",), "late": ("shard",)}
+
+
+class Mentions:
+    """Looks for ids of episodes, and for shards in which their steps lie."""
+
+    def __init__(self, storage: Storage, ids: Set[str], shards: Set[str]) -> None:
+        self._storage = storage
+        self._names = {"episode_id": ids, "shard": shards}
+        self._ids = ids
+        self._borrowed = borrowed(storage)
+        self._files: dict[str, bool] = {}
+        self._staged: dict[str, bool] = {}
+
+    def in_tables(self, commit: Commit) -> bool:
+        """Whether a row of the tables that a commit names is of them, or lies in these shards."""
+        return any(self._in_file(kind, ref) for kind in _SAYS for ref in commit.files(kind))
+
+    def in_staged(self, commit: Commit) -> bool:
+        """Whether the staged objects of a checkpoint, or those that it borrows columns from, name them."""
+        record = commit.checkpoint
+        if record is None:
+            return False
+        nonces: dict[str, str | None] = dict.fromkeys(self._borrowed(record))
+        nonces |= {one.key: one.nonce for one in record.ranks}
+        return any(self._in_object(key, nonce) for key, nonce in nonces.items())
+
+    def _in_file(self, kind: str, ref: FileRef) -> bool:
+        if ref.path not in self._files:
+            table = tablefiles.load(self._storage, kind, [ref], _SAYS[kind])
+            self._files[ref.path] = any(_has(table[name], self._names[name]) for name in _SAYS[kind])
+        return self._files[ref.path]
+
+    def _in_object(self, key: str, nonce: str | None) -> bool:
+        if key not in self._staged:
+            file = StagedFile(self._storage, key, nonce)
+            named = any(_has(table["episode_id"], self._ids) for table in file.tables("segments"))
+            self._staged[key] = named or any(_says(value, self._ids) for value in _values(file))
+        return self._staged[key]
+
+
+def _has(column: pa.ChunkedArray, names: Set[str]) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = pc.is_in(column.cast(pa.string()), value_set=pa.array(sorted(names), pa.string()))
+    return bool(pc.any(found).as_py())
+
+
+def _values(file: StagedFile) -> Iterator[Any]:
+    """What a staged object says in JSON: of open episodes, attributes, progress, what was not consumed, states."""
+    index = file.index
+    yield from ([*one.open_episodes.values()] for one in index.buffers.values())
+    yield from (dict(one.skeleton) for one in index.states.values())
+    own = [one.member for of in index.attributes.values() for one in of.values() if one.object == file.key]
+    members = file.files([*own, *([UNCONSUMED] if file.has(UNCONSUMED) else [])])
+    texts = [data.decode() for data in members] + ([] if index.progress is None else [index.progress])
+    yield from map(jsontree.loads, texts)
+
+
+def _says(value: Any, ids: Set[str]) -> bool:
+    """Whether a string anywhere in it, also a key, is one of the ids."""
+    if isinstance(value, str):
+        return value in ids
+    if isinstance(value, Mapping):
+        return any(_says(one, ids) for one in chain(value.keys(), value.values()))
+    return isinstance(value, (list, tuple)) and any(_says(one, ids) for one in value)
