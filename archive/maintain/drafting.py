@@ -57,7 +57,9 @@ class Decided:
     def table(self) -> pa.Table:
         """The rows of the segments table that stay."""
         table = self.snapshot.columns(tables.schema("segments").names)
-        return _taken(table, self.rows) if self.moved is None else _taken(replaced(table, self.moved), self.rows)
+        if self.moved is not None and len(self.moved.rows):
+            table = replaced(table, self.moved)
+        return _taken(table, self.rows)
 
 
 @dataclass(frozen=True)

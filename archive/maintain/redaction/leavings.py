@@ -33,7 +33,7 @@ def leavings(decided: Decided) -> set[str]:
     if not decided.parent.let_go and not moved:
         return set()
     wanted = moved | {key for key, session in made.items() if session in gone}
-    return _with_more(decided.snapshot, np.flatnonzero([key in wanted for key in shards.to_pylist()]))
+    return with_more(decided.snapshot, np.flatnonzero([key in wanted for key in shards.to_pylist()]))
 
 
 def _mask(rows: Mask) -> pa.Array:
@@ -42,7 +42,7 @@ def _mask(rows: Mask) -> pa.Array:
     return pa.array(rows)
 
 
-def _with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
+def with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
     """The shards of these rows, which are all that there are of them, with an array of more rows than they say."""
     segments, shards = Segments(snapshot, rows), Shards(snapshot)
     shards.load_indexes(segments, list(range(len(segments.shards))))

@@ -6,9 +6,9 @@ names it: killed before that, nothing has changed, and what was put is what a cr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,31 +16,57 @@ from archive.arrays import Ints
 from archive.base import ConflictError, layout
 from archive.maintain import Decided, Draft, Moved, Piece, Redacted, forgetting, moving
 from archive.maintain.redaction.hindrances import hindrances
+from archive.maintain.redaction.lates import Lates, lates
 from archive.maintain.redaction.leavings import leavings
-from archive.manifest import FileRef, new_session, tablefiles
+from archive.manifest import FileRef, Snapshot, new_session, tablefiles, tables
 from archive.store import Storage, split_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ADDRESS = ("session", "rank", "sequence")
 _PLACE = ("shard", "start", "length", "position")
 _COMPRESSION = "zstd:1"  # as a compaction does
 
 Address = tuple[str, int, int]
+Place = Mapping[str, Any]  # the columns of a row that say where its steps lie
 
 
 @dataclass(frozen=True)
 class Touched:
-    """Shards that must go, and the rows of others that lie in them."""
+    """Shards that must go, and what lies in them of others: rows of the segments table, and late fields."""
 
+    decided: Decided
     shards: frozenset[str]
     rows: Ints
+    late: Lates
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing of others lies in them, and no late field goes."""
+        return not len(self.rows) and not self.late.shards
+
+    def where(self) -> tuple[dict[Address, dict[str, Any]], list[Any]]:
+        """Where these rows and pieces of others lie: by the address of the row, and in order."""
+        found = self.decided.snapshot.take(self.rows, [*_ADDRESS, *_PLACE]).to_pylist()
+        rows = {(r["session"], r["rank"], r["sequence"]): {name: r[name] for name in _PLACE} for r in found}
+        return rows, self.late.where
+
+    def moved(self, places: Sequence[Place], late: Sequence[Place], chunks: FileRef) -> Decided:
+        """What was decided, with all of these elsewhere."""
+        if self.none:
+            return self.decided
+        moved = Moved(self.rows, places, chunks)
+        return replace(self.decided, moved=moved, late=self.late.moved(late) if self.late.shards else None)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Where steps were put: by the address of their rows, and where they lay when they were read."""
+    """Where steps were put, and where they lay when they were read."""
 
-    before: Mapping[Address, Mapping[str, Any]]
-    places: Mapping[Address, Mapping[str, Any]]
+    before: tuple[dict[Address, dict[str, Any]], list[Any]]
+    places: Sequence[Place]
+    late: Sequence[Place]
     chunks: FileRef
 
 
@@ -52,28 +78,28 @@ class Redaction:
         self._layout = layout
         self._ids = frozenset(ids)
         self._written: _Written | None = None
-        self._touched: tuple[Decided, Touched] | None = None
+        self._touched: Touched | None = None
 
     def planned(self, found: forgetting.Found) -> Decided:
         """What was decided, with the steps of others elsewhere; nothing is written."""
         touched = self._touched_by(found.decided)
         chunks = FileRef(layout.manifest_key("planned", "redact", "chunks"), 0, 0, 0)
         place = {"shard": layout.shard_key("planned", "redact", 0, self._layout)} | _named(chunks)
-        return _moved(found.decided, Moved(touched.rows, [place] * len(touched.rows), chunks))
+        return touched.moved([place] * len(touched.rows), [place] * len(touched.late.pieces), chunks)
 
     def written(self, found: forgetting.Found) -> Decided:
         """As planned, with these steps written; ConflictError if they are no longer those that were written."""
         touched = self._touched_by(found.decided)
-        now = _where(found.decided, touched.rows)
+        if touched.none:
+            return found.decided
         if self._written is None:
-            self._written = self._write(found.decided, touched.rows, now)
-        elif self._written.before != now:
+            self._written = self._write(touched)
+        elif self._written.before != touched.where():
             raise ConflictError(
                 f"steps at {self._storage.url} were moved or added while a redaction wrote others anew; nothing was "
                 "committed: plan again"
             )
-        places = [self._written.places[address] for address in now]
-        return _moved(found.decided, Moved(touched.rows, places, self._written.chunks))
+        return touched.moved(self._written.places, self._written.late, self._written.chunks)
 
     def told(self, found: forgetting.Found, made: Draft | None) -> Redacted:
         """What it takes, and what stands in its way."""
@@ -86,42 +112,43 @@ class Redaction:
         )  # fmt: skip
 
     def _touched_by(self, decided: Decided) -> Touched:
-        if self._touched is None or self._touched[0] is not decided:
-            self._touched = decided, touched(decided)
-        return self._touched[1]
+        if self._touched is None or self._touched.decided is not decided:
+            self._touched = touched(decided)
+        return self._touched
 
-    def _write(self, decided: Decided, rows: Ints, now: Mapping[Address, Mapping[str, Any]]) -> _Written:
-        """Put the steps of these rows into shards of their own."""
-        session = new_session()
-        pieces = [Piece(int(row), 0, one["length"], True) for row, one in zip(rows, now.values(), strict=True)]
-        places, table = moving.write(decided.snapshot, self._layout, session, _COMPRESSION, list(enumerate(pieces)))
+    def _write(self, touched: Touched) -> _Written:
+        """Put these steps of others into shards of their own."""
+        session, decided = new_session(), touched.decided
+        before = touched.where()
+        lengths = (place["length"] for place in before[0].values())
+        pieces = [Piece(row, 0, length, True) for row, length in zip(touched.rows.tolist(), lengths, strict=True)]
+        late = touched.late.as_segments(decided)
+        parts = [self._put(session, decided.snapshot, pieces), self._put(session, late, touched.late.pieces)]
+        table = tables.concat("chunks", [part[1] for part in parts])
         chunks = tablefiles.write(self._storage, session, "chunks", table)
-        return _Written(
-            now, {address: places[number] | _named(chunks) for number, address in enumerate(now)}, chunks
-        )  # fmt: skip
+        places, late_places = ([places[i] | _named(chunks) for i in range(len(places))] for places, _ in parts)
+        return _Written(before, places, late_places, chunks)
+
+    def _put(
+        self, session: str, snapshot: Snapshot, pieces: Sequence[Piece]
+    ) -> tuple[moving.Places, pa.Table]:  # fmt: skip
+        if not pieces:
+            return {}, tables.schema("chunks").empty_table()
+        return moving.write(snapshot, self._layout, session, _COMPRESSION, list(enumerate(pieces)))
 
 
 def touched(decided: Decided) -> Touched:
-    """The shards of rows that go, and those with leavings of such; rows that stay and lie in them."""
+    """The shards of rows that go, and those with leavings of such; what lies in them of others."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     shard = decided.snapshot.columns(["shard"])["shard"].cast(pa.string()).combine_chunks()
     gone = {*shard.filter(pa.array(~decided.rows)).drop_null().unique().to_pylist()} | leavings(decided)
-    own = frozenset(key for key in gone if split_key(key)[0] is None)
-    inside = pc.is_in(shard, value_set=pa.array(sorted(own), pa.string())).to_numpy(zero_copy_only=False)
-    return Touched(frozenset(gone), np.flatnonzero(inside & decided.rows))
-
-
-def _moved(decided: Decided, moved: Moved) -> Decided:
-    return replace(decided, moved=moved) if len(moved.rows) else decided
+    own = sorted(key for key in gone if split_key(key)[0] is None)
+    inside = pc.is_in(shard, value_set=pa.array(own, pa.string())).to_numpy(zero_copy_only=False)
+    late = lates(decided)
+    return Touched(decided, frozenset(gone) | late.shards, np.flatnonzero(inside & decided.rows), late)
 
 
 def _named(chunks: FileRef) -> dict[str, Any]:
     return {"chunks": chunks.path, "chunks_bytes": chunks.bytes, "chunks_crc32c": chunks.crc32c}
-
-
-def _where(decided: Decided, rows: Ints) -> dict[Address, dict[str, Any]]:
-    """Address of each row -> where its steps lie."""
-    found = decided.snapshot.take(rows, [*_ADDRESS, *_PLACE]).to_pylist()
-    return {(r["session"], r["rank"], r["sequence"]): {name: r[name] for name in _PLACE} for r in found}

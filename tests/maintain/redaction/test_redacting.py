@@ -13,7 +13,8 @@ import archive
 import resharding
 from archive import Keep
 from archive.errors import ConflictError, NotFoundError, UsageError
-from archive.maintain import verify
+from archive.maintain import drafting, moving, verify
+from archive.manifest import CommitLog, tablefiles, tables
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told
@@ -184,6 +185,48 @@ def test_what_a_compaction_or_an_earlier_forgetting_left_in_shards_goes_too(tmp_
     check_gone(arc, before)
 
 
+@pytest.mark.parametrize("layout", ["packed", "directory"])
+def test_late_fields_of_it_are_taken_out_of_the_shards_that_they_share(tmp_path: Path, layout: str) -> None:
+    arc = filled(tmp_path, layout)
+    names = ["e0", "e1", GONE, "e3", "e4", "e5"]
+    scores = {name: np.full(10, k, np.float64) for k, name in enumerate(names)}
+    scores[GONE] = np.repeat(SECRET.view(np.float64), 5)
+    arc.add_fields({"score": scores, "judge": {name: [f"of {name}"] * 10 for name in names}}, provenance={"v": 1})
+    arc.add_fields({"score": {name: scores[name] + 1 for name in ("e0", "e1")}})
+    arc.add_fields({"other": {"e5": np.arange(10)}})
+    arc.drop_fields(["other"])
+    before = all_told(arc.refresh())
+    plan = redact(arc)
+    assert plan.redacted.shards == 2, "that of its steps, and that of its late fields"
+    plan.commit()
+    np.testing.assert_equal(all_told(arc), others(before))
+    check_gone(arc, before)
+    with arc.refresh().writer() as w:
+        add(w, "e6", 900)
+    arc.refresh().add_fields({"score": {"e6": np.zeros(10)}})
+    assert [one["score"][0] for one in arc.refresh().episodes.read(fields=["score"])] == [1.0, 2.0, 3.0, 4.0, 5.0, 0.0]
+
+
+def test_late_rows_that_go_over_several_episodes_are_cut(tmp_path: Path) -> None:
+    """Of one row of the late table, the steps before and after those that go."""
+    arc = archive.create(tmp_path)
+    with arc.writer() as w:
+        for k, name in enumerate(["e0", GONE, "e2"]):
+            w.append(steps(range(10 * k, 10 * k + 10)), env_ids=0, last=[i == 9 for i in range(10)], episode_ids=name)
+    end_session(arc)
+    arc.refresh().add_fields({"score": {name: np.arange(10) + 10 * k for k, name in enumerate(["e0", GONE, "e2"])}})
+    table = arc.refresh().snapshot.later.late
+    one = table.slice(0, 1).to_pylist()[0] | {"length": 30}
+    row = tables.from_columns("late", {name: [value] for name, value in one.items()})
+    file = tablefiles.write(arc.storage, "t", "late", row)
+    CommitLog(arc.storage, arc.id, arc.head).append("test/one", lambda parent, _: parent.after("late", late=(file,)))
+    before = all_told(arc.refresh())
+    assert len(before[0]["e2"][1]["score"]) == 10
+    redact(arc, dry_run=False)
+    assert arc.snapshot.later.late["length"].to_pylist() == [10, 10]
+    check_gone(arc, before, GONE.encode(), np.arange(10, 20).tobytes())
+
+
 # -- done in between, undone, done again -------------------------------------------------------------------------------
 
 
@@ -233,8 +276,6 @@ def test_a_plan_whose_steps_were_moved_meanwhile_is_refused(tmp_path: Path) -> N
 
 
 def test_who_commits_while_it_is_carried_out_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.maintain import moving
-
     arc = filled(tmp_path)
     plan = redact(arc)
     write = moving.write
@@ -253,8 +294,6 @@ def test_who_commits_while_it_is_carried_out_loses_nothing(tmp_path: Path, monke
 
 
 def test_a_compaction_while_it_is_carried_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from archive.maintain import moving
-
     arc = filled(tmp_path)
     plan = redact(arc)
     write = moving.write
@@ -386,8 +425,6 @@ def test_other_archives_that_refer_to_its_shards_are_named(tmp_path: Path) -> No
 def test_a_checkpoint_that_only_tables_of_before_serve_stands_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from archive.maintain import drafting
-
     arc = filled(tmp_path)
     monkeypatch.setattr(drafting, "serves", lambda *_: False)
     refused(arc, r"can be read with tables of before alone: step-1 \(commit 4\)")
