@@ -10,6 +10,7 @@ from archive.read.destination import Destination
 from archive.read.episode import Episode
 from archive.read.episodes import Episodes
 from archive.read.gathering import Gather, IOStats
+from archive.read.latesteps import Shown
 from archive.read.reader import Reader
 from archive.read.selection import Selection
 from archive.read.spans import Spans
@@ -23,6 +24,7 @@ __all__ = [
     "IOStats",
     "Reader",
     "Selection",
+    "Shown",
     "Spans",
     "adding",
     "deriving",

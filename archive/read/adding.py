@@ -3,8 +3,12 @@ them. What was written before stays as it is."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +24,7 @@ from archive.base import (
     escape_path,
     jsontree,
     layout,
+    show,
 )
 from archive.fields import ShardSchema, schema, to_path
 from archive.manifest import (
@@ -158,3 +163,53 @@ def _to_drop(late: pa.Table, name: str) -> pa.Table:
     taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(latefields.WHERE))
     columns = {column: taken[column] for column in taken.column_names}
     return tables.from_columns("late", {**columns, "fields": [[name]] * taken.num_rows, "dropped": True})
+
+
+# -- fields that a function makes of others ----------------------------------------------------------------------------
+
+
+def map_all(
+    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
+    adds: Sequence[Any] | None, provenance: Any, by: str | None,
+) -> None:  # fmt: skip
+    """Give each episode the fields that a function makes of its steps, as they are streamed; one commit at the end."""
+    later = episodes.episode_index.snapshot.later
+    if later.read_only:
+        raise UsageError(
+            f"this archive was opened at commit {later.head.number} and is read only; open it without commit="
+        )
+    log = CommitLog(later.storage, later.head.archive, later.head)
+    made = _made(episodes, streamed, fn, adds)
+    later.show(write(log, episodes.reader, made, told(fn, provenance), by))
+
+
+def _made(
+    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
+    adds: Sequence[Any] | None,
+) -> Iterator[tuple[Spans, Given]]:  # fmt: skip
+    spans = episodes.step_spans()
+    known, steps = schemas_of(episodes.reader, spans), spans.lengths().tolist()
+    wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}
+    for i, (episode, data) in enumerate(streamed):
+        found = fn(data)
+        have = {to_path(name) for name in found} if isinstance(found, Mapping) else None
+        if not have or have != (wanted or have):
+            gave = "no dict" if have is None else sorted(map(show, have))
+            raise FieldError(
+                f"the function gave {gave} for episode {episode.id!r}; let it return a dict of one array each, with a "
+                f"row a step, of {sorted(map(show, wanted)) if wanted else 'the fields to add'}"
+            )
+        yield spans.one(i), checked(found, steps[i], episode.id, known)
+
+
+def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:
+    """What is recorded of a function that made fields: its name, the version of its package, a digest of its text."""
+    module = getattr(fn, "__module__", None) or ""
+    out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
+    package = sys.modules.get(module.partition(".")[0])
+    version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
+    if version is not None:
+        out["version"] = str(version)
+    with suppress(OSError, TypeError):  # typed at a prompt, or no function
+        out["source"] = hashlib.sha256(inspect.getsource(fn).encode()).hexdigest()[:16]
+    return out if provenance is None else {**out, "provenance": provenance}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -11,7 +11,7 @@ from archive.arrays import Ints
 from archive.base import MissingPackageError, NotFoundError, UsageError, one_line, size, unescape_path
 from archive.fields import schema
 from archive.manifest import COLUMNS, labels, matching
-from archive.read import deriving, labelling, sizes
+from archive.read import adding, deriving, labelling, sizes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
 from archive.read.chunks import Tails
@@ -86,6 +86,23 @@ class Episodes(Chosen, Sequence["Episode"]):
         writers.
         """
         labelling.label_all(self, {**(labels or {}), **more}, by)
+        return self
+
+    def map(
+        self, fn: Callable[..., Mapping[Any, Any]], fields: Any = None, adds: Sequence[Any] | None = None, *,
+        max_bytes: int = 2**28, missing: Any = "error", derive: Any = (), provenance: Any = None, by: str | None = None,
+    ) -> Self:  # fmt: skip
+        """Give each of them late fields that a function makes of its steps:
+        `eps.map(fn, fields=["reward"], adds=["advantage"])`.
+
+        fn: called with the steps of one episode after the other, a nested dict of the `fields`; returns a dict of
+        arrays, one row a step, as `arc.add_fields` takes them.  adds: the fields that it must return; None: whatever it
+        does.  About `max_bytes` are held, beside a shard's worth of what is added; all is committed at the end, or
+        nothing where it fails.  The function's name, its version and a digest of its text are kept as what made the
+        fields, and `provenance`, more of it as JSON.  missing, derive: as of `read`.
+        """
+        streamed = self.stream(fields, max_bytes=max_bytes, missing=missing, derive=derive)
+        adding.map_all(self, streamed, fn, adds, provenance, by)
         return self
 
     def _complete(self) -> Any:

@@ -48,6 +48,7 @@ def checked(values: Mapping[Any, Any], steps: int, episode: str, known: Sequence
     rows: dict[str, Array] = {}
     for name, value in found.data.items():
         rows[name] = np.asarray(value)
+        _check_kind(found.specs[name], known)
         if len(rows[name]) != steps:
             raise FieldError(
                 f"field {show(found.specs[name].path)!r} of episode {episode!r} has {len(rows[name])} rows, the "
@@ -64,16 +65,23 @@ def _plain(value: Any) -> Any:
 
 
 def _check_path(path: Path, given: Sequence[Path], known: Sequence[ShardSchema]) -> None:
-    have = {spec.path: spec for one in known for spec in one.fields if spec.axis != "dict"}
+    have = {spec.path for one in known for spec in one.fields if spec.axis != "dict"}
     for other in [*given, *have]:
-        if (other != path and other[: len(path)] == path) or other == path[: len(other)] != path:
+        shorter = min(len(path), len(other))
+        if other != path and other[:shorter] == path[:shorter]:
             raise FieldError(f"field {show(path)!r} and field {show(other)!r} cannot lie within one another")
-    own = have.get(path)
-    if own is not None and own.axis != "step" and own.axis not in NODES:
-        raise FieldError(
-            f"field {show(path)!r} of these episodes is not one row a step (it is on axis {own.axis!r}), so late rows "
-            "cannot take its place; give them another name"
-        )
+
+
+def _check_kind(spec: FieldSpec, known: Sequence[ShardSchema]) -> None:
+    """Rows that take the place of others are of their kind: what has the one and the other goes on as one field."""
+    own = [one.by_name[spec.name] for one in known if spec.name in one.by_name]
+    for other in own:
+        if other.axis not in NODES and (other.axis, other.dtype, other.shape) != (spec.axis, spec.dtype, spec.shape):
+            raise FieldError(
+                f"field {show(spec.path)!r} is {other.dtype}{list(other.shape)} {other.axis} in these episodes, and "
+                f"{spec.dtype}{list(spec.shape)} {spec.axis} in what is added; give it in that dtype and shape, or "
+                "under another name"
+            )
 
 
 class LateShards:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,8 @@ class Share(Protocol):
     """What `fill` needs of a share: where its live episodes stand, their steps, and the columns.
 
     A share that also has `stream()`, pairs of an episode and its steps in the same order, is read in bounded memory;
-    one that has `row_specs()` and `read_into()` (see `resharding.Share`) straight into the ring.
+    one that has `row_specs()` and `read_into()` (see `resharding.Share`) straight into the ring. Fields that it says
+    are `partly_late`, which some steps were given later and others not, have no place in a ring.
     """
 
     @property
@@ -145,7 +146,13 @@ def _in_place(share: Any, places: Places) -> tuple[dict[Path, Array], dict[Path,
 
 def _nests(share: Share) -> Iterable[Mapping[str, Any]]:
     stream = getattr(share, "stream", None)
-    return share.read() if stream is None else (steps for _, steps in stream())
+    nests = share.read() if stream is None else (steps for _, steps in stream())
+    left_out: Collection[Path] = getattr(share, "partly_late", frozenset())
+    return (_without(nest, left_out) for nest in nests) if left_out else nests
+
+
+def _without(nest: Mapping[str, Any], left_out: Collection[Path]) -> Mapping[str, Any]:
+    return nesting.unflatten({path: leaf for path, leaf in nesting.flatten(nest) if path not in left_out})
 
 
 def _steps(nests: Iterable[Mapping[str, Any]], places: Places) -> tuple[dict[Path, Array], dict[Path, Any]]:

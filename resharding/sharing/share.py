@@ -106,6 +106,11 @@ class Share:
     def read(self, fields: Any = None) -> list[dict[str, Any]]:
         return self._main.read(fields)
 
+    @property
+    def partly_late(self) -> frozenset[Path]:
+        """Fields that some steps of the main buffer were given later, and others not."""
+        return self._main.partly_late
+
     def row_specs(self) -> dict[Path, FieldSpec] | None:
         """What each field of the main buffer is, see `ShareBuffer.row_specs`."""
         return self._main.row_specs()

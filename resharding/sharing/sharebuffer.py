@@ -12,9 +12,9 @@ import numpy as np
 from archive.arrays import Ints, sums
 from archive.base import cached_property
 from archive.checkpoint import ColumnRef, resuming
-from archive.fields import NODES, FieldSpec, Path, dtypes, loads, unflatten
+from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.manifest import BufferResume, Located, Runs
-from archive.read import Destination, Episode, Episodes, Selection, Spans
+from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
 from resharding.placing import (
     Dropped,
     Parts,
@@ -190,13 +190,32 @@ class ShareBuffer:
     @cached_property
     def schema_numbers(self) -> Ints:
         """Of each episode a number: those of the same one have the same fields."""
-        offsets, pieces, _, _ = self._pieces
-        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
-        if len(texts) == 1:
+        view = self._shown
+        if len(view.schemas) == 1:
             return np.zeros(len(self), np.int64)
         known: dict[tuple[int, ...], int] = {}
-        every = [tuple(sorted(set(codes[a:b].tolist()))) for a, b in pairwise(offsets.tolist())]
+        every = [tuple(sorted(set(view.code[a:b].tolist()))) for a, b in pairwise(view.spans.offsets.tolist())]
         return np.array([known.setdefault(key, len(known)) for key in every], np.int64)
+
+    @cached_property
+    def _shown(self) -> Shown:
+        """What fields its steps have."""
+        return self.episodes.reader.shown(self.episodes.step_spans())
+
+    @property
+    def partly_late(self) -> frozenset[Path]:
+        """Fields that were added to some of its steps after they were written, and that others lack."""
+        view = self._shown
+        found = [{spec.path for spec in view.schemas[code].fields} for code in self._kinds]
+        late = frozenset(path for code in self._kinds for path in view.late[code])
+        return late - frozenset.intersection(*map(frozenset, found)) if found else late
+
+    @property
+    def _kinds(self) -> list[int]:
+        """The schemas that some step has, by number."""
+        spans = self._shown.spans
+        out: list[int] = np.unique(self._shown.code[spans.hi > spans.lo]).tolist()
+        return out
 
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
@@ -204,11 +223,12 @@ class ShareBuffer:
             yield ep, ep._renumber(steps)
 
     def row_specs(self) -> dict[Path, FieldSpec] | None:
-        """What each field is, where all steps have the same ones, of numbers and of one row a step; None otherwise."""
-        _, pieces, _, _ = self._pieces
-        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row[pieces.hi > pieces.lo])
+        """What each field is, where all steps have the same ones, of numbers and of one row a step; None otherwise.
+        Fields that are `partly_late` are left out."""
+        left_out = self.partly_late
         found = [
-            {f.path: replace(f, next_of="") for f in loads(texts[code]).fields} for code in np.unique(codes).tolist()
+            {f.path: replace(f, next_of="") for f in self._shown.schemas[code].fields if f.path not in left_out}
+            for code in self._kinds
         ]
         alike = found and all(specs == found[0] for specs in found) and all(map(_is_rows, found[0].values()))
         return found[0] if alike else None

@@ -251,3 +251,40 @@ def test_no_request_more_where_there_is_none() -> None:
     one.episodes.read()
     assert one.head.late is None
     assert "late" not in one.snapshot.later._tables
+
+
+def returns(data: dict[str, Any]) -> dict[str, Any]:
+    """Rewards to go."""
+    return {"advantage": np.cumsum(data["reward"][::-1])[::-1]}
+
+
+@pytest.mark.parametrize("max_bytes", [1, 2**28])
+def test_a_function_of_the_steps_makes_a_field(max_bytes: int) -> None:
+    arc = filled(fresh())
+    eps = arc.episodes
+    assert eps.map(returns, fields=["reward"], adds=["advantage"], max_bytes=max_bytes, by="anna") is eps
+    for one in (eps, reopened(arc).episodes, arc.refresh().episodes):
+        wanted = [returns(data)["advantage"].tolist() for data in one.read(["reward"])]
+        assert [data["advantage"].tolist() for data in one.read(["advantage"])] == wanted
+    (told,) = {row["provenance"] for row in arc.late_fields.to_pylist()}
+    assert told.startswith('{"function":"tests.read.test_late_fields.returns"')
+    assert '"source":' in told
+    arc.episodes.filter(where="length > 5").map(lambda data: {"n": data["reward"] * 0}, provenance="zeros")
+    assert [sorted(data) for data in arc.refresh().episodes.read(["n"], missing="skip")] == [[], [], ["n"]]
+
+
+def test_a_function_that_does_not_do_what_it_should_adds_nothing() -> None:
+    arc = filled(fresh())
+    with pytest.raises(FieldError, match=r"gave \['advantage'\] for episode 'e0'; .* of \['return'\]"):
+        arc.episodes.map(returns, adds=["return"])
+    with pytest.raises(FieldError, match="gave no dict"):
+        arc.episodes.map(lambda data: data["reward"])
+    with pytest.raises(FieldError, match="episode 'e0' has 2 rows, the episode 3 steps"):
+        arc.episodes.map(lambda data: {"a": data["reward"][1:]})
+    assert arc.head.number == reopened(arc).head.number
+
+
+def test_rows_that_take_the_place_of_others_are_of_their_kind() -> None:
+    arc = filled(fresh())
+    with pytest.raises(FieldError, match=r"'reward' is <f4.. step in these episodes, and <f8.. step in what is added"):
+        arc.add_fields({"reward": {"e0": np.zeros(3)}})
