@@ -4,7 +4,7 @@ checksum."""
 from __future__ import annotations
 
 from archive.read import adding, deriving, labelling
-from archive.read.chunks import fetching
+from archive.read.chunks import fetching, latefields
 from archive.read.deriving import Bounds
 from archive.read.destination import Destination
 from archive.read.episode import Episode
@@ -30,4 +30,5 @@ __all__ = [
     "deriving",
     "fetching",
     "labelling",
+    "latefields",
 ]

@@ -8,10 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from archive import Archive
 from archive.arrays import Ints
 from archive.base import LetGoError, cached_property
 from archive.manifest import Pin, commits, tablefiles, tables
+from archive.read import latefields
 from archive.store import Roots, join_key, split_key
 from resharding.transfer.copying import copy_shards
 from resharding.transfer.destination import Destination
@@ -41,9 +44,45 @@ class Outgoing:
     def roots(self) -> Roots:
         return Roots(self.archive.storage, self.archive.head.base_urls)
 
-    def segments(self) -> pa.Table:
+    def table(self) -> pa.Table:
+        """The rows themselves."""
         taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
         return tables.from_columns("segments", _as_columns(taken))
+
+
+@dataclass(frozen=True)
+class Added(Outgoing):
+    """Rows of an archive's late table that go to another, with rows of its segments table that they are of."""
+
+    late: pa.Table
+
+    @classmethod
+    def to(cls, selection: Outgoing, known: pa.Table) -> Added:
+        """What was added to these rows, but for what is known, and what something newer is known of."""
+        snapshot = selection.archive.snapshot
+        late = snapshot.later.late
+        if late.num_rows:
+            found = latefields.overlaps(late, snapshot.take(selection.rows, latefields.WHERE))
+            late = _newer(late.take(np.unique(found.late)), known)
+        return cls(selection.archive, selection.rows, late)
+
+    def table(self) -> pa.Table:
+        return tables.from_columns("late", _as_columns(self.late))
+
+
+def _newer(theirs: pa.Table, ours: pa.Table) -> pa.Table:
+    """Rows of a late table that are newer than all that another one has of the same steps and fields."""
+    newest: dict[Any, Any] = {}
+    for places, at in zip(_places(ours), ours["created_at"].to_pylist(), strict=True):
+        newest.update((place, max(at, newest.get(place, at))) for place in places)
+    dates = zip(_places(theirs), theirs["created_at"].to_pylist(), strict=True)
+    return theirs.filter([any(place not in newest or newest[place] < at for place in of) for of, at in dates])
+
+
+def _places(late: pa.Table) -> list[list[tuple[Any, ...]]]:
+    """The beginning and field of each field of each row."""
+    where = zip(*(late[name].to_pylist() for name in (*latefields.STREAM, "position")), strict=True)
+    return [[(*at, name) for name in names] for at, names in zip(where, late["fields"].to_pylist(), strict=True)]
 
 
 def _as_columns(table: pa.Table) -> dict[str, Any]:
@@ -57,7 +96,7 @@ def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.T
     """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
     import pyarrow.compute as pc
 
-    rows = selection.segments()
+    rows = selection.table()
     needed: dict[str, set[str]] = {}
     for name in ("shard", "chunks"):
         values = [None if v is None else join_key(selection.archive.id, v) for v in rows[name].to_pylist()]
@@ -103,13 +142,15 @@ def _check_there(source: Archive, keys: Collection[str]) -> None:
 
 def copied(selection: Outgoing, archive: Archive, target: Destination, session: str) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
-    rows = selection.segments()
+    rows = selection.table()
     if not rows.num_rows:
         return rows
     shards = {s for s in rows["shard"].to_pylist() if s is not None}
     chunks = _chunk_tables(selection.roots, rows, shards)
-    held = archive.snapshot.columns(["shard"])["shard"].cast("string").unique().to_pylist()
-    copy_shards(selection.roots, archive.storage, chunks, set(held), target)
+    held = [
+        table["shard"].cast("string") for table in (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
+    ]
+    copy_shards(selection.roots, archive.storage, chunks, {key for of in held for key in of.to_pylist()}, target)
     file = None
     if chunks.num_rows:
         plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])

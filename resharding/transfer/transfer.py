@@ -36,10 +36,13 @@ from archive.manifest import (
 from resharding.transfer.destination import Destination
 from resharding.transfer.engines import check_engine
 from resharding.transfer.holdings import COLUMNS, Holdings, rows_of
-from resharding.transfer.outgoing import Outgoing, copied, referred
+from resharding.transfer.outgoing import Added, Outgoing, copied, referred
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_FILE = ["chunks", "chunks_bytes", "chunks_crc32c"]  # which each process writes for itself
 
 
 def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
@@ -49,17 +52,18 @@ def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
     _check_places(selections, target, present)
     there = present.snapshot if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
-    said = _said(selections, there)
-    if present and said.num_rows:
+    said, added = _said(selections, there), _added(selections, there)
+    if present and (said.num_rows or added):
         commits.check_can_let_go(present.head)
     archive = present or target.created()
-    if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows:
+    if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows and not added:
         return archive
     session = new_session()
     taken = partial(copied, session=session) if target.copy else referred
     segments = [taken(s, archive, target) for s in fresh]
+    late = tables.concat("late", [taken(one, archive, target) for one in added])
     _claim_sessions(archive, fresh)
-    _commit(archive, (selections, fresh), tables.concat("segments", segments), session, target.copy)
+    _commit(archive, (selections, fresh), tables.concat("segments", segments), late, session, target.copy)
     return archive.refresh()
 
 
@@ -120,15 +124,26 @@ def _said(selections: Sequence[Outgoing], present: Snapshot | None) -> pa.Table:
     return tables.concat("labels", parts)
 
 
+def _added(selections: Sequence[Outgoing], present: Snapshot | None) -> list[Added]:
+    """The late fields of what is transferred, as far as they are newer than what is there of the same."""
+    known = present.later.late if present else tables.schema("late").empty_table()
+    out: list[Added] = []
+    for selection in selections:
+        one = Added.to(selection, tables.concat("late", [known, *(other.late for other in out)]))
+        out += [one] if one.late.num_rows else []
+    return out
+
+
 def _commit(
-    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, session: str,
-    copy: bool,
+    archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, late: pa.Table,
+    session: str, copy: bool,
 ) -> None:  # fmt: skip
-    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there."""
+    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there;
+    late: what was added to steps of the former."""
     log = CommitLog(archive.storage, archive.id, archive.head)
     seen = archive.head.number
     every, fresh = selections
-    bases = {} if copy else _bases(fresh)
+    bases = {} if copy else _bases(every if late.num_rows else fresh)
 
     def build(parent: Commit, attempt: int) -> Commit:
         new, fold = rows, attempt == 0
@@ -139,7 +154,7 @@ def _commit(
             new = rows.filter([row.address in wanted for row in rows_of(rows)])
         branches = tables.from_columns("branches", _branches(every, snapshot).columns())
         said = _said(every, snapshot)
-        if said.num_rows:
+        if said.num_rows or late.num_rows:
             commits.check_can_let_go(parent)
         return parent.after(
             "merge",
@@ -147,19 +162,21 @@ def _commit(
             segments=tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold),
             branches=tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold) or None,
             labels=tablefiles.add_rows(archive.storage, session, "labels", parent, said, fold=fold) or None,
+            late=tablefiles.add_rows(archive.storage, session, "late", parent, late, fold=fold) or None,
             bases={**parent.bases, **bases},
             added={"segments": new.num_rows},
         )
 
     said = _said(every, archive.snapshot)
-    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot), said), build)
+    beside = [said, late.drop_columns(_FILE)]
+    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot), beside), build)
 
 
-def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, said: pa.Table) -> str:
+def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, beside: Sequence[pa.Table]) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
     what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
     what += [list(branches.origins)] if branches else []
-    what += [hashlib.sha256(tables.dumps(said)).hexdigest()] if said.num_rows else []
+    what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
 
 

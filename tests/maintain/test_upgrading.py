@@ -130,6 +130,9 @@ VERBS: dict[str, Callable[[archive.Archive], Any]] = {
     "tag a checkpoint": lambda arc: arc.tag("paper", arc.checkpoints["step-10"]),
     "label": lambda arc: arc.label({"kinds": {"good": True}}),
     "label some": lambda arc: arc.episodes.label(good=True),
+    "add fields": lambda arc: arc.add_fields({"n": {arc.episodes[0].id: range(arc.episodes[0].length)}}),
+    "map": lambda arc: arc.episodes.map(lambda data: {"n": data["reward"]}),
+    "drop fields": lambda arc: arc.drop_fields(["n"]),
     "a writer that forgets": lambda arc: arc.writer(keep=Keep(last=1), forget="checkpoints"),
 }
 

@@ -288,3 +288,71 @@ def test_rows_that_take_the_place_of_others_are_of_their_kind() -> None:
     arc = filled(fresh())
     with pytest.raises(FieldError, match=r"'reward' is <f4.. step in these episodes, and <f8.. step in what is added"):
         arc.add_fields({"reward": {"e0": np.zeros(3)}})
+
+
+def test_it_costs_its_own_bytes_and_a_twentieth(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path))
+    episodes, length = 100, 1000
+    with arc.writer() as w:
+        for k in range(episodes):
+            w.add_episode({"reward": np.zeros(length, np.float32)}, episode_id=f"e{k}")
+    before = objects(tmp_path)
+    rng = np.random.default_rng(0)  # what does not shrink
+    arc.refresh().add_fields({"advantage": {f"e{k}": rng.random(length) for k in range(episodes)}})
+    after = objects(tmp_path)
+    added = sum(len(after[path]) for path in after.keys() - before.keys())
+    assert {path: after[path] for path in before} == before
+    assert added <= 1.05 * 8 * episodes * length
+
+
+def test_other_peoples_tools_open_the_shard(tmp_path: Path) -> None:
+    import zarr
+
+    arc = filled(archive.create(str(tmp_path)))
+    arc.add_fields({"advantage": advantages()})
+    (row, *_) = arc.snapshot.later.late.to_pylist()
+    group = zarr.open_group(zarr.storage.ZipStore(tmp_path / row["shard"], mode="r"), mode="r")
+    rows = group["advantage"][row["start"] : row["start"] + row["length"]]
+    assert identical(np.asarray(rows), advantages()["e0"])
+
+
+def test_beside_a_running_writer(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path))
+    w = arc.writer()
+    w.add_episode(episode(0, 3), episode_id="e0")
+    w.commit()
+    archive.open(str(tmp_path)).add_fields({"advantage": advantages("e0")})
+    w.add_episode(episode(1, 5), episode_id="e1")
+    w.close()
+    eps = archive.open(str(tmp_path)).episodes
+    assert [sorted(data) for data in eps.read(["advantage", "reward"], missing="skip")] == [
+        ["advantage", "reward"], ["reward"]
+    ]  # fmt: skip
+
+
+def test_derived_fields_are_made_of_it() -> None:
+    arc = filled(fresh())
+    arc.add_fields({"reward": {"e2": np.ones(7, np.float32)}, "value": {"e2": np.arange(7, dtype=np.float32)}})
+    derive = [archive.fields.derived.discounted_return(1.0), archive.fields.derived.frame_stack("value", 2)]
+    found = arc.episodes["e2"].read(["reward"], 2, 5, derive=derive)
+    assert found["discounted_return"].tolist() == [5, 4, 3]
+    assert found["value_stack"].tolist() == [[1, 2], [2, 3], [3, 4]]
+
+
+def test_datasets_and_samplers_have_it() -> None:
+    torch = pytest.importorskip("torch")
+    from archive.torch import EpisodeDataset, Sampler, StepDataset, WindowDataset
+
+    arc = filled(fresh())
+    arc.add_fields({"advantage": {name: np.arange(n, dtype=np.float32) + 10 for name, n in LENGTHS.items()}})
+    fields = ["advantage", "reward"]
+    for kind in (EpisodeDataset, StepDataset):
+        for item in kind(arc.episodes, fields=fields):
+            assert torch.equal(item["advantage"], item["reward"] % 100 + 10)
+    for item in WindowDataset(arc.episodes, 2, fields=fields):
+        assert torch.equal(item["advantage"], item["reward"] % 100 + 10)
+    sampler = Sampler(arc.episodes, fields, batch_size=8)
+    for _ in range(3):
+        batch = sampler.sample(8)
+        assert torch.equal(batch["advantage"], batch["reward"] % 100 + 10)
+    sampler.close()
