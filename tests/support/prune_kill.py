@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import archive
 from tests.support.checkpoint_kill import die_at
 from tests.support.processes import FORKSERVER, end
@@ -17,9 +19,9 @@ def prune_and_die(url: str, k: int) -> None:
     plan.commit()
 
 
-def killed_at(url: str, k: int) -> bool:
-    """Whether a prune that is to die at its k-th operation came to that."""
-    child = FORKSERVER.Process(target=prune_and_die, args=(url, k))
+def killed_at(url: str, k: int, task: Callable[[str, int], None] = prune_and_die) -> bool:
+    """Whether a prune, or another task, that is to die at its k-th operation came to that."""
+    child = FORKSERVER.Process(target=task, args=(url, k))
     child.start()
     try:
         child.join(60)

@@ -31,8 +31,13 @@ class Lates:
     @property
     def where(self) -> list[Any]:
         """Where the pieces lie."""
-        rows = self.table.select(_WHERE).take([one.row for one in self.pieces]).to_pylist() if self.pieces else []
+        rows = self._rows_of_pieces().select(_WHERE).to_pylist()
         return [(row, one.lo, one.hi) for row, one in zip(rows, self.pieces, strict=True)]
+
+    def _rows_of_pieces(self) -> pa.Table:
+        import pyarrow as pa
+
+        return self.table.take(pa.array([one.row for one in self.pieces], pa.int64()))
 
     def as_segments(self, decided: Decided) -> Snapshot:
         """The table as one of segments, to be read."""
@@ -42,7 +47,7 @@ class Lates:
         """The table with the pieces at these places instead of the rows that they are of."""
         import pyarrow as pa
 
-        rows = self.table.take([one.row for one in self.pieces]).to_pylist()
+        rows = self._rows_of_pieces().to_pylist()
         new = [{**_cut(row, one), **place} for row, one, place in zip(rows, self.pieces, places, strict=True)]
         others = np.array([i for i in range(self.table.num_rows) if i not in self.rows], np.int64)
         origin = np.concatenate([others, np.array([one.row for one in self.pieces], np.int64)])

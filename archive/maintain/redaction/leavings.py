@@ -15,6 +15,7 @@ from archive.base import escape, layout
 from archive.maintain import Decided, Mask
 from archive.manifest import Snapshot
 from archive.read.chunks import Segments, Shards
+from archive.shard import ShardView
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,8 +54,9 @@ def with_more(snapshot: Snapshot, rows: Ints) -> set[str]:
         for one in row["extents"] or ():
             extents[row["shard"], one["field"]] += one["rows"]
     out = set()
-    for shard in segments.shards:
-        view = shards.view(shard, segments.owners)
+    metadata = shards.plan({shard: {} for shard in segments.shards}, {}, {})
+    for shard, _, chunks in shards.fetched(metadata, segments.owners):
+        view = ShardView(bytes(chunks["zarr.json"]))
         for path in view.paths:
             named = extents.get((shard, path.removesuffix(_PLACES)), steps[shard])
             if view.describe(path).rows > named:

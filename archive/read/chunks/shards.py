@@ -191,14 +191,11 @@ class Shards:
 
     def chunk(self, shard: str, array: str, number: int, like: Array, chunks: Chunks, owners: Owners) -> Array:
         """The rows of one chunk, by the shard's metadata, which is fetched if it is not at hand."""
-        view = self.view(shard, owners)
+        view = self.views.get(shard) or self._fetched_view(shard, owners)
         first = number * self.index(shard).array(array).rows
         return self.decoder(view, shard, array, like, [(first, first + 1)], chunks, owners)(number, None)
 
-    def view(self, shard: str, owners: Owners) -> ShardView:
-        """The metadata of a shard whose index is loaded, fetched if it is not at hand."""
-        if (known := self.views.get(shard)) is not None:
-            return known
+    def _fetched_view(self, shard: str, owners: Owners) -> ShardView:
         ((_, _, chunks),) = self.fetched(ReadPlan({shard: self.index(shard).plan({})}), owners)
         return self.add_view(shard, bytes(chunks["zarr.json"]))
 

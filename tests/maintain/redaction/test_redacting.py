@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from archive.manifest import CommitLog, tablefiles, tables
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told
+from tests.support.prune_kill import killed_at
 from tests.support.pruning import NOW
-from tests.support.redaction_kill import killed_at
+from tests.support.redaction_kill import redact_and_die
 from tests.support.traces import traces
 
 GONE, WHO, SAID = "the-episode-that-goes", "somebody-with-a-name", "what-was-said-of-them"
@@ -134,9 +137,12 @@ def test_one_that_lies_alone_is_dropped_without_writing_anything_anew(tmp_path: 
             w.commit()
     refused(arc, "of a session that may still commit: save a checkpoint without them, or open another writer")
     end_session(arc)
+    arc.refresh().add_fields({"score": {GONE: np.repeat(SECRET.view(np.float64), 5)}})
     before = all_told(arc)
+    shards = {one.key for one in arc.storage.scan("shards")}
     plan = redact(arc, dry_run=False)
-    assert (plan.redacted.shards, plan.redacted.steps) == (1, 0)
+    assert (plan.redacted.shards, plan.redacted.steps) == (2, 0)
+    assert {one.key for one in arc.storage.scan("shards")} == shards
     check_gone(arc, before)
 
 
@@ -250,7 +256,7 @@ def test_killed_at_any_operation_it_is_done_or_not_and_done_again_it_is_done(tmp
     for k in range(100):
         where = tmp_path / f"killed-{k}"
         shutil.copytree(tmp_path / "a", where)
-        killed = killed_at(str(where), GONE, k)
+        killed = killed_at(str(where), k, partial(redact_and_die, name=GONE))
         other = archive.open(where)
         done = other.head.kind == "forget"
         np.testing.assert_equal(all_told(other), others(before) if done else before)
@@ -264,31 +270,58 @@ def test_killed_at_any_operation_it_is_done_or_not_and_done_again_it_is_done(tmp
     assert k > 5
 
 
-def test_a_plan_whose_steps_were_moved_meanwhile_is_refused(tmp_path: Path) -> None:
+def test_a_plan_holds_after_others_committed_something_else(tmp_path: Path) -> None:
     arc = filled(tmp_path)
     plan = redact(arc)
-    other = archive.open(tmp_path)
-    with other.writer(run="other") as w:
-        add(w, "more", 200)
+    add_another(tmp_path)
     before = all_told(arc)
     plan.commit()
     check_gone(arc, before)
 
 
+def add_another(where: Path) -> None:
+    with archive.open(where).writer(run="other") as w:
+        add(w, "more", 200)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> None:
+    """Have something done while the steps of others are written anew."""
+    write = moving.write
+
+    def first(*args: Any) -> Any:
+        monkeypatch.setattr(moving, "write", write)
+        call()
+        return write(*args)
+
+    monkeypatch.setattr(moving, "write", first)
+
+
 def test_who_commits_while_it_is_carried_out_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = filled(tmp_path)
     plan = redact(arc)
-    write = moving.write
-
-    def meanwhile(*args: Any) -> Any:
-        with archive.open(tmp_path).writer(run="other") as w:
-            add(w, "more", 200)
-        return write(*args)
-
-    monkeypatch.setattr(moving, "write", meanwhile)
+    meanwhile(monkeypatch, lambda: add_another(tmp_path))
     plan.commit()
-    assert "more" in {e.id for e in arc.refresh().episodes}
-    monkeypatch.setattr(moving, "write", write)
+    before = all_told(arc)
+    assert "more" in before[0]
+    check_gone(arc, before)
+
+
+@pytest.mark.parametrize("said", ["label", "field"])
+def test_what_is_said_of_it_while_it_is_carried_out_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    arc = filled(tmp_path)
+    plan = redact(arc)
+    other = archive.open(tmp_path)
+    if said == "label":
+        meanwhile(monkeypatch, lambda: other.label({GONE: {"note": SAID + "!"}, "e0": {"note": "kept"}}))
+        plan.commit()
+    else:
+        late = {"score": {GONE: np.repeat(SECRET.view(np.float64), 5), "e0": np.zeros(10)}}
+        meanwhile(monkeypatch, lambda: other.add_fields(late))
+        with pytest.raises(ConflictError, match="plan again"):
+            plan.commit()
+        redact(arc, dry_run=False)
     before = all_told(arc)
     check_gone(arc, before)
 
@@ -296,19 +329,11 @@ def test_who_commits_while_it_is_carried_out_loses_nothing(tmp_path: Path, monke
 def test_a_compaction_while_it_is_carried_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = filled(tmp_path)
     plan = redact(arc)
-    write = moving.write
-
-    def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(moving, "write", write)
-        resharding.compact(archive.open(tmp_path), min_alive=1)
-        return write(*args)
-
-    monkeypatch.setattr(moving, "write", meanwhile)
+    meanwhile(monkeypatch, lambda: resharding.compact(archive.open(tmp_path), min_alive=1))
     before = all_told(arc)
     with pytest.raises(ConflictError, match="plan again"):
         plan.commit()
     redact(arc, dry_run=False)
-    assert arc.head.kind == "forget"
     arc.prune(dry_run=False, **NOW)
     assert traces(tmp_path, *TRACES) == []
     np.testing.assert_equal(all_told(arc)[0], others(before)[0])
