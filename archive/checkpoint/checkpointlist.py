@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from archive.base import NotFoundError, UsageError, cached_property, jsontree, one_line
+from archive.base import CorruptManifestError, NotFoundError, UsageError, cached_property, jsontree, one_line
 from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
@@ -152,4 +152,10 @@ class Checkpoints:
 
 def _candidate(row: Mapping[str, Any], clock: Clock) -> Candidate:
     """What a policy asks of the checkpoint of a row."""
-    return Candidate(row["commit"], row["step"], jsontree.loads(row["metrics"]), clock.made.get(row["commit"]))
+    metrics = jsontree.loads(row["metrics"])
+    if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
+        raise CorruptManifestError(
+            f"the row of checkpoint {row['commit']} in the checkpoints table has metrics {row['metrics']!r:.80}, which "
+            "are not numbers by name; run `archive verify`"
+        )
+    return Candidate(row["commit"], row["step"], metrics, clock.made.get(row["commit"]))

@@ -180,22 +180,17 @@ class Later:
     @property
     def labels(self) -> pa.Table:
         """The rows of the labels table, oldest first: nothing is fetched where there are none."""
-        return self._rows("labels", ("session", "rank", "sequence", "key"))
+        return self._rows("labels")
 
     @property
     def late(self) -> pa.Table:
         """The rows of the late table, oldest first: nothing is fetched where there are none."""
-        return self._rows("late", ("session", "buffer", "rank", "env_id", "position", "length", "fields"))
+        return self._rows("late")
 
-    def _rows(self, kind: str, never_null: Sequence[str]) -> pa.Table:
+    def _rows(self, kind: str) -> pa.Table:
         files = self.head.files(kind)
         if kind not in self._tables or self._tables[kind][0] != files:
-            table = load(self.storage, kind, files)
-            if lacking := [name for name in never_null if table[name].null_count]:
-                raise CorruptManifestError(
-                    f"a row of the {kind} table at {self.storage.url} has no {lacking[0]!r}; run `archive verify`"
-                )
-            self._tables[kind] = files, table
+            self._tables[kind] = files, load(self.storage, kind, files)
         return self._tables[kind][1]
 
     def __getstate__(self) -> dict[str, Any]:

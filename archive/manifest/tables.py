@@ -154,6 +154,16 @@ _TABLES = {
     "late": _LATE,
     "tags": _TAGS,
 }
+_GIVEN = ("shard", "start", "schema", "chunks", "chunks_bytes", "chunks_crc32c")  # null in late rows that drop
+_MAY_BE_NULL = {  # columns of the tables in which no other is; in what ranks stage, more are
+    "checkpoints": frozenset({"manifest"}),
+    "branches": frozenset[str](),
+    "forgotten": frozenset[str](),
+    "pruned": frozenset[str](),
+    "labels": frozenset({"value", "by"}),
+    "late": frozenset({"provenance", "by", "extents", *_GIVEN}),
+    "tags": frozenset({"checkpoint", "run", "by"}),
+}
 _MAY_LACK = {"checkpoints": frozenset({"manifest"})}  # columns that files of earlier versions do not have: null there
 
 
@@ -280,7 +290,8 @@ def _encodings() -> dict[Any, str]:
 
 
 def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error."""
+    """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error, and so are
+    nulls where there can be none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -291,6 +302,27 @@ def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = N
         table = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries).read(columns=wanted.names)
         for name in _MAY_LACK.get(kind, frozenset()).intersection(wanted.names).difference(table.column_names):
             table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
-        return table.select(wanted.names).cast(wanted)
+        table = table.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, OSError) as e:
         raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e
+    if kind in _MAY_BE_NULL:
+        _check_filled(table, kind, where)
+    return table
+
+
+def may_be_null(kind: str) -> frozenset[str] | None:
+    """The columns of a table in which there may be nulls; None if that depends."""
+    return _MAY_BE_NULL.get(kind)
+
+
+def _check_filled(table: pa.Table, kind: str, where: str) -> None:
+    import pyarrow.compute as pc
+
+    empty = [name for name in table.column_names if name not in _MAY_BE_NULL[kind] and table[name].null_count]
+    if kind == "late" and "dropped" in table.column_names and not empty:
+        given = table.filter(pc.invert(table["dropped"]))
+        empty = [name for name in _GIVEN if name in table.column_names and given[name].null_count]
+    if empty:
+        raise CorruptManifestError(
+            f"{where} has rows of the {kind} table without {', '.join(empty)}, which no row lacks; run `archive verify`"
+        )

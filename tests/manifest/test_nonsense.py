@@ -13,14 +13,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import archive
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
 from archive.checkpoint import StagedIndex, requests, staging
-from archive.checkpoint.retention import Keep
 from archive.manifest import About, Claim, Commit, Pin
+from tests.support.nonsense import everything, filled, look_after
 from tests.support.tampering import body, commit_files, seal
 
 GONE = object()
@@ -28,31 +26,6 @@ NONSENSE: tuple[Any, ...] = (
     GONE, None, True, "nonsense", "", -1, 0, 2**63, 10**40, -(10**40), 1.5, float("inf"), float("nan"), [], [[]], {},
     {"a": {"a": []}}, [None],
 )  # fmt: skip
-
-
-def filled(root: Path) -> Path:
-    """An archive with everything in it: two runs, one of them forked and resumed, kept by a rule;
-    a partial checkpoint."""
-    arc = archive.create(str(root))
-    with arc.writer(keep=Keep(last=2, every=5, best=("loss", "min")), session="first") as w:
-        w.append({"x": np.arange(4)}, env_ids=0, first=True, update_count=3, model_weights_uuid="w")
-        w.buffer("demo").add_episode({"x": np.arange(2)}, episode_id="e")
-        given = {
-            "columns": {"p": np.arange(4.0)},
-            "attributes": {"tag": {}},
-            "state": {"a": np.arange(3), "n": np.int64(1)},
-        }
-        ck = w.checkpoint(
-            1, progress={"n": 1}, metrics={"loss": 1.0}, config={"lr": 1}, unconsumed=[1], **given
-        ).result()
-    with arc.writer(resume=ck, session="second") as w:
-        w.append({"x": np.arange(2)}, env_ids=0)
-        w.checkpoint(2, columns={"p": np.arange(6.0)}).result()
-    arc.writer(run="other", fork_from=ck, session="third").close()
-    with arc.writer(rank=0, world_size=2, run="wide", session="fourth") as w:
-        w.append({"x": np.arange(2)}, env_ids=0, first=True)
-        w.checkpoint(1, partial=True, state={"a": np.arange(3), "n": np.int64(1)}, progress={"n": 1}).result()
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +117,10 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("checkpoint.lineage", {"config": 5}), ("checkpoint.buffers.replay.steps", -1),
     ("checkpoint.discarded", {"open": {"steps": 1}}), ("checkpoint.whole", 1), ("checkpoint.sequences", {"zero": 1}),
     ("added", {"segments": None}), ("live", {}), ("chunks", []), ("message", 5),
+    ("let_go", -1), ("let_go", "9"), ("let_go", 2**70), ("undoes", -1), ("undoes", [9]), ("removed", []),
+    ("removed", {"objects": -1}), ("removed", {"bytes": "1"}), ("pruned", []), ("pruned", {"path": "manifest/x"}),
+    ("forgotten", "manifest/x"), ("labels", [1]), ("late", {}), ("tags", [{}]), ("checkpoint.borrowed", "x"),
+    ("checkpoint.borrowed", [1]), ("runs.main.latest.manifest", "9"), ("runs.main.latest.manifest", -1),
 )  # fmt: skip
 
 
@@ -158,27 +135,6 @@ def test_commits_that_cannot_be(root: Path, place: str, value: Any) -> None:
         Commit.from_json(changed(document, path_of(document, place), value), what="commit 7", error=CorruptCommitError)
 
 
-def everything(root: Path) -> None:
-    """Read whatever there is."""
-    arc = archive.open(str(root))
-    arc.episodes.read()
-    repr(arc.runs.about), repr(arc.head), arc.checkpoints.kept()
-    for commit in arc.commits:
-        repr(commit)
-    for ck in arc.checkpoints:
-        repr(ck), ck.about, ck.lineage, ck.missing, ck.buffers, ck.discarded, ck.metrics, ck.progress, ck.unconsumed
-        ck.values, ck.steps_per_rank, ck.origin, ck.episodes.read()
-        for rank in ck.ranks:
-            ck.state(rank)
-            for name in ck.staged(rank).index.columns.get("replay", {}):
-                ck.column(name, rank)
-            if ck.whole:
-                ck.to_resume(rank)
-        if ck.missing:
-            with pytest.raises(ArchiveError):
-                ck.staged(1)
-
-
 def put_index(path: Path, index: Any) -> None:
     data = path.read_bytes()
     start, stop = staging.index_span(data, "")
@@ -187,7 +143,9 @@ def put_index(path: Path, index: Any) -> None:
     path.write_bytes(data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + data[stop:])
 
 
-def survives(root: Path, write: Callable[[Any], None], document: Any) -> list[str]:
+def survives(
+    root: Path, write: Callable[[Any], None], document: Any, read: Callable[[Path], None] = everything
+) -> list[str]:
     """Where nonsense made something else than the library's errors."""
     wrong = []
     for place in places(document):
@@ -196,7 +154,7 @@ def survives(root: Path, write: Callable[[Any], None], document: Any) -> list[st
         for value in (GONE, "nonsense", 0):
             write(changed(document, place, value))
             try:
-                everything(root)
+                read(root)
             except ArchiveError:
                 pass
             except Exception as e:
@@ -205,11 +163,20 @@ def survives(root: Path, write: Callable[[Any], None], document: Any) -> list[st
     return wrong
 
 
-def test_nonsense_in_a_commit_that_is_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "read"), [("checkpoint", everything), ("prune", everything), ("prune", look_after)])
+def test_nonsense_in_a_commit_that_is_opened(tmp_path: Path, kind: str, read: Callable[[Path], None]) -> None:
     root = filled(tmp_path / "root")
-    path = commit_files(root)[-1]
-    assert survives(root, lambda document: seal(path, document), body(path)) == []
-    everything(root)
+    path = [path for path in commit_files(root) if body(path)["kind"] == kind][-1]
+    assert survives(root, lambda document: seal(path, document), body(path), read) == []
+    read(root)
+
+
+@pytest.mark.parametrize("read", [everything, look_after])
+def test_nonsense_in_a_commit_that_serves_checkpoints(tmp_path: Path, read: Callable[[Path], None]) -> None:
+    root = filled(tmp_path / "root")
+    path = [path for path in commit_files(root) if body(path)["kind"] == "forget"][-1]
+    assert survives(root, lambda document: seal(path, document), body(path), read) == []
+    read(root)
 
 
 def test_nonsense_in_a_staged_index_that_is_read(tmp_path: Path) -> None:

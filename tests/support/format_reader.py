@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -295,7 +295,41 @@ def followed(shards: Shards, segments: Sequence[Row], name: str, spec: Row) -> l
     return out
 
 
-def episode(shards: Shards, chain: Sequence[Row]) -> Row:
+STREAM = ("session", "buffer", "rank", "env_id")
+
+
+def spec_of(row: Row, name: str) -> Row | None:
+    """What the schema of a row's shard says of a field."""
+    specs = json.loads(row["schema"])["fields"]
+    return next((spec for spec in specs if "/".join(map(escape, spec["path"])) == name), None)
+
+
+def places_of(name: str, late: Sequence[Row], chain: Sequence[Row]) -> list[tuple[Row, int] | None]:
+    """For each step of an episode the row and the row of its shard where a late field counts; None: it has none."""
+    steps = [(s, i) for s in chain for i in range(s["length"])]
+    own = [(s, s["start"] + i) if spec_of(s, name) else None for s, i in steps]
+    number = {(*(s[key] for key in STREAM), s["position"] + i): n for n, (s, i) in enumerate(steps)}
+    out = list(own)
+    for row in late:
+        for i in range(row["length"]) if name in row["fields"] else ():
+            n = number.get((*(row[key] for key in STREAM), row["position"] + i))
+            if n is not None:
+                out[n] = own[n] if row["dropped"] else (row, row["start"] + i)
+    return [] if out == own else out
+
+
+def late_fields(shards: Shards, late: Sequence[Row], chain: Sequence[Row]) -> Iterator[tuple[list[str], Any]]:
+    """Fields that came later: (path, value) of those that all steps have."""
+    for name in sorted({name for row in late for name in row["fields"]}):
+        places = [place for place in places_of(name, late, chain) if place]
+        if places and len(places) == sum(s["length"] for s in chain):
+            spec = spec_of(places[0][0], name)
+            assert spec is not None
+            rows = np.concatenate([shards.group(row)[name][at : at + 1] for row, at in places])
+            yield spec["path"], logical(rows, spec["dtype"], spec["shape"])
+
+
+def episode(shards: Shards, chain: Sequence[Row], late: Sequence[Row]) -> Row:
     tail = chain[-1]
     specs = {tuple(f["path"]): f for row in chain for f in json.loads(row["schema"])["fields"]}
     fields: Row = {}
@@ -304,6 +338,11 @@ def episode(shards: Shards, chain: Sequence[Row]) -> Row:
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = field_of(shards, chain, spec)
+    for names, value in late_fields(shards, late, chain):
+        node = fields
+        for key in names[:-1]:
+            node = node.setdefault(key, {})
+        node[names[-1]] = value
     return {
         "fields": fields,
         "length": tail["episode_start"] + tail["length"],
@@ -399,9 +438,10 @@ def read(root: Path, number: int | None = None) -> Row:
     shards = Shards(root)
     named = {row["name"]: row for row in table(root, log[-1].get("checkpoints", []))}
     said = table(root, log[-1].get("labels", []))
+    late = table(root, log[-1].get("late", []))
     found = chains(segments, known).items()
     return {
-        "episodes": {name: episode(shards, chain) for name, chain in found},
+        "episodes": {name: episode(shards, chain, late) for name, chain in found},
         "labels": {name: labels(said, chain) for name, chain in found},
         "tags": tags(root, log[-1]),
         "checkpoints": {name: checkpoint(root, *serving(root, log, row)) for name, row in named.items()},

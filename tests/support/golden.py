@@ -100,15 +100,23 @@ STATE: Nest = {"cursor": 3, "random": np.arange(4, dtype=np.uint32), "best": flo
 
 LABELS: dict[str, Nest] = {"kinds": {"note": "drei, 三", "quality": 0.9}, "env 1": {"quality": [1, None]}}
 TAGS: dict[str, Nest] = {
-    "paper": {"commit": 13, "checkpoint": "step-10", "run": "main", "by": "anna"},
-    "all of it": {"commit": 15, "checkpoint": None, "run": None, "by": None},
+    "paper": {"commit": 16, "checkpoint": "step-10", "run": "main", "by": "anna"},
+    "all of it": {"commit": 18, "checkpoint": None, "run": None, "by": None},
 }
+ADDED: dict[str, Nest] = {
+    "kinds": {
+        "judge": {"score": np.linspace(0, 1, 8, dtype=np.float32).reshape(4, 2)},
+        "mark": texts("a", "", "ü", "b"),
+    },
+    "env 1": {"reward": -stream(1, 0, 7)["reward"]},
+}
+PROVENANCE: Nest = {"function": "judge", "version": 3}
 
 
 def write(root: str, layout: str) -> None:
     """What version 1 can hold, and what version 2 brought: a checkpoint and an episode that were forgotten, brought
     back, forgotten again and pruned; labels, some of them of a tail and a revision that others took the place of;
-    tags."""
+    late fields, one of them over a field of the steps, one dropped; tags."""
     import archive
 
     arc = archive.create(root, layout=layout)
@@ -157,6 +165,13 @@ def _first_session(w: Any) -> None:
 def _say(arc: Any) -> None:
     said = {"kinds": {"success": None, "quality": 0.9}, "env 1": {"quality": [1, None]}, "gone": {"quality": 0}}
     arc.refresh().label(said)
+    arc.add_fields({"reward": {"env 1": np.zeros(7), "gone": np.ones(2)}, "wrong": {"one step": np.zeros(1)}})
+    added = {
+        "judge/score": {"kinds": ADDED["kinds"]["judge"]["score"]}, "mark": {"kinds": ADDED["kinds"]["mark"]},
+        "reward": {"env 1": ADDED["env 1"]["reward"]},
+    }  # fmt: skip
+    arc.add_fields(added, provenance=PROVENANCE, by="anna")
+    arc.drop_fields(["wrong"])
 
 
 def _let_go(arc: Any) -> None:
@@ -188,6 +203,11 @@ def _second_session(w: Any) -> None:
     w.close_episodes([1], truncated=True, reason="time limit")
     w.add_episode(EPISODES["revised"], episode_id="revised", replace=True)
     w.add_episode(EPISODES["headless"], episode_id="headless", first=False)
+
+
+def added(name: str, steps: Nest) -> Nest:
+    """What an episode holds with its late fields."""
+    return steps | ADDED.get(name, {})
 
 
 def differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
