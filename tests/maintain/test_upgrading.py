@@ -133,6 +133,9 @@ VERBS: dict[str, Callable[[archive.Archive], Any]] = {
     "add fields": lambda arc: arc.add_fields({"n": {arc.episodes[0].id: range(arc.episodes[0].length)}}),
     "map": lambda arc: arc.episodes.map(lambda data: {"n": data["reward"]}),
     "drop fields": lambda arc: arc.drop_fields(["n"]),
+    "redact": lambda arc: arc.forget(ids=["kinds"], redact=True, dry_run=False),
+    "late fields": lambda arc: arc.add_fields({"score": {"one step": np.zeros(1)}}),
+    "drop late fields": lambda arc: arc.drop_fields(["score"]),
     "a writer that forgets": lambda arc: arc.writer(keep=Keep(last=1), forget="checkpoints"),
 }
 
@@ -177,6 +180,7 @@ def test_then_all_of_version_2_works(old: Path) -> None:
     arc = archive.open(old).upgrade()
     told = everything(old)
     arc.label({"kinds": {"good": True}})
+    arc.add_fields({"score": {"kinds": np.arange(4)}})
     arc.tag("paper", arc.checkpoints["step-20"])
     arc.forget(Keep(last=1), episodes="superseded", dry_run=False)
     arc.undo()
@@ -187,6 +191,7 @@ def test_then_all_of_version_2_works(old: Path) -> None:
     assert list(differences(now["checkpoints"], told["checkpoints"])) == []
     assert now["episodes"].keys() == told["episodes"].keys() - {"one step"}
     assert dict(archive.open(old).episodes["kinds"].labels) == {"good": True}
+    assert now["episodes"]["kinds"]["score"].tolist() == [0, 1, 2, 3]
     assert archive.open(old, commit="paper").checkpoints.latest.name == "step-20"
     assert list(shard_formats(old)) == [1] * len(list(shard_formats(old)))
 

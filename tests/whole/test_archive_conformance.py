@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,8 @@ import zarr
 
 import archive
 from tests.support.backends import Backend, make_backend
-from tests.support.tampering import same, steps
+from tests.support.golden import GOLDEN, LABELS, TAGS
+from tests.support.tampering import body, commit_files, same, steps
 
 EPISODES = 12
 
@@ -56,6 +58,34 @@ def test_duckdb_finds_the_same_rows(tmp_path: Path) -> None:
     assert found == [tuple(row[name] for name in rows) for row in table.to_pylist()]
     chosen = arc.episodes.filter(update_count=(5, None), model_weights_uuid="w1")
     assert sorted(name for (name,) in best) == sorted(chosen.table["episode_id"].to_pylist())
+
+
+@pytest.mark.parametrize("layout", ["packed", "directory"])
+def test_duckdb_and_pyarrow_read_the_tables_of_letting_go(layout: str) -> None:
+    """Checkpoints with the commits that serve them, labels that count, late fields and tags, from files alone."""
+    import duckdb
+    import pyarrow.parquet as pq
+
+    root = GOLDEN / f"format-2-{layout}"
+    head = body(commit_files(root)[-1])
+    urls = {kind: [str(root / ref["path"]) for ref in head[kind]] for kind in ("checkpoints", "labels", "late", "tags")}
+    with duckdb.connect() as connection:
+        said = connection.execute(
+            "SELECT episode_id, key, value FROM read_parquet(?) QUALIFY row_number() OVER (PARTITION BY episode_id, "
+            "session, rank, sequence, key ORDER BY commit DESC) = 1 AND value IS NOT NULL ORDER BY ALL",
+            [urls["labels"]],
+        ).fetchall()
+        saved = connection.execute("SELECT name, manifest FROM read_parquet(?) ORDER BY step", [urls["checkpoints"]])
+        assert saved.fetchall() == [("step-10", 16), ("step-20", 16)]
+        added = connection.execute(
+            "SELECT DISTINCT unnest(fields) AS f FROM read_parquet(?) ORDER BY f", [urls["late"]]
+        )
+        assert added.fetchall() == [("judge/score",), ("mark",), ("reward",), ("wrong",)]
+    counted = {(name, key): json.loads(value) for name, key, value in said if key != "seen"}
+    assert counted == {(name, key): value for name, of in LABELS.items() for key, value in of.items()}
+    assert {name for name, key, _ in said if key == "seen"} == {"env 1", "revised"}  # of a tail, and of a revision
+    tags = [row for url in urls["tags"] for row in pq.read_table(url).to_pylist()]
+    assert {row["name"]: row["target"] for row in tags} == {name: tag["commit"] for name, tag in TAGS.items()}
 
 
 def expected(first: int) -> dict[str, np.ndarray[Any, Any]]:
