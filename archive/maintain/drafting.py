@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from archive.maintain.retained import walk
 from archive.maintain.serving import serves
 from archive.maintain.standing import Mask
 from archive.manifest import Commit, FileRef, Mark, RunEntry, Snapshot, commits, tablefiles, tables
+from archive.read import latefields
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ Files = tuple[FileRef, ...] | None
 Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
 Write = Callable[[str, "pa.Table"], FileRef]
 _AT_ONCE = 256
-_STREAM = ("session", "buffer", "rank", "env_id")
 
 
 @dataclass(frozen=True)
@@ -238,29 +238,6 @@ def _addresses(table: pa.Table) -> pa.Array:
 
 def _late_of(late: pa.Table, kept: pa.Table) -> Mask:
     """Those of which a step is in a segment that stays."""
-    begin, end = _intervals(kept)
     out = np.zeros(late.num_rows, bool)
-    keys, lo, hi = _streams(late), late["position"].to_numpy(), late["length"].to_numpy() + late["position"].to_numpy()
-    for i, key in enumerate(keys):
-        if key in begin:
-            at = int(np.searchsorted(end[key], lo[i], side="right"))
-            out[i] = at < len(begin[key]) and bool(begin[key][at] < hi[i])
+    out[latefields.overlaps(late, kept).late] = True
     return out
-
-
-def _intervals(kept: pa.Table) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Stream -> where its segments begin and end, in order."""
-    position, length = kept["position"].to_numpy(), kept["length"].to_numpy()
-    of: dict[Any, list[int]] = {}
-    for i, key in enumerate(_streams(kept)):
-        of.setdefault(key, []).append(i)
-    begin: dict[Any, Any] = {}
-    end: dict[Any, Any] = {}
-    for key, rows in of.items():
-        places = np.array(rows)[np.argsort(position[rows], kind="stable")]
-        begin[key], end[key] = position[places], (position + length)[places]
-    return begin, end
-
-
-def _streams(table: pa.Table) -> list[tuple[Any, ...]]:
-    return list(zip(*(table[name].to_pylist() for name in _STREAM), strict=True))

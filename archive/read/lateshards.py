@@ -93,6 +93,7 @@ class LateShards:
         self._session = session
         self._layout = archive_layout
         self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, Given]]] = {}
+        self._held_bytes: dict[tuple[FieldSpec, ...], int] = {}
         self._late: list[pa.Table] = []
         self._chunks: list[pa.Table] = []
 
@@ -101,13 +102,13 @@ class LateShards:
         if not len(spans.rows) or not (spans.hi > spans.lo).any():
             return
         kind = tuple(given.specs[name] for name in sorted(given.specs))
-        held = self._held.setdefault(kind, [])
-        held.append((spans, given))
-        if sum(one.nbytes for _, one in held) >= SHARD_BYTES:
+        self._held.setdefault(kind, []).append((spans, given))
+        self._held_bytes[kind] = self._held_bytes.get(kind, 0) + given.nbytes
+        if self._held_bytes[kind] >= SHARD_BYTES:
             self._write(kind)
 
     def _write(self, kind: tuple[FieldSpec, ...]) -> None:
-        held = self._held.pop(kind)
+        held, self._held_bytes[kind] = self._held.pop(kind), 0
         arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in held]) for spec in kind}
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
         key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._layout)

@@ -200,6 +200,30 @@ def documented_columns(kind: str) -> Iterator[tuple[str, str]]:
         yield from zip(names_of, listed * len(names_of) if len(listed) == 1 else listed, strict=True)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_late_fields_of_branches_are_as_the_document_says(tmp_path: Path, seed: int) -> None:
+    """Runs that go back at random, with rows added and dropped meanwhile: the reader and the library see the same."""
+    rng = np.random.default_rng(seed)
+    arc = archive.create(str(tmp_path / "a"))
+    resume: Any = None
+    for number in range(8):
+        with arc.writer(resume=resume) as w:
+            for env in range(3):
+                w.append({"t": np.arange(2) + number}, env_ids=env, last=[False, rng.random() < 0.3])
+                if env == 1:
+                    w.checkpoint(number, progress={})
+        arc = archive.open(arc.url)
+        given = {e.id: np.full(e.length, number) for e in arc.episodes if rng.random() < 0.5}
+        if given:
+            arc.add_fields({f"n{int(rng.integers(2))}": given, "t": dict([*given.items()][:1])})
+        if number == 4:
+            arc.drop_fields(["t"])
+        resume = arc.checkpoints[int(rng.integers(max(0, number - 2), number + 1))] if rng.random() < 0.9 else None
+    found = format_reader.read(tmp_path / "a")["episodes"]
+    assert {name: told["fields"] for name, told in found.items()} == {ep.id: plain(ep.read()) for ep in arc.episodes}
+    assert {name for told in found.values() for name in told["fields"]} == {"t", "n0", "n1"}
+
+
 def type_in_words(kind: Any) -> str:
     import pyarrow as pa
 
