@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 48 * 1024 * 1024  # of steps
 COMPRESSION = "zstd:1"
+_BESIDE_BYTES = 1024  # that an episode takes in memory beside its rows
 
 
 class Given(NamedTuple):
@@ -103,7 +104,7 @@ class LateShards:
             return
         kind = tuple(given.specs[name] for name in sorted(given.specs))
         self._held.setdefault(kind, []).append((spans, given))
-        self._held_bytes[kind] = self._held_bytes.get(kind, 0) + given.nbytes
+        self._held_bytes[kind] = self._held_bytes.get(kind, 0) + given.nbytes + _BESIDE_BYTES
         if self._held_bytes[kind] >= SHARD_BYTES:
             self._write(kind)
 
