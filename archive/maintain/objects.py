@@ -37,10 +37,10 @@ def no_longer(storage: Storage, before: Collection[str], after: Collection[str])
     return sizes(storage, keys)
 
 
-def check_made(storage: Storage, keys: Iterable[str | None]) -> None:
+def check_made(storage: Storage, keys: Iterable[str]) -> None:
     """Refuse to let go of, or to delete, what is no shard, staged object or manifest file of the archive: a table that
     names such a thing is damaged, or made up."""
-    strange = [key for key in keys if key is None or layout.session_of(key) is None]
+    strange = [key for key in keys if layout.session_of(key) is None]
     if strange:
         raise CorruptManifestError(
             f"a table of the archive at {storage.url} has {strange[0]!r:.200} among the objects, which is no shard, no "

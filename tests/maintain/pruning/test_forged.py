@@ -67,7 +67,7 @@ def named_forgotten(root: Path, key: str | None) -> None:
 def test_what_no_prune_may_delete(root: Path, key: str | None) -> None:
     named_forgotten(root, key)
     before = files(root)
-    with pytest.raises(IntegrityError, match="no manifest file"):
+    with pytest.raises(IntegrityError, match=r"no manifest file|without key"):
         archive.open(root).prune(dry_run=False, **NOW)
     assert files(root) == before
     assert len(archive.open(root).episodes.read()) > 0
