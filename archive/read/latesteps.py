@@ -10,6 +10,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.arrays import spans as runs_of
+from archive.base import CorruptManifestError, escape_path, show
 from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 from archive.fields.axes import Cuts, Extent, Fetched, Located, StepAxis
 from archive.read.chunks import Segments
@@ -85,7 +86,7 @@ def _merged(own: ShardSchema, given: Sequence[tuple[Path, ShardSchema]]) -> Shar
         return own
     specs = {spec.path: spec for spec in own.fields}
     for path, other in given:
-        specs |= {spec.path: spec for spec in other.fields if spec.path == path}
+        specs[path] = _spec(other, path)
     return replace(own, fields=tuple(specs[path] for path in sorted(specs)))
 
 
@@ -110,12 +111,18 @@ def cuts_of(path: Path, view: Shown, segments: Segments) -> LateCuts:
         Extent(segment, segment),
     )  # fmt: skip
     codes = np.unique(segments.schema[segment[has[kept]]]).tolist()
-    specs = {code: _spec(segments.schemas[code], path) for code in codes}
+    specs = {code: segments.schemas[code].by_name[escape_path(path)] for code in codes}
     return LateCuts(cuts, specs, place[~has[kept]])
 
 
 def _spec(schema: ShardSchema, path: Path) -> FieldSpec:
-    return next(spec for spec in schema.fields if spec.path == path)
+    found = schema.by_name.get(escape_path(path))
+    if found is None or found.axis != "step" or found.next_of:
+        raise CorruptManifestError(
+            f"the late table gives field {show(path)!r} from a shard that has no such field of one row a step; run "
+            "`archive verify`"
+        )
+    return found
 
 
 def _has(schema: ShardSchema, path: Path) -> bool:

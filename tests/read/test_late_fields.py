@@ -8,10 +8,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import archive
 from archive.base.errors import FieldError, NotFoundError, UsageError
+from archive.manifest import CommitLog, tablefiles, tables
 from archive.read import Gather
 from tests.support.archives import fresh, identical, reopened
 from tests.support.backends import Backend
@@ -328,6 +330,25 @@ def test_beside_a_running_writer(tmp_path: Path) -> None:
     assert [sorted(data) for data in eps.read(["advantage", "reward"], missing="skip")] == [
         ["advantage", "reward"], ["reward"]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("start", 100), ("position", -3), ("position", 2**62), ("length", -1), ("length", 0), ("fields", ["b"]),
+        ("fields", ["../x"]), ("shard", None), ("start", None), ("schema", None), ("chunks", None), ("schema", "{}"),
+        ("shard", "shards/00000000-s-00000.zip"),
+    ],
+)  # fmt: skip
+def test_nonsense_in_the_table_is_the_librarys_error(column: str, value: Any) -> None:
+    arc = filled(fresh())
+    arc.add_fields({"advantage": advantages()})
+    rows = [row | {column: value} for row in arc.snapshot.later.late.to_pylist()]
+    spoilt = pa.Table.from_pylist(rows, schema=tables.schema("late"))
+    ref = tablefiles.write(arc.storage, "s", "late", spoilt)
+    CommitLog(arc.storage, arc.id, arc.head).append("x", lambda parent, attempt: parent.after("late", late=(ref,)))
+    with pytest.raises(archive.ArchiveError):
+        reopened(arc).episodes.read()
 
 
 def test_derived_fields_are_made_of_it() -> None:

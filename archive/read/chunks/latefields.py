@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints, run_starts, spans
-from archive.base import unescape_path
+from archive.base import CorruptManifestError, unescape_path
 from archive.fields import Path
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class LateFields:
 
     def __init__(self, table: pa.Table, segments: pa.Table) -> None:
         """table: the rows of the late table; segments: WHERE of the segments table."""
+        _check_places(table)
         self.table = table
         self.where = _found(table, overlaps(table.select(WHERE), segments)) if table.num_rows else {}
 
@@ -110,7 +111,7 @@ def _found(table: pa.Table, every: Overlaps) -> dict[Path, Overlaps]:
     listed = table["fields"].combine_chunks()
     names = pc.list_flatten(listed).dictionary_encode()
     owner = pc.list_parent_indices(listed).to_numpy()
-    dropped = pc.fill_null(table["dropped"], False).to_numpy()
+    dropped = table["dropped"].to_numpy()
     out = {}
     for code, name in enumerate(names.dictionary.to_pylist()):
         has = np.zeros(table.num_rows, bool)
@@ -119,6 +120,16 @@ def _found(table: pa.Table, every: Overlaps) -> dict[Path, Overlaps]:
         if len(left := np.flatnonzero(~dropped[top.late])):
             out[unescape_path(name)] = top.pick(left)
     return out
+
+
+def _check_places(table: pa.Table) -> None:
+    position, length = (table[name].to_numpy() for name in ("position", "length"))
+    bad = np.flatnonzero((position < 0) | (length < 1) | (position > 2**62 - length))
+    if len(bad):
+        raise CorruptManifestError(
+            f"the late table gives fields of {int(length[bad[0]])} steps from position {int(position[bad[0]])} of a "
+            "stream, which has no such steps; run `archive verify`"
+        )
 
 
 class Cover:
