@@ -90,6 +90,11 @@ def share_of(source: Any, rank: int | None = None) -> Share:
     return planned(source, world_size=source.world_size).share(rank)
 
 
+def saved_share(source: Any, rank: int | None = None) -> Share:
+    """As `share_of`, with what the live buffer had: fields that its steps were given later are left out."""
+    return share_of(source, rank).as_saved()
+
+
 def planned(checkpoint: Checkpoint, **options: Any) -> Plan:
     """`resharding.plan()`."""
     import resharding  # here, so that an adapter is imported without it

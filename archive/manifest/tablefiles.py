@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
@@ -177,6 +178,10 @@ class Later:
         if head.number > self.head.number:
             self.head = head
 
+    def without_fields(self) -> Later:
+        """The same, but for the fields that were added."""
+        return Later(self.storage, replace(self.head, late=None), read_only=True)
+
     @property
     def labels(self) -> pa.Table:
         """The rows of the labels table, oldest first: nothing is fetched where there are none."""
@@ -225,6 +230,12 @@ class Snapshot:
         out = Snapshot(self.storage, commit, read_only=self.later.read_only)
         if self.commit.same_episodes(commit):
             out._bytes, out._columns, out._branches, out._rows = self._bytes, self._columns, self._branches, self._rows
+        return out
+
+    def as_written(self) -> Snapshot:
+        """The same, without the fields that were added later; what was read is kept."""
+        out = Snapshot(self.storage, self.commit, self.later.without_fields())
+        out._bytes, out._columns, out._branches, out._rows = self._bytes, self._columns, self._branches, self._rows
         return out
 
     @property

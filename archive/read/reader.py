@@ -39,6 +39,12 @@ class Reader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["snapshot"])  # type: ignore[misc]
 
+    def as_written(self) -> Reader:
+        """The same, without the fields that came after their steps."""
+        if not self.snapshot.later.head.late:
+            return self
+        return Reader(self.snapshot.as_written())
+
     def read(
         self, spans: Spans, selection: Selection, tails: Tails | None = None, into: Destination | None = None
     ) -> list[dict[str, Any]]:

@@ -51,8 +51,9 @@ class Dealt(Protocol):
 class Share:
     """What one target rank gets of a plan."""
 
-    def __init__(self, plan: Dealt, rank: int) -> None:
-        self.plan, self.rank = plan, rank
+    def __init__(self, plan: Dealt, rank: int, *, saved: bool = False) -> None:
+        """saved: see `as_saved`."""
+        self.plan, self.rank, self._saved = plan, rank, saved
         self._buffers: dict[str, ShareBuffer] = {}
 
     @property
@@ -86,8 +87,15 @@ class Share:
         if name not in self.plan.placements:
             raise NotFoundError(f"the plan has no buffer {name!r}; it has: {', '.join(self.plan.placements) or 'none'}")
         if name not in self._buffers:
-            self._buffers[name] = ShareBuffer(self, name)
+            self._buffers[name] = ShareBuffer(self, name, saved=self._saved)
         return self._buffers[name]
+
+    def as_saved(self) -> Share:
+        """The same as the job had it: without the fields that its steps were given after they were written.
+
+        Adapters put this into live buffers, which go on with steps that have no such fields.
+        """
+        return Share(self.plan, self.rank, saved=True)
 
     @property
     def _main(self) -> ShareBuffer:

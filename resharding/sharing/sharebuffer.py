@@ -77,10 +77,10 @@ class ShareEpisode(Episode):
 
 
 class ShareBuffer:
-    """One buffer of a share."""
+    """One buffer of a share. saved: without the fields that its steps were given after they were written."""
 
-    def __init__(self, share: Share, name: str) -> None:
-        self._share, self.name = share, name
+    def __init__(self, share: Share, name: str, *, saved: bool = False) -> None:
+        self._share, self.name, self._saved = share, name, saved
         self._plan = share.plan
         placement = self._plan.placements[name]
         self._parts: Parts = placement.parts.pick(np.flatnonzero(placement.parts.target == share.rank))
@@ -149,7 +149,8 @@ class ShareBuffer:
         offsets, pieces, _, _ = self._pieces
         ck = self._plan.checkpoint
         numbers = self._source.number[self._parts.unit]
-        return Episodes(ck.reader, ck.index, numbers, Spans(offsets, pieces.row, pieces.lo, pieces.hi), ck)
+        reader = ck.reader.as_written() if self._saved else ck.reader
+        return Episodes(reader, ck.index, numbers, Spans(offsets, pieces.row, pieces.lo, pieces.hi), ck)
 
     def __len__(self) -> int:
         return len(self._parts.unit)

@@ -71,6 +71,28 @@ def test_a_ring_is_filled_where_only_some_steps_have_it() -> None:
     assert [sorted(data) for data in share.read()].count(["advantage", "obs", "reward", "serial"]) == 1
 
 
+def test_a_live_buffer_comes_back_without_what_was_added() -> None:
+    """It goes on with steps that have no such field: those would get whatever lies in its memory."""
+    data, torchrl_adapter = pytest.importorskip("torchrl.data"), pytest.importorskip("archive.adapters.torchrl")
+    tensordict = pytest.importorskip("tensordict")
+
+    def buffer() -> Any:
+        return data.TensorDictReplayBuffer(storage=data.LazyTensorStorage(20), batch_size=4)
+
+    arc, live = archive.create(f"memory://{uuid.uuid4().hex}"), buffer()
+    live.extend(tensordict.TensorDict({"reward": np.arange(10.0)}, [10]))
+    with arc.writer() as w:
+        torchrl_adapter.save(live, w, step=1)
+    arc.refresh().add_fields({"advantage": {ep.id: np.ones(ep.length) for ep in arc.episodes}})
+    found = arc.checkpoints.latest
+    assert found is not None
+    assert all("advantage" in data for data in found.episodes.read())
+    for share in (resharding.plan(found, world_size=1).share(0), resharding.plan(found, world_size=2).share(1)):
+        again = buffer()
+        torchrl_adapter.restore(again, share)
+        assert set(again[:].keys()) - {"index"} == {"reward"}
+
+
 def test_who_resumes_goes_on_with_what_was_added_as_it_was() -> None:
     arc = fill(saved(f"memory://{uuid.uuid4().hex}"))
     for share in shares(arc.checkpoints.latest, 1):

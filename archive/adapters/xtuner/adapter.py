@@ -18,8 +18,8 @@ from archive.adapters import (
     check_room,
     checkpoint,
     part_of,
+    saved_share,
     several,
-    share_of,
 )
 from archive.adapters.xtuner import manager as managers
 from archive.adapters.xtuner import storage as storages
@@ -175,7 +175,7 @@ async def restore(
     """
     check_option("unfinished", unfinished, UNFINISHED)
     check_option("refs", refs, REFERENCES)
-    share, given = share_of(source, rank), several(objects)
+    share, given = saved_share(source, rank), several(objects)
     wanted = Wanted(put_reference if refs == "put" else lambda value: value, dict(tasks or {}))
     out: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
