@@ -7,7 +7,7 @@ from __future__ import annotations
 from archive.base import forking, jsontree, layout, plainjson, plaintext, shutdown
 from archive.base.byterange import ByteRange
 from archive.base.cached import cached_property
-from archive.base.durations import seconds_of, written
+from archive.base.durations import MOST_S, seconds_of, written
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -78,6 +78,7 @@ __all__ = [
     "ARCHIVE_KEY",
     "COUNT",
     "MAX_PAGE_BYTES",
+    "MOST_S",
     "TEXT",
     "WHOLE",
     "AccessDeniedError",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from archive.base import UsageError
+from archive.base import MOST_S, UsageError, seconds_of, written
 from archive.manifest import KeepRule
 
 DIRECTIONS = ("max", "min")
-_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
-_WITHIN = re.compile(r"([0-9]{1,19})([smhdw])")
 
 
 class Candidate(NamedTuple):
@@ -47,7 +44,7 @@ class Keep:
         if self.best is not None:
             object.__setattr__(self, "best", _checked_best(self.best))
         if self.within is not None:
-            object.__setattr__(self, "within", _as_text(_seconds(self.within)))
+            object.__setattr__(self, "within", written(_seconds(self.within)))
 
     @property
     def rule(self) -> KeepRule:
@@ -63,7 +60,7 @@ class Keep:
         if rule is None:
             return cls()
         best: Any = rule.best if rule.best is None or rule.best_count is None else (*rule.best, rule.best_count)
-        return cls(rule.last, rule.every, best, None if rule.within_s is None else _as_text(rule.within_s))
+        return cls(rule.last, rule.every, best, None if rule.within_s is None else written(min(rule.within_s, MOST_S)))
 
     @property
     def ages(self) -> bool:
@@ -143,15 +140,9 @@ def _checked_best(given: Any) -> Any:
     return (metric, direction) if count == 1 else (metric, direction, count)
 
 
-def _seconds(text: Any) -> int:
+def _seconds(within: Any) -> int:
     """What a time such as "7d" is in seconds."""
-    found = _WITHIN.fullmatch(text) if isinstance(text, str) else None
-    if found is None or int(found[1]) < 1:
-        raise UsageError(f"keep.within={text!r}: give a time such as '7d', '12h', '30m' (s, m, h, d or w)")
-    return int(found[1]) * _UNITS[found[2]]
-
-
-def _as_text(seconds: int) -> str:
-    """A time in the largest unit (to days) that it is a multiple of."""
-    unit = next(name for name in "dhms" if seconds % _UNITS[name] == 0)
-    return f"{seconds // _UNITS[unit]}{unit}"
+    found = int(seconds_of(within, "keep.within"))
+    if found < 1:
+        raise UsageError(f"keep.within={within!r}: give a time of a second or more, such as '7d'")
+    return found
