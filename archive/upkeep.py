@@ -137,6 +137,13 @@ class Upkeep(ABC):
         self._committed(undo(self._log()))
         return self
 
+    @property
+    def forgotten_last(self) -> Commit:
+        """The commit that `undo()` would bring back; UsageError if there is none."""
+        from archive.maintain import to_undo
+
+        return to_undo(self._log())
+
     def restore(self, commit: int) -> Self:
         """Make the archive as it was as of this commit, by one more; what came since is forgotten. Tags stay.
 

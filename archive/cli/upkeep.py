@@ -144,9 +144,16 @@ def _show_plan(plan: ForgetPlan) -> None:
 
 @click.command()
 @on_archive(time_travel=False, writes=True)
-def undo(target: Target) -> None:
+@YES
+def undo(target: Target, yes: bool) -> None:
     """Bring back what the newest `archive forget` let go of; what came since stays."""
-    head = target.open().undo().head
+    arc = target.open()
+    if not yes:
+        number = arc.forgotten_last.number
+        text = f"would bring back what commit {number} let go of: add --yes to do it"
+        target.answer({"commit": None, "undoes": number}, text)
+        return
+    head = arc.undo().head
     about = {"commit": head.number, "undoes": head.undoes}
     target.answer(about, f"commit {head.number} brings back what commit {head.undoes} let go of")
 

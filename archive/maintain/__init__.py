@@ -13,7 +13,7 @@ from archive.maintain.moving import Moved, Piece
 from archive.maintain.objects import check_made
 from archive.maintain.pins import read_pins
 from archive.maintain.repairing import damaged_commit, repair
-from archive.maintain.restoring import restore, undo
+from archive.maintain.restoring import restore, to_undo, undo
 from archive.maintain.retained import borrowed, retained, retained_reach, walk
 from archive.maintain.standing import Mask
 from archive.maintain.tags import Tag, Tags
@@ -53,6 +53,7 @@ __all__ = [
     "retained_reach",
     "standing",
     "tags",
+    "to_undo",
     "undo",
     "upgrade",
     "usage",

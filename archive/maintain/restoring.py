@@ -39,6 +39,12 @@ def undo(log: CommitLog) -> Commit:
     return log.append(f"undo/{new_session()}", partial(_undone, log.storage))
 
 
+def to_undo(log: CommitLog) -> Commit:
+    """The forgetting that `undo` would bring back now; UsageError if there is none."""
+    commits.check_can_let_go(log.catch_up())
+    return _newest_forgetting(log.storage, log.head)
+
+
 def restore(log: CommitLog, number: int) -> Commit:
     """Make the archive as it was as of a commit. Each run gets a new session, so that nobody who writes now goes on."""
     commits.check_can_let_go(log.catch_up())

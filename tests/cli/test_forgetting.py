@@ -34,7 +34,8 @@ def test_forget_says_what_it_would_do_and_does_it_with_yes(ring: Path) -> None:
     assert told["commit"] == archive.open(ring).head.number
     assert [ck.name for ck in archive.open(ring).checkpoints] == ["step-0", "step-4", "step-5"]
     assert "nothing is to be forgotten" in printed(*asked, "--yes")
-    assert document("undo", ring) == {"commit": 9, "undoes": 8}
+    assert document("undo", ring) == {"commit": None, "undoes": 8}
+    assert document("undo", ring, "--yes") == {"commit": 9, "undoes": 8}
     assert len(archive.open(ring).checkpoints) == 6
     assert call("undo", ring).exit_code == 2
 
