@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import archive
@@ -16,6 +14,7 @@ from archive.base.errors import CorruptChunkError, MissingObjectError, ShortRead
 from archive.store import Filling
 from archive.store.drivers import Buffer, Place, register, registry
 from archive.store.drivers.local import LocalDriver
+from tests.support.archives import mixed as episode
 from tests.support.tampering import same
 
 LENGTHS = (700, 3, 1, 950, 400, 64, 1200)
@@ -62,16 +61,6 @@ def _far(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setitem(ranges.coalesce.__kwdefaults__, "max_block", 200_000)
         register("far", FarDriver)
         yield
-
-
-def episode(steps: int, seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {
-        "frame": rng.integers(0, 256, (steps, 40, 40), np.uint8),
-        "x": rng.normal(size=(steps, 3)),
-        "done": np.arange(steps) % 7 == 0,
-        "name": np.array([f"n{i}" for i in range(steps)], object),
-    }
 
 
 @pytest.fixture(params=["packed", "directory"])

@@ -13,19 +13,10 @@ import archive
 from archive.base.errors import CorruptChunkError, ShortReadError
 from archive.read.chunks import landing
 from archive.store import IOStats
+from tests.support.archives import mixed as episode
 from tests.support.tampering import same
 
 LENGTHS = (700, 3, 1, 950, 400, 64, 1200)
-
-
-def episode(steps: int, seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {
-        "frame": rng.integers(0, 256, (steps, 40, 40), np.uint8),
-        "x": rng.normal(size=(steps, 3)),
-        "done": np.arange(steps) % 7 == 0,
-        "name": np.array([f"n{i}" for i in range(steps)], object),
-    }
 
 
 @pytest.fixture(params=["packed", "directory"])

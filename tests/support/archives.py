@@ -79,3 +79,14 @@ def with_checkpoints(url: Any, **options: Any) -> archive.Archive:
             w.add_episode(steps(3, i), episode_id=f"e{i}")
             w.checkpoint(i, name=f"step-{i}").result()
     return arc
+
+
+def mixed(steps: int, seed: int) -> dict[str, Any]:
+    """Steps with frames, numbers, flags and text."""
+    rng = np.random.default_rng(seed)
+    return {
+        "frame": rng.integers(0, 256, (steps, 40, 40), np.uint8),
+        "x": rng.normal(size=(steps, 3)),
+        "done": np.arange(steps) % 7 == 0,
+        "name": np.array([f"n{i}" for i in range(steps)], object),
+    }
