@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from archive.base.errors import UpgradeError
 from archive.base.names import escape
@@ -12,13 +14,15 @@ ARCHIVE_KEY = "archive.json"
 READ_VERSION = 2
 WRITE_VERSION = 2  # of new archives; older ones are written on in theirs
 PART_VERSION = 1  # of shards and of what ranks stage: both are as they were in the first
-FEATURES: frozenset[str] = frozenset()
+JOURNAL = "journal"
+FEATURES = frozenset({JOURNAL})  # that this library knows; an archive has those that it uses
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
 PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
 _MADE = (  # by writers: nothing else is ever deleted
     re.compile(r"manifest/[0-9a-f]{8}-(?P<session>[^/.]+)\.[a-z]+\.parquet"),
     re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
+    re.compile(r"journal/(?P<session>[^/.]+)/rank-[0-9]{5,}/[0-9]{9}\.zip"),
     re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
 )
 
@@ -45,6 +49,11 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
     return f"states/{escape(session)}/{escape(checkpoint)}/rank-{rank:05d}.zip"
 
 
+def journal_key(session: str, rank: int, number: int) -> str:
+    """What a rank of a session made durable at one tick; numbers count from 0, without gaps."""
+    return f"journal/{escape(session)}/rank-{rank:05d}/{number:09d}.zip"
+
+
 def request_key(name: str) -> str:
     """A request for a checkpoint."""
     return f"requests/{name}.json"
@@ -64,7 +73,7 @@ def manifest_key(nonce: str, session: str, kind: str) -> str:
 
 
 def session_of(key: str) -> str | None:
-    """The session (escaped) that made a manifest file, a shard or a staged object; None for whatever is none of these.
+    """The session (escaped) that made a manifest file, a shard, a staged or journal object; None for all else.
 
     None as well for a part of a shard that is a directory: such a shard goes or stays as one.
     """
@@ -72,7 +81,12 @@ def session_of(key: str) -> str | None:
 
 
 def format_block(version: int = WRITE_VERSION) -> dict[str, object]:
-    return {"read": version, "write": version, "features": sorted(FEATURES)}
+    return {"read": version, "write": version, "features": []}
+
+
+def with_feature(block: Mapping[str, Any], name: str) -> dict[str, object]:
+    """A format, and that a reader must know this feature."""
+    return {**block, "features": sorted({*block.get("features", ()), name})}
 
 
 def check_format(block: object, *, where: str) -> None:

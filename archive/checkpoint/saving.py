@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from archive.base import AlreadyExistsError, AmbiguousWriteError, CheckpointError, escape, layout
-from archive.checkpoint import staging
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.stagedindex import (
     UNCONSUMED,
@@ -22,7 +21,7 @@ from archive.checkpoint.stagedindex import (
     StateRef,
 )
 from archive.manifest import Discarded, Lineage, Place, Runs, tables
-from archive.shard import groups, packing
+from archive.shard import file_member, groups, indexed, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
 
@@ -101,13 +100,13 @@ def stage(
         rows=StagedRows(segments.num_rows, chunks.num_rows), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
     members = [
-        staging.file_member("segments.parquet", tables.dumps(segments)),
-        staging.file_member("chunks.parquet", tables.dumps(chunks)),
-        staging.file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
+        file_member("segments.parquet", tables.dumps(segments)),
+        file_member("chunks.parquet", tables.dumps(chunks)),
+        file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
         *_text_members(index, cuts, request.unconsumed, here),
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
-    _create(storage, here.key, staging.pack(index, members), here.nonce)
+    _create(storage, here.key, indexed.pack(index, members)[0], here.nonce)
     return SavedColumns.of(index)
 
 
@@ -154,12 +153,12 @@ def _attribute(buffer: str, name: str, text: str, here: Here) -> AttributeRef:
 def _text_members(index: StagedIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[packing.Member]:
     """Attributes that lie in this object, and what was drawn and not trained on."""
     out = [
-        staging.file_member(one.member, cut.attributes[name].encode())
+        file_member(one.member, cut.attributes[name].encode())
         for cut in cuts
         for name, one in index.attributes[cut.name].items()
         if one.object == here.key
     ]
-    return out if unconsumed is None else [*out, staging.file_member(UNCONSUMED, unconsumed.encode())]
+    return out if unconsumed is None else [*out, file_member(UNCONSUMED, unconsumed.encode())]
 
 
 def _state(buffer: str, state: tuple[dict[str, Any], dict[str, Array]], here: Here) -> StateRef:
@@ -193,4 +192,4 @@ def _create(storage: Storage, key: str, buffers: list[Any], nonce: str) -> None:
 
 
 def _is_mine(storage: Storage, key: str, nonce: str) -> bool:
-    return nonce.encode() in storage.get_head(key, staging.HEAD_BYTES)
+    return nonce.encode() in storage.get_head(key, indexed.HEAD_BYTES)

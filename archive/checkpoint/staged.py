@@ -14,7 +14,7 @@ from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tables
 from archive.read import fetching
-from archive.shard import Placed, ShardView, checksum
+from archive.shard import Placed, ShardView, checksum, indexed
 from archive.store import Storage
 
 Array = np.ndarray[Any, Any]
@@ -32,21 +32,21 @@ class StagedFile:
     @cached_property
     def _head(self) -> bytes:
         """The object's first bytes, at least to the end of its index."""
-        head = self.storage.get_head(self.key, staging.HEAD_BYTES)
-        _, stop = staging.index_span(head, self.where)
+        head = self.storage.get_head(self.key, indexed.HEAD_BYTES)
+        _, stop = indexed.index_span(head, self.where)
         return head if stop <= len(head) else head + self.storage.get(self.key, len(head), stop)
 
     @cached_property
     def index(self) -> StagedIndex:
         """What it says of itself; CorruptStateError if that is damaged, or if another object should lie here."""
-        start, stop = staging.index_span(self._head, self.where)
+        start, stop = indexed.index_span(self._head, self.where)
         index = staging.load_index(self._head[start:stop], self.where)
         staging.check_place(index, self.key, self._nonce, self.where)
         return index
 
     @cached_property
     def _base(self) -> int:
-        return staging.index_span(self._head, self.where)[1]
+        return indexed.index_span(self._head, self.where)[1]
 
     @cached_property
     def _places(self) -> dict[str, Placed]:

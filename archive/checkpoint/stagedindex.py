@@ -3,7 +3,7 @@ archive/FORMAT.md says what each field means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,21 +12,17 @@ from archive.base import (
     TEXT,
     WHOLE,
     Count,
-    Form,
     MisshapenError,
     Positive,
     Record,
     layout,
     pairs,
-    refuse,
     stored,
 )
 from archive.manifest import Discarded, Lineage
-from archive.shard import Placed
+from archive.shard import Members
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
-MAX_PLACE = (1 << 63) - 1
-_MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offset, size, crc32c
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +50,15 @@ class AttributeRef(Record):
 
 @dataclass(frozen=True, slots=True)
 class StateRef(Record):
-    """A tree of state: its skeleton, and its arrays with their numbers of rows; those in `scalars` have no axis."""
+    """A tree of state: its skeleton, and its arrays with their numbers of rows; those in `scalars` have no axis. They
+    lie in this staged object or, where one is named, in an earlier one."""
 
     skeleton: Mapping[str, Any]
     prefix: str
     arrays: Mapping[str, Count]
     scalars: tuple[str, ...]
+    object: str | None = None
+    nonce: str | None = None
 
     def __post_init__(self) -> None:
         for key in self.scalars:
@@ -84,25 +83,7 @@ class StagedRows(Record):
 
     segments: Count
     chunks: Count
-
-
-def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
-    """There may be millions, so these are not read field by field."""
-    if type(value) is not list:
-        refuse(value, at, "no list")
-    for one in value:
-        if type(one) is not list or list(map(type, one)) != _MEMBER or not (
-            one[2] >= -1 and min(one[3:]) >= 0 and max(one[2:]) <= MAX_PLACE and one[4] + one[5] <= MAX_PLACE
-        ):  # fmt: skip
-            refuse(one, at, "no member")
-    return tuple([Placed(*one) for one in value])
-
-
-def _write_members(members: Sequence[Placed]) -> list[list[Any]]:
-    return [[m.name, m.array, m.chunk, m.rows, m.offset, m.size, m.crc32c] for m in members]
-
-
-Members = Annotated[tuple[Placed, ...], Form(_read_members, _write_members)]
+    ledger: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +92,7 @@ class StagedIndex(Record):
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
     below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint; None in early archives.
+    `journal`: so are its journal objects below this number; None if it keeps none.
     """
 
     rank: Count
@@ -126,6 +108,7 @@ class StagedIndex(Record):
     known_at: int = stored(-1, always=True)
     resumed_from: Count | None = stored(None, always=True)
     sequence: Count | None = None
+    journal: Count | None = None
     metrics: Mapping[str, float] = stored({}, always=True)
     lineage: Lineage = stored(Lineage(), always=True)
     progress: str | None = stored(None, required=True)
@@ -141,7 +124,8 @@ class StagedIndex(Record):
     def objects(self) -> set[str]:
         """The staged objects, its own and earlier ones, in which its columns and attributes lie."""
         columns = {one.object for of in self.columns.values() for one in of.values()}
-        return columns | {one.object for of in self.attributes.values() for one in of.values()}
+        attributes = {one.object for of in self.attributes.values() for one in of.values()}
+        return columns | attributes | {one.object for one in self.states.values() if one.object is not None}
 
     @property
     def lengths(self) -> dict[str, int]:

@@ -216,7 +216,7 @@ def _array(shard: str, name: str, columns: Mapping[str, Ints], rows: Ints, membe
 
 
 def _shard(shard: str, arrays: dict[str, ArrayChunks]) -> ShardIndex:
-    if not shard.startswith("shards/") or ".." in shard:
+    if not shard.startswith(("shards/", "journal/")) or ".." in shard:
         raise UnsafePathError(f"the chunk table names the shard {shard!r}, which is not below shards/; not read")
     if METADATA not in arrays:
         raise MissingObjectError(f"the chunk table has no zarr.json for {shard}; run `archive verify`")

@@ -43,6 +43,7 @@ class Commit(Record):
     labels: tuple[FileRef, ...] | None = None
     late: tuple[FileRef, ...] | None = None
     tags: tuple[FileRef, ...] | None = None
+    ledger: tuple[FileRef, ...] | None = None
     let_go: Count | None = None  # the newest commit after which some rows were no longer there
     bases: Mapping[str, Base] = field(default_factory=dict)
     chunks: FileRef | None = stored(None, null=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from archive.base import Count, MisshapenError, Positive, Record, stored
 
 TABLES = (  # those whose list of files every commit repeats of its parent
-    "segments", "checkpoints", "branches", "forgotten", "labels", "late", "tags",
+    "segments", "checkpoints", "branches", "forgotten", "labels", "late", "tags", "ledger",
 )  # fmt: skip
 MARKS = ("latest_replay", "latest")  # of a run
 
@@ -89,7 +89,8 @@ class KeepRule(Record):
 @dataclass(frozen=True, slots=True)
 class RunEntry(Record):
     """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
-    number are committed."""
+    number are committed; `journal`: rank -> its journal objects below this number are in the newest checkpoint, of a
+    session that keeps a journal (of each rank of its world), else None."""
 
     session: str
     superseded: tuple[str, ...] = stored((), always=True)
@@ -99,6 +100,7 @@ class RunEntry(Record):
     resumed_from: ResumedFrom | None = None
     forked_from: ForkedFrom | None = None
     keep: KeepRule | None = None
+    journal: Mapping[int, Count] | None = None
 
     @property
     def sessions(self) -> tuple[str, ...]:
@@ -157,6 +159,28 @@ class Lineage(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Tail(Record):
+    """What was taken of one rank's journal: its objects below `next`, and why no more ("missing": none was there)."""
+
+    next: Count
+    objects: Count
+    steps: Count
+    episodes: Count
+    ended: str = stored("missing", always=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(Record):
+    """That a checkpoint is an earlier one with what journals held beyond it. `base`, `name`: that one, None and "" if
+    there was none. `trained`: rank -> of the session's ledger rows "trained" only those below this number are in it."""
+
+    base: Count | None = stored(None, always=True)
+    name: str = stored("", always=True)
+    trained: Mapping[int, Count] = stored({}, always=True)
+    tails: Mapping[int, Tail] = stored({}, always=True)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
     """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; `borrowed`:
     staged objects of earlier checkpoints that its columns and attributes lie in; both None in early archives."""
@@ -175,6 +199,7 @@ class CheckpointRecord(Record):
     replay_saved: bool = stored(True, always=True)
     sequences: Mapping[int, Count] | None = None
     borrowed: tuple[str, ...] | None = None
+    recovered: Recovered | None = None
 
     def __post_init__(self) -> None:
         there = {one.rank for one in self.ranks} | {one.rank for one in self.missing}

@@ -89,6 +89,7 @@ _BRANCHES = {
     "sequence": "int64",
     "resumed_from": "int64",
     "commit": "int64",
+    "trained": "int64",
 }
 _FORGOTTEN = {
     "key": "string",
@@ -142,6 +143,24 @@ _TAGS = {
     "created_at": "timestamp",
     "commit": "int64",
 }
+_LEDGER = {
+    "ledger": "dict",
+    "key": "string",
+    "round": "int64",
+    "sibling": "int64",
+    "state": "dict",
+    "siblings": "int64",
+    "episode_id": "string",
+    "model_weights_uuid": "dict",
+    "update_count": "int64",
+    "reason": "dict",
+    "cursor": "string",
+    "session": "dict",
+    "rank": "int32",
+    "sequence": "int64",
+    "created_at": "timestamp",
+    "commit": "int64",
+}
 _TABLES = {
     "segments": _SEGMENTS,
     "chunks": _CHUNKS,
@@ -153,18 +172,23 @@ _TABLES = {
     "labels": _LABELS,
     "late": _LATE,
     "tags": _TAGS,
+    "ledger": _LEDGER,
 }
 _GIVEN = ("shard", "start", "schema", "chunks", "chunks_bytes", "chunks_crc32c")  # null in late rows that drop
 _MAY_BE_NULL = {  # columns of the tables in which no other is; in what ranks stage, more are
     "checkpoints": frozenset({"manifest"}),
-    "branches": frozenset[str](),
+    "branches": frozenset({"trained"}),
     "forgotten": frozenset[str](),
     "pruned": frozenset[str](),
     "labels": frozenset({"value", "by"}),
     "late": frozenset({"provenance", "by", "extents", *_GIVEN}),
     "tags": frozenset({"checkpoint", "run", "by"}),
+    "ledger": frozenset({"siblings", "episode_id", "model_weights_uuid", "update_count", "reason", "cursor", "commit"}),
 }
-_MAY_LACK = {"checkpoints": frozenset({"manifest"})}  # columns that files of earlier versions do not have: null there
+_MAY_LACK = {  # columns that files of earlier versions do not have: null there
+    "checkpoints": frozenset({"manifest"}),
+    "branches": frozenset({"trained"}),
+}
 
 
 @cache

@@ -41,6 +41,7 @@ class Written(NamedTuple):
     segments: pa.Table | None
     chunks: pa.Table | None
     data_bytes: int
+    ledger: pa.Table | None = None
 
 
 class _Job:

@@ -16,8 +16,8 @@ import archive
 import resharding
 from archive import Keep
 from archive.base import layout
-from archive.checkpoint import staging
 from archive.errors import UpgradeError, UsageError
+from archive.shard import indexed
 from tests.support.commands import call, printed
 from tests.support.golden import FIRST, GOLDEN, differences, stream
 from tests.support.tampering import body, commit_files
@@ -63,7 +63,7 @@ def formats(root: Path) -> Iterator[tuple[str, Any]]:
         yield path.name, body(path)["format"]
     for path in root.glob("states/*/*/*.zip"):
         data = path.read_bytes()
-        start, stop = staging.index_span(data, "")
+        start, stop = indexed.index_span(data, "")
         yield path.name, json.loads(data[start:stop].split(b"\n")[0])["format"]
 
 

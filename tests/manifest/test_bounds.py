@@ -23,9 +23,9 @@ from archive.base.errors import (
     CorruptManifestError,
     CorruptStateError,
 )
-from archive.checkpoint import staging
 from archive.maintain import maintenance, repairing
 from archive.manifest import commits
+from archive.shard import indexed
 from archive.shard.groups import ShardView
 from tests.support.backends import Proxied
 from tests.support.tampering import body, change_commit, change_table, commit_files, replace_text, seal, write_some
@@ -134,7 +134,7 @@ def staged(root: Path) -> Path:
 def with_index(path: Path, text: bytes) -> None:
     """The object with another index, whose length its header says."""
     data = path.read_bytes()
-    start, stop = staging.index_span(data, "")
+    start, stop = indexed.index_span(data, "")
     header = data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start]
     path.write_bytes(header + text + data[stop:])
 
@@ -149,7 +149,7 @@ def test_a_staged_index_that_is_nested_deeply_or_of_another_shape(tmp_path: Path
 @pytest.mark.parametrize("name", ["rank", "session", "members", "buffers", "columns", "states", "nonce", "progress"])
 def test_a_staged_index_that_lacks_or_changes_a_part(tmp_path: Path, name: str) -> None:
     path = staged(tmp_path / "root")
-    start, stop = staging.index_span(path.read_bytes(), "")
+    start, stop = indexed.index_span(path.read_bytes(), "")
     whole = json.loads(path.read_bytes()[start:stop].split(b"\n")[0])
     for changed in ({k: v for k, v in whole.items() if k != name}, whole | {name: [[1]]}):
         with_index(path, sealed(json.dumps(changed).encode()))

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
-from archive.checkpoint import StagedIndex, requests, staging
+from archive.checkpoint import StagedIndex, requests
 from archive.manifest import About, Claim, Commit, Pin
+from archive.shard import indexed
 from tests.support.nonsense import everything, filled, look_after
 from tests.support.tampering import body, commit_files, seal
 
@@ -58,7 +59,7 @@ def staged_indexes(root: Path) -> dict[Path, Any]:
     out = {}
     for path in sorted(root.glob("states/**/*.zip")):
         data = path.read_bytes()
-        start, stop = staging.index_span(data, "")
+        start, stop = indexed.index_span(data, "")
         out[path] = json.loads(data[start:stop].split(b"\n")[0])
     return out
 
@@ -137,7 +138,7 @@ def test_commits_that_cannot_be(root: Path, place: str, value: Any) -> None:
 
 def put_index(path: Path, index: Any) -> None:
     data = path.read_bytes()
-    start, stop = staging.index_span(data, "")
+    start, stop = indexed.index_span(data, "")
     line = json.dumps(index, separators=(",", ":")).encode()
     text = line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
     path.write_bytes(data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + data[stop:])
