@@ -39,6 +39,7 @@ class Entry(Record):
     `rows`: table -> how many it has. `gone`: buffer -> steps that left it since the object before. `live`: it has rows
     of the live table: what a resumed rank held when its journal began. Columns and attributes by buffer and name; an
     attribute is {episode id: JSON value} as text. `progress`: as in a checkpoint; None where nothing new was said.
+    `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Entry(Record):
     columns: Mapping[str, Mapping[str, JournalColumn]] = stored({}, always=True)
     attributes: Mapping[str, Mapping[str, str]] = stored({}, always=True)
     progress: str | None = None
+    resumed_from: Count | None = None
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
     members: Members = stored((), required=True)
 
