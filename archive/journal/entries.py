@@ -7,18 +7,18 @@ on: a tail ends with the last object that completes a tick.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptStateError, Count, IntegrityError, Record, layout, stored
-from archive.manifest import tables
+from archive.manifest import tablefiles, tables
 from archive.shard import Member, Members, Placed, checksum, file_member, indexed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Steps = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
-ROWS = ("segments", "chunks", "ledger", "live")  # tables of which it may have rows, as members <table>.parquet
+ROWS = ("segments", "ledger", "live")  # tables of which it may have rows, as members <table>.parquet
 _REMEDY = "what this rank journaled from here on is lost"
 
 
@@ -89,6 +89,11 @@ class Read:
             return tables.schema(kind).empty_table()
         return tables.loads(self.member(f"{kind}.parquet"), kind, where=f"{kind} rows in {where}")
 
+    def chunks(self) -> pa.Table:
+        """Rows of the chunk table for the shard in it: its index says where all members lie."""
+        placed = [replace(one, offset=self.base + one.offset) for one in self.entry.members if is_of_shard(one)]
+        return tablefiles.chunk_rows(self.entry.key, placed)
+
     def member(self, name: str) -> bytes:
         """The bytes of a member."""
         found = next((one for one in self.entry.members if one.name == name), None)
@@ -107,6 +112,11 @@ def parse(data: bytes, key: str, where: str) -> Read:
     for member in entry.members:
         _check(data[stop + member.offset : stop + member.offset + member.size], member, where)
     return Read(entry, data, stop)
+
+
+def is_of_shard(member: Placed) -> bool:
+    """Whether a member is one of the Zarr group, and no table."""
+    return member.chunk < 0 or bool(member.array)
 
 
 def _check(data: bytes, member: Placed, where: str) -> None:

@@ -157,6 +157,11 @@ def write_shard(storage: Storage, key: str, members: Sequence[packing.Member], a
     else:
         objects, placed = packing.loose(members)
         storage.put_many((f"{key}/{name}", data) for name, data in objects)
+    return chunk_rows(key, placed)
+
+
+def chunk_rows(key: str, placed: Sequence[packing.Placed]) -> pa.Table:
+    """Rows of the chunk table for the members of one shard."""
     names = ("array", "chunk", "rows", "offset", "size", "crc32c")
     columns = {name: [getattr(one, name) for one in placed] for name in names}
     return tables.from_columns("chunks", {"shard": key, "member": [one.name for one in placed], **columns})
