@@ -11,16 +11,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from archive.base import ClosedError, DuplicateEpisodeError, UsageError, check_text, one_line
 from archive.checkpoint import (
     Keep,
     Pending,
+    RankRows,
     Saver,
+    added,
     finish_at_exit,
     fresh_rows,
     git_revision,
+    ledger_files,
     next_sequence,
     rows_of,
     stamped,
@@ -30,9 +33,6 @@ from archive.fields import Schema
 from archive.manifest import Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, Ids, Pipeline, Work, Written, imports
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAIN_BUFFER = "replay"
 
@@ -311,44 +311,46 @@ class Writer(Buffer):
         while self._committed:
             works = self._committed[0]
             for written in self._pipeline.wait(works):
+                self._saver.committed = max(self._saver.committed, next_sequence(written.segments, written.ledger))
                 if written.segments is not None:
-                    self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
                     self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
             self._pipeline.forget(works)
             self._committed.popleft()
 
     def _commit_rows(self, works: Sequence[Work], written: Sequence[Written], message: str | None) -> Commit:
-        segments, chunks = rows_of(written)
-        if segments.num_rows == 0:
+        rows = rows_of(written)
+        if not rows.next_sequence:
             self._pipeline.forget(works)
             return self._log.head
 
         def build(parent: Commit, attempt: int) -> Commit:
             commits.fence(parent, self.run, self.session)
-            return self._draft(parent, attempt, segments, chunks, message)
+            return self._draft(parent, attempt, rows, message)
 
         # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
-        commit = self._log.append(f"{self.session}/{self.rank}/rows-{segments['sequence'][-1].as_py()}", build)
+        commit = self._log.append(f"{self.session}/{self.rank}/rows-{rows.next_sequence - 1}", build)
         self._saved(commit, works)
         self._take_note()
         return commit
 
-    def _draft(self, parent: Commit, attempt: int, segments: pa.Table, chunks: pa.Table, message: str | None) -> Commit:
+    def _draft(self, parent: Commit, attempt: int, rows: RankRows, message: str | None) -> Commit:
         """The commit of these rows, after writing the manifest files that it names."""
-        fresh, places, sequences = fresh_rows(parent, self._place, {self.rank: (segments, chunks)})
-        self._check_claims(parent, fresh["episode_id"].to_pylist())
+        fresh, sequences = fresh_rows(parent, self._place, {self.rank: rows})
+        self._check_claims(parent, fresh.segments["episode_id"].to_pylist())
+        places = fresh.chunks
         chunk_file = tablefiles.write(self._storage, self.session, "chunks", places) if places.num_rows else None
-        rows = stamped(fresh, chunk_file)
+        segments = stamped(fresh.segments, chunk_file)
         return parent.after(
             "commit",
             run=self.run,
             session=self.session,
             rank=self.rank,
             runs={**parent.runs, self.run: replace(parent.runs[self.run], sequences=sequences)},
-            segments=tablefiles.add_rows(self._storage, self.session, "segments", parent, rows, fold=attempt == 0),
+            segments=tablefiles.add_rows(self._storage, self.session, "segments", parent, segments, fold=attempt == 0),
             chunks=chunk_file,
-            added={"segments": fresh.num_rows},
+            added=added(fresh),
             message=message,
+            **ledger_files(self._storage, self.session, parent, fresh.ledger, fold=attempt == 0),
         )
 
     def _known_ids(self) -> set[str]:

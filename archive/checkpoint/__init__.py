@@ -7,7 +7,7 @@ from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
 from archive.checkpoint.holding import Holding
-from archive.checkpoint.joining import fresh_rows, stamped
+from archive.checkpoint.joining import added, fresh_rows, ledger_files, stamped
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
@@ -15,7 +15,7 @@ from archive.checkpoint.retention import Candidate, Keep
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.runs import Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
-from archive.checkpoint.saving import next_sequence, rows_of
+from archive.checkpoint.saving import RankRows, next_sequence, rows_of
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StagedBuffer, StagedIndex
 
@@ -30,14 +30,17 @@ __all__ = [
     "Holding",
     "Keep",
     "Pending",
+    "RankRows",
     "Runs",
     "Saver",
     "StagedBuffer",
     "StagedFile",
     "StagedIndex",
+    "added",
     "finish_at_exit",
     "fresh_rows",
     "git_revision",
+    "ledger_files",
     "next_sequence",
     "on_terminal",
     "read_clock",

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, jsontree, layout
+from archive.checkpoint.saving import RankRows
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import StagedIndex
+from archive.checkpoint.stagedindex import LEDGER, StagedIndex
 from archive.manifest import (
     BufferTotals,
     CheckpointRecord,
@@ -161,9 +162,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     parts = [staged[r] for r in sorted(staged)]
     _check_agree(joint, parts)
     with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-        rows = dict(
-            zip(sorted(staged), pool.map(lambda f: tuple(f.tables("segments", "chunks", "live")), parts), strict=True)
-        )
+        rows = dict(zip(sorted(staged), pool.map(_staged_rows, parts), strict=True))
     transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
     joint = replace(joint, ordinal=min(f.index.ordinal for f in parts))  # ranks may have counted apart
 
@@ -173,6 +172,19 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
         return _draft(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
 
     return log.append(transaction, build)
+
+
+class _Staged(NamedTuple):
+    """What a rank staged of tables."""
+
+    rows: RankRows
+    live: pa.Table
+
+
+def _staged_rows(part: StagedFile) -> _Staged:
+    kinds = ("segments", "chunks", "live", *(["ledger"] if part.has(LEDGER) else []))
+    segments, chunks, live, *ledger = part.tables(*kinds)
+    return _Staged(RankRows(segments, chunks, tables.concat("ledger", ledger)), live)
 
 
 def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
@@ -208,46 +220,67 @@ def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
 
 
 def _draft(
-    storage: Storage, joint: Joint, parts: Sequence[StagedFile], rows: Mapping[int, Any], parent: Commit, *,
-    fold: bool, partial: bool,
+    storage: Storage, joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, _Staged], parent: Commit,
+    *, fold: bool, partial: bool,
 ) -> Commit:  # fmt: skip
     """The commit of a checkpoint, after writing the manifest files that it names."""
     place = joint.place
-    segments, chunks, sequences = fresh_rows(parent, place, {r: (s, c) for r, (s, c, _) in rows.items()})
+    fresh, sequences = fresh_rows(parent, place, {rank: one.rows for rank, one in staged.items()})
     known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
-    claims.check(storage, parent, segments, place.session, known_at)
+    claims.check(storage, parent, fresh.segments, place.session, known_at)
     add = functools.partial(tablefiles.add_rows, storage, place.session)
-    chunk_file = tablefiles.write(storage, place.session, "chunks", chunks) if chunks.num_rows else None
-    files = add("segments", parent, stamped(segments, chunk_file), fold=fold)
+    chunk_file = tablefiles.write(storage, place.session, "chunks", fresh.chunks) if fresh.chunks.num_rows else None
+    files = add("segments", parent, stamped(fresh.segments, chunk_file), fold=fold)
     live = None
     if all(f.index.replay_saved for f in parts):
-        table = tables.concat("live", [live_rows for _, _, live_rows in rows.values()])
+        table = tables.concat("live", [one.live for one in staged.values()])
         live = tablefiles.write(storage, place.session, "live", table)
     made = _record(joint, parts, parent, sequences, partial=partial)
     entry = _run_entry(parent, made, place, sequences)
     return parent.after(
         "checkpoint", run=place.run, session=place.session, segments=files,
         checkpoints=add("checkpoints", parent, _row(made, place), fold=fold), runs={**parent.runs, place.run: entry},
-        chunks=chunk_file, live=live, checkpoint=made, added={"segments": segments.num_rows},
+        chunks=chunk_file, live=live, checkpoint=made, added=added(fresh),
+        **ledger_files(storage, place.session, parent, fresh.ledger, fold=fold),
     )  # fmt: skip
 
 
-def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, tuple[Any, Any]]) -> tuple[Any, Any, dict[int, int]]:
-    """Rows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
+def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tuple[RankRows, dict[int, int]]:
+    """RankRows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
+    sequences = dict(parent.runs[place.run].sequences)
+    fresh = []
+    for rank, given in rows.items():
+        fresh.append(_fresh(given, sequences.get(rank, 0)))
+        if fresh[-1].next_sequence:
+            sequences[rank] = fresh[-1].next_sequence
+    kinds = ("segments", "chunks", "ledger")
+    return RankRows(*(tables.concat(kind, [getattr(one, kind) for one in fresh]) for kind in kinds)), sequences
+
+
+def _fresh(rows: RankRows, done: int) -> RankRows:
+    """Those numbered from `done` on, and the chunks of their shards."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    sequences = dict(parent.runs[place.run].sequences)
-    segments, chunks = [], []
-    for rank, (mine, places) in rows.items():
-        done = sequences.get(rank, 0)
-        new = mine.filter(pc.greater_equal(mine["sequence"], done)) if done else mine
-        if new.num_rows:
-            sequences[rank] = int(pc.max(new["sequence"]).as_py()) + 1
-        segments.append(new)
-        shards = pc.unique(new["shard"].cast(pa.string()).drop_null())
-        chunks.append(places.filter(pc.is_in(places["shard"].cast(pa.string()), value_set=shards)))
-    return tables.concat("segments", segments), tables.concat("chunks", chunks), sequences
+    segments, ledger = (
+        table.filter(pc.greater_equal(table["sequence"], done)) if done else table
+        for table in (rows.segments, rows.ledger)
+    )
+    shards = pc.unique(segments["shard"].cast(pa.string()).drop_null())
+    return RankRows(segments, rows.chunks.filter(pc.is_in(rows.chunks["shard"].cast(pa.string()), shards)), ledger)
+
+
+def added(rows: RankRows) -> dict[str, int]:
+    """How many rows a commit adds."""
+    return {"segments": rows.segments.num_rows} | ({"ledger": rows.ledger.num_rows} if rows.ledger.num_rows else {})
+
+
+def ledger_files(storage: Storage, session: str, parent: Commit, rows: pa.Table, *, fold: bool) -> dict[str, Any]:
+    """What a commit says of these new rows of the ledger table, after writing them; nothing where there are none."""
+    if not rows.num_rows:
+        return {}
+    files = tablefiles.add_rows(storage, session, "ledger", parent, rows, fold=fold)
+    return {"ledger": files, "format": layout.with_feature(parent.format, layout.JOURNAL)}
 
 
 def stamped(segments: pa.Table, chunk_file: StoredFile | None) -> pa.Table:

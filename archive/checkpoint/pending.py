@@ -56,7 +56,8 @@ class Pending:
         self._timeout_s = timeout_s
         self._on_progress = on_progress
         self.attempt: Attempt
-        self.works: Sequence[Work] = ()  # the rows that it makes visible
+        self.works: Sequence[Work] = ()  # what was not committed when it was asked for
+        self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end
         self._waiting_for: tuple[int, ...] = ()
         self.columns = SavedColumns()  # what the next one may refer to, once this is committed

@@ -114,6 +114,7 @@ class Saver:
     def _save(self, pending: Pending, cuts: Sequence[Cut], timeout_s: float) -> Checkpoint:
         pending.tell("uploading")
         written = self._wait(pending.works)
+        pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
         pending.tell("staging", bytes=sum(w.data_bytes for w in written))
         pending.columns = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
         pending.tell("joining")
@@ -127,7 +128,7 @@ class Saver:
             for losses, counts in pending.losses:
                 losses.reported(counts)
             self._columns, self.durable = pending.columns, request.step
-        self._committed(made, pending.works if request.save_replay else [])
+        self._committed(made, pending.kept)
         checkpoint = Checkpoint(self._storage, made)
         _log_left_out(checkpoint.record)
         return checkpoint

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from archive.base import AlreadyExistsError, AmbiguousWriteError, CheckpointError, escape, layout
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.stagedindex import (
+    LEDGER,
     UNCONSUMED,
     AttributeRef,
     ColumnRef,
@@ -24,6 +25,9 @@ from archive.manifest import Discarded, Lineage, Place, Runs, tables
 from archive.shard import file_member, groups, indexed, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Array = np.ndarray[Any, Any]
 COLUMN_CHUNK_BYTES = 1024 * 1024
@@ -47,6 +51,19 @@ class Request:
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
     resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from
     committed: int = 0  # this rank's segments below this number are committed already
+
+
+class RankRows(NamedTuple):
+    """RankRows of one rank for tables of a commit. Those of segments and of the ledger are numbered together."""
+
+    segments: pa.Table
+    chunks: pa.Table
+    ledger: pa.Table
+
+    @property
+    def next_sequence(self) -> int:
+        """The number after those that its rows have; 0 if there are none."""
+        return next_sequence(self.segments, self.ledger)
 
 
 @dataclass(frozen=True)
@@ -87,22 +104,23 @@ def stage(
     CheckpointError if its name is taken."""
     here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
-    segments, chunks = rows_of(written if request.save_replay else [])
+    rows = rows_of(written if keeps_rows(request, written) else [])
     index = StagedIndex(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
-        sequence=max(request.committed, next_sequence(segments)), metrics=request.metrics,
+        sequence=max(request.committed, rows.next_sequence), metrics=request.metrics,
         lineage=Lineage(git_revision(request.folder), request.config), progress=request.progress,
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
         states={c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None},
-        rows=StagedRows(segments.num_rows, chunks.num_rows), buffers={c.name: _buffer(c) for c in cuts},
+        rows=StagedRows(*(table.num_rows for table in rows)), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
     members = [
-        file_member("segments.parquet", tables.dumps(segments)),
-        file_member("chunks.parquet", tables.dumps(chunks)),
+        file_member("segments.parquet", tables.dumps(rows.segments)),
+        file_member("chunks.parquet", tables.dumps(rows.chunks)),
         file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
+        *([file_member(LEDGER, tables.dumps(rows.ledger))] if rows.ledger.num_rows else []),
         *_text_members(index, cuts, request.unconsumed, here),
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
@@ -110,17 +128,27 @@ def stage(
     return SavedColumns.of(index)
 
 
-def rows_of(written: Sequence[Written]) -> tuple[Any, Any]:
-    """Segment rows and chunk rows of what was written."""
-    return (
+def keeps_rows(request: Request, written: Sequence[Written]) -> bool:
+    """Whether a checkpoint has the rows of what was written: always where buffers are saved; else where some are of a
+    ledger, which would come apart from the episodes that it speaks of."""
+    return request.save_replay or any(w.ledger is not None for w in written)
+
+
+def rows_of(written: Sequence[Written]) -> RankRows:
+    """The rows of what was written."""
+    return RankRows(
         tables.concat("segments", [w.segments for w in written if w.segments is not None]),
         tables.concat("chunks", [w.chunks for w in written if w.chunks is not None]),
+        tables.concat("ledger", [w.ledger for w in written if w.ledger is not None]),
     )
 
 
-def next_sequence(segments: Any) -> int:
-    """The number after those of some rows of the segments table."""
-    return 1 + max(segments["sequence"].to_pylist(), default=-1)
+def next_sequence(*numbered: pa.Table | None) -> int:
+    """The number after those of some rows of the segments and ledger tables."""
+    import pyarrow.compute as pc
+
+    greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
+    return 1 + max(greatest, default=-1)
 
 
 def _without_replay(cut: Cut) -> Cut:

@@ -23,6 +23,7 @@ from archive.manifest import Discarded, Lineage
 from archive.shard import Members
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
+LEDGER = "ledger.parquet"  # the member with rows of the ledger table, if there are any
 
 
 @dataclass(frozen=True, slots=True)

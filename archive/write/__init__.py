@@ -11,7 +11,7 @@ from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest
 from archive.write.episodeids import Ids
 from archive.write.intake import Part, owned
-from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, shard
+from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, ledger_rows, shard
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
 
@@ -34,6 +34,7 @@ __all__ = [
     "column_path",
     "digest",
     "imports",
+    "ledger_rows",
     "owned",
     "shard",
     "slab_bytes",

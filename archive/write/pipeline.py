@@ -134,6 +134,11 @@ def rows_alone(of: Callable[[], pa.Table | None]) -> Work:
     return Work(lambda work, pipeline: Written(of(), None, 0), 0)
 
 
+def ledger_rows(of: Callable[[], pa.Table]) -> Work:
+    """Rows of the ledger table; asked for after all that was handed in before, as they are numbered with segments."""
+    return Work(lambda work, pipeline: Written(None, None, 0, of()), 0)
+
+
 class Pipeline:
     """Uploads of one writer, for all its buffers: rows are numbered in the order in which work is handed in.
 
