@@ -144,15 +144,17 @@ class Checkpoint:
 
     @property
     def origin(self) -> Origin | None:
-        """What a session that resumes from it goes on from; None without buffers: then it takes no episode over."""
+        """What a session that resumes from it goes on from; None without buffers and ledger: it takes nothing over."""
         entry, sequences = self.commit.runs.get(self.run), self.record.sequences
-        if not self.replay_saved:
+        if not self.replay_saved and not self.commit.ledger:
             return None
         if sequences is None:  # not recorded: right only while its session is the newest
             if entry is None or entry.session != self.session:
                 return None
             sequences = entry.sequences
-        return Origin(self.session, self.run, self.number, sequences)
+        recovered = self.record.recovered
+        trained = None if recovered is None else recovered.trained
+        return Origin(self.session, self.run, self.number, sequences, trained)
 
     # -- what the ranks staged -----------------------------------------------------------------------------------
 

@@ -23,17 +23,23 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Sequences = Mapping[int, int]  # rank -> its segments below this number
 Sight = Mapping[str, Sequences | None]  # session -> which of its segments are seen; None: all
 
-COLUMNS = ("session", "run", "parent", "parent_run", "rank", "sequence", "resumed_from")  # all but the commit's number
+COLUMNS = (  # all but the commit's number
+    "session", "run", "parent", "parent_run", "rank", "sequence", "resumed_from", "trained",
+)  # fmt: skip
 _ALL = np.iinfo(np.int64).max
 
 
 class Origin(NamedTuple):
-    """What a session goes on from: a checkpoint, by the session that made it and how far each of its ranks had got."""
+    """What a session goes on from: a checkpoint, by the session that made it and how far each of its ranks had got.
+
+    trained: how far each had got by what its weights know; None: as far. Of ledger rows "trained" only those count.
+    """
 
     session: str
     run: str
     commit: int
     sequences: Sequences
+    trained: Sequences | None = None
 
 
 class Rows:
@@ -93,7 +99,10 @@ class Branches:
         for row in table.to_pylist():
             name = row["session"]
             found = origins.get(name) or Origin(row["parent"], row["parent_run"], row["resumed_from"], {})
-            origins[name] = found._replace(sequences={**found.sequences, row["rank"]: row["sequence"]})
+            found = found._replace(sequences={**found.sequences, row["rank"]: row["sequence"]})
+            if row["trained"] is not None:
+                found = found._replace(trained={**(found.trained or {}), row["rank"]: row["trained"]})
+            origins[name] = found
             runs[name] = row["run"]
         return cls(origins, runs)
 
@@ -105,7 +114,8 @@ class Branches:
         out: dict[str, list[Any]] = {name: [] for name in COLUMNS}
         for name, origin in self.origins.items():
             for rank, sequence in (origin.sequences or {0: 0}).items():
-                row = (name, self.runs[name], origin.session, origin.run, rank, sequence, origin.commit)
+                trained = None if origin.trained is None else origin.trained.get(rank, 0)
+                row = (name, self.runs[name], origin.session, origin.run, rank, sequence, origin.commit, trained)
                 for column, value in zip(COLUMNS, row, strict=True):
                     out[column].append(value)
         return out
@@ -122,12 +132,25 @@ class Branches:
 
     def sight(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
         """What a session sees, itself (up to `own`, if given) and those it goes back to."""
-        out: dict[str, Sequences | None] = {session: own}
+        return {session: own} | {origin.session: origin.sequences for origin in self._before(session)}
+
+    def sight_trained(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
+        """The same of rows of the ledger that say "trained": of the sessions it goes back to only what the weights that
+        it went on with know of."""
+        known = {
+            origin.session: origin.sequences if origin.trained is None else origin.trained
+            for origin in self._before(session)
+        }
+        return {session: own} | known
+
+    def _before(self, session: str) -> list[Origin]:
+        """What it goes back to, the newest first."""
+        out: dict[str, Origin] = {}
         origin = self.origins.get(session)
-        while origin is not None and origin.session not in out:
-            out[origin.session] = origin.sequences
+        while origin is not None and origin.session not in out and origin.session != session:
+            out[origin.session] = origin
             origin = self.origins.get(origin.session)
-        return out
+        return list(out.values())
 
     @cached_property
     def _first(self) -> dict[str, str]:
