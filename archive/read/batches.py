@@ -13,8 +13,8 @@ import numpy as np
 
 from archive.arrays import Ints, spans
 from archive.fields import Array, Path, Ragged, unflatten
-from archive.read.batchplan import Batch, FieldPlan, Piece, Plans, plan_fields
-from archive.read.chunks import ChunkStore, Counts, DiskCache, Want
+from archive.read.batchplan import Batch, FieldPlan, Piece, Plans, batches_of, plan_fields
+from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Want
 from archive.read.episodes import Episodes
 from archive.read.latesteps import shown
 from archive.read.plan import NOWHERE
@@ -105,18 +105,12 @@ class Batches:
 
     def _rows(self, plans: Sequence[FieldPlan], where: Places, counts: Counts) -> list[Array]:
         """Each field at these steps, fetched in two rounds: what says where rows lie comes first."""
-        batches = [Batch(plan, where, self.segments) for plan in plans]
-        self._fill(
-            [want for one in batches for piece in one.pieces for want in piece.first(self.segments.shard)], counts
-        )
-        wants = []
-        for one in batches:
-            rows = one.memory()
-            wants += [want for piece in one.pieces for want in piece.locate(rows).wants(self.segments.shard)]
-        self._fill(wants, counts)
+        batches = batches_of(plans, where, self.segments)
+        self._fill([want for one in batches for want in one.first()], counts)
+        self._fill([want for one in batches for want in one.wants()], counts)
         return [one.value() for one in batches]
 
-    def _fill(self, wants: Sequence[Want], counts: Counts) -> None:
+    def _fill(self, wants: Sequence[Want | RowsWanted], counts: Counts) -> None:
         if wants:
             counts += self.store.fill(wants)
 
