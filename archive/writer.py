@@ -313,7 +313,8 @@ class Writer(Buffer):
             for written in self._pipeline.wait(works):
                 if written.segments is not None:
                     self._saver.committed = max(self._saver.committed, next_sequence(written.segments))
-                    self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
+                    if self._ids.claimed:
+                        self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
             self._pipeline.forget(works)
             self._committed.popleft()
 

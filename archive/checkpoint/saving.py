@@ -121,7 +121,7 @@ def rows_of(written: Sequence[Written]) -> tuple[Any, Any]:
 
 def next_sequence(segments: Any) -> int:
     """The number after those of some rows of the segments table."""
-    return 1 + max(segments["sequence"].to_pylist(), default=-1)
+    return 1 + int(segments["sequence"].to_numpy().max(initial=-1))
 
 
 def _without_replay(cut: Cut) -> Cut:
