@@ -18,6 +18,8 @@ from archive.read.plan import FieldRead, Part, wants_of
 from archive.read.selection import Selection
 from archive.read.stepmap import Places
 
+Empty = Callable[[tuple[int, ...], Any], Array]  # makes an array of a shape and dtype; what is in it is not defined
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -134,9 +136,9 @@ class Batch:
         for piece in self.pieces:
             yield from piece.first(self._shard)
 
-    def wants(self) -> Iterator[Want | RowsWanted]:
-        """What to fetch then, into memory for all steps, in stored form."""
-        self._rows = _rows_of(self.plan, self.count)
+    def wants(self, empty: Empty) -> Iterator[Want | RowsWanted]:
+        """What to fetch then, into memory for all steps, in stored form, which `empty` makes."""
+        self._rows = _rows_of(self.plan, self.count, empty)
         for piece in self.pieces:
             yield from piece.locate(Pieces.whole(self._rows)).wants(self._shard)
 
@@ -160,9 +162,9 @@ class Direct:
     def first(self) -> Iterator[Want]:
         return iter(())
 
-    def wants(self) -> Iterator[Want | RowsWanted]:
+    def wants(self, empty: Empty) -> Iterator[Want | RowsWanted]:
         shard, rows = self._where
-        self._rows = _rows_of(self.plan, len(rows))
+        self._rows = _rows_of(self.plan, len(rows), empty)
         if len(rows):
             yield RowsWanted(self.plan.spec.name, self._rows[:0], shard, rows, self._rows)
 
@@ -176,9 +178,9 @@ def batches_of(plans: Sequence[FieldPlan], where: Places, segments: Segments) ->
     return [Direct(plan, rows) if plan.direct else Batch(plan, where, segments) for plan in plans]
 
 
-def _rows_of(plan: FieldPlan, count: int) -> Array:
+def _rows_of(plan: FieldPlan, count: int, empty: Empty) -> Array:
     like = empty_rows(plan.spec)
-    return fresh((count, *like.shape[1:]), like.dtype)
+    return empty((count, *like.shape[1:]), like.dtype)
 
 
 def plan_fields(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, fresh
 from archive.base import CorruptManifestError
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ class RowPool:
         if pages < self._fresh:
             self._page[:], self.present[:] = -1, False
             self._free, self._fresh = np.zeros(0, np.int64), 0
-        rows = np.empty((pages << self._shift, *self.trailing), self.dtype)
+        rows = fresh((pages << self._shift, *self.trailing), self.dtype)
         taken = self._fresh << self._shift
         rows[:taken] = self._rows[:taken]
         self._rows, self._pages = rows, pages
