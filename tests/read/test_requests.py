@@ -17,7 +17,7 @@ import archive
 from archive.manifest.tablefiles import MAX_FOLDED_BYTES, files_to_keep
 from archive.write import bufferwriter
 from tests.support import servers
-from tests.support.backends import BUCKET, Proxied
+from tests.support.backends import Proxied
 from tests.support.fault_proxy import Seen
 from tests.support.tampering import body, commit_files, same
 
@@ -115,11 +115,11 @@ def test_where_listings_may_lag_the_next_commit_is_asked_for(proxied: Proxied) -
 def upload(root: Path, proxied: Proxied) -> None:
     """What opening and reading may want, past the proxy."""
     client = servers.s3_client(proxied.endpoint)
-    prefix = proxied.url.partition(BUCKET + "/")[2]
+    bucket, folder = proxied.place
     wanted = {ref["path"] for ref in body(commit_files(root)[-1])["segments"]}
     paths = [root / "archive.json", *commit_files(root), *(root / path for path in wanted)]
     for path in paths:
-        client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(root)}", Body=path.read_bytes())
+        client.put_object(Bucket=bucket, Key=f"{folder}/{path.relative_to(root)}", Body=path.read_bytes())
     client.close()
 
 
