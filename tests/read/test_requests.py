@@ -86,12 +86,14 @@ def test_many_commits(tmp_path: Path, proxied: Proxied) -> None:
     check_requests(proxied)
 
 
+@pytest.mark.parametrize("steps", [5, 400])  # its metadata and chunk are neighbours, or another chunk lies between
 @pytest.mark.parametrize("proxied", ["moto", "s3fs"], indirect=True)
-def test_a_first_look_takes_six_requests(proxied: Proxied) -> None:
+def test_a_first_look_takes_six_requests(proxied: Proxied, steps: int) -> None:
     """Of which two are sent together: open, filter, and one field of one episode."""
-    with archive.create(proxied.url, storage_options=proxied.storage_options).writer() as w:
+    with archive.create(proxied.url, storage_options=proxied.storage_options).writer(compression=None) as w:
         for i in range(20):
-            w.add_episode({"obs": np.full((5, 100), i), "reward": np.full(5, i)}, episode_id=f"e{i}", update_count=i)
+            one = {"obs": np.full((steps, 100), i), "reward": np.full(steps, i)}
+            w.add_episode(one, episode_id=f"e{i}", update_count=i)
     proxied.proxy.reset()
     arc = archive.open(proxied.url, storage_options=proxied.storage_options)
     (found,) = arc.episodes.filter(update_count=7).read(fields=["reward"])
