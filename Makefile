@@ -17,7 +17,7 @@ demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
 
 test: lint
-	@$(PYTEST) --numprocesses $(WORKERS) </dev/null
+	@$(PYTEST) --numprocesses $(WORKERS) --dist worksteal </dev/null
 
 # The lowest versions that pyproject.toml permits, in .venv-lowest, against the core suite: all that needs no other system (whose
 # versions those systems choose), no notebook and no other reader of our files. torch is the pinned one, its own bound is not tested.

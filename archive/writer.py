@@ -312,7 +312,7 @@ class Writer(Buffer):
             works = self._committed[0]
             for written in self._pipeline.wait(works):
                 self._saver.committed = max(self._saver.committed, next_sequence(written.segments, written.ledger))
-                if written.segments is not None:
+                if written.segments is not None and self._ids.claimed:
                     self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
             self._pipeline.forget(works)
             self._committed.popleft()

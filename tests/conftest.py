@@ -77,6 +77,16 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]
         yield Proxied(direct.url, s3_options(direct.name, proxy.endpoint), direct.name, direct.endpoint, proxy)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _memory_of_one_module() -> Iterator[None]:
+    """What tests wrote to memory:// goes with their module: each listing there looks at all that anybody wrote."""
+    yield
+    memory = sys.modules.get("fsspec.implementations.memory")
+    if memory is not None:
+        memory.MemoryFileSystem.store.clear()
+        memory.MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
 @pytest.fixture(autouse=True)
 def as_a_fresh_process() -> Iterator[None]:
     """Each test begins and ends without what other libraries leave in a process that runs all of them: handlers of

@@ -6,6 +6,8 @@ from archive.arrays.fresh import fresh, fresh_together, zeros
 from archive.arrays.memory import Memory, Shelf, end_to_end, reuse_freed_memory
 from archive.arrays.pieces import Pieces
 from archive.arrays.ranges import (
+    MAX_GAP_BYTES,
+    MIN_GAP_BYTES,
     Ints,
     Mask,
     coalesce,
@@ -22,6 +24,8 @@ from archive.arrays.ranges import (
 )
 
 __all__ = [
+    "MAX_GAP_BYTES",
+    "MIN_GAP_BYTES",
     "Ints",
     "Mask",
     "Memory",

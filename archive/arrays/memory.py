@@ -69,10 +69,9 @@ class Memory:
         return own
 
     def _cut(self, nbytes: int) -> Array:
-        if self._open is not None and sys.getrefcount(self._open) <= self._idle:
-            self._at = 0
-        if self._open is None or self._at + nbytes > len(self._open):
-            self._open = None
+        unused = self._open is not None and sys.getrefcount(self._open) <= self._idle
+        if unused or self._open is None or self._at + nbytes > len(self._open):
+            self._open = None  # of those that are free the first is taken, of which most was written to before
             self._open, self._at = self._take(), 0
             self._idle = sys.getrefcount(self._open)
         start, self._at = self._at, self._at + -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES

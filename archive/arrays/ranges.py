@@ -18,11 +18,12 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def coalesce(
-    starts: Ints, stops: Ints, *, max_gap: int = MAX_GAP_BYTES, max_block: int = MAX_BLOCK_BYTES
+    starts: Ints, stops: Ints, *, max_gap: int | Ints = MAX_GAP_BYTES, max_block: int = MAX_BLOCK_BYTES
 ) -> tuple[Ints, Ints, Ints]:
     """Blocks covering sorted ranges of one object: (block starts, block stops, block of each range).
 
     Neighbours closer than `max_gap` share a block of at most `max_block` bytes; a longer single range is its own block.
+    max_gap: of all neighbours, or of each range and the one after it.
     """
     if len(starts) == 0:
         return starts, stops, np.zeros(0, np.int64)

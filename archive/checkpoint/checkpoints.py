@@ -18,6 +18,7 @@ from archive.base import (
     jsontree,
 )
 from archive.checkpoint import resuming
+from archive.checkpoint.livesteps import LiveSteps
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import UNCONSUMED, AttributeRef, ColumnRef
 from archive.manifest import (
@@ -28,9 +29,7 @@ from archive.manifest import (
     Origin,
     Resume,
     Snapshot,
-    liveview,
     read_of,
-    tablefiles,
 )  # fmt: skip
 from archive.read import Episodes, Reader, Spans
 from archive.store import Storage
@@ -232,39 +231,43 @@ class Checkpoint:
     # -- live steps ----------------------------------------------------------------------------------------------
 
     @cached_property
+    def steps_held(self) -> LiveSteps:
+        """Its live steps, and the rows of the segments table that say what they are of."""
+        return LiveSteps(Snapshot(self._storage, self.served_by, self.later), self.commit)
+
+    @property
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._storage, self.served_by, self.later)
+        """The segments table as far as what is live in it needs it: its newest files, or all."""
+        return self.index.snapshot
 
     @cached_property
     def reader(self) -> Reader:
         return Reader(self.snapshot)
 
-    @cached_property
+    @property
     def index(self) -> EpisodeIndex:
-        branch = (self.session, self.record.sequences)
-        return EpisodeIndex(self.snapshot, self._live_rows, branch)  # a method, as functions of here do not pickle
+        """The episodes of `snapshot`."""
+        return self.steps_held.index
 
-    def _live_rows(self) -> Ints:
-        return self.located.row
+    @property
+    def whole_index(self) -> EpisodeIndex:
+        """All episodes that its tables hold."""
+        return self.steps_held.whole_index
 
-    @cached_property
+    @property
     def live(self) -> pa.Table:
         """Live runs of all ranks: rank, buffer, env_id, position, and the stream and positions they were written to."""
-        ref = self.commit.live
-        return tablefiles.load(self._storage, "live", [] if ref is None else [ref])
+        return self.steps_held.live
 
-    @cached_property
+    @property
     def located(self) -> Located:
         """Where the live steps lie, in live order."""
-        return liveview.locate(self.live, self.snapshot.columns(liveview.SEGMENT_COLUMNS))
+        return self.steps_held.located
 
-    @cached_property
+    @property
     def groups(self) -> tuple[Ints, Ints]:
         """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
-        episode = self.index.episode_of_row[self.located.row]
-        place = _codes(self.live)[self.located.run]
-        heads = liveview.episode_groups(episode, place)
-        return heads, episode[heads]
+        return self.steps_held.groups
 
     @property
     def episodes(self) -> Episodes:
@@ -325,14 +328,6 @@ class Checkpoint:
         return (
             f"<Checkpoint {self.name!r} step={self.step} commit={self.number} ranks={self.world_size}{what}{skipped}>"
         )
-
-
-def _codes(live: pa.Table) -> Ints:
-    """A number for (rank, buffer) of each live run."""
-    buffers = live["buffer"].combine_chunks()
-    code = buffers.indices.to_numpy() if len(buffers) else np.zeros(0, np.int64)
-    out: Ints = live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
-    return out
 
 
 def checkpoint_at(storage: Storage, head: Commit, number: int, manifest: int | None, later: Later) -> Checkpoint:

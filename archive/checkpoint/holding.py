@@ -49,5 +49,9 @@ class _Segments:
     rows: Ints
 
     @property
+    def whole_index(self) -> EpisodeIndex:
+        return self.index
+
+    @property
     def live(self) -> pa.Table:
         return self.snapshot.take(self.rows, _STREAM).rename_columns(["session", "stream_rank", "stream_env"])

@@ -32,12 +32,15 @@ _ROW = ("episode_id", "session", "rank", "sequence", "episode_start", "length", 
 
 
 class Held(Protocol):
-    """Where pieces lie that a buffer is to hold: `live` has the stream of each run."""
+    """Where pieces lie that a buffer is to hold: `live` has the stream of each run; `index` their episodes, and
+    `whole_index` all that are there."""
 
     @property
     def live(self) -> pa.Table: ...
     @property
     def index(self) -> EpisodeIndex: ...
+    @property
+    def whole_index(self) -> EpisodeIndex: ...
     @property
     def snapshot(self) -> Snapshot: ...
 
@@ -89,24 +92,32 @@ def take_over(
     numbers = source.index.episode_of_row[pieces.row]
     if (numbers < 0).any():
         raise CorruptManifestError("live steps belong to an episode that was replaced; run `archive verify`")
-    others = _numbers_of(source.index, sorted({*opened.values(), *to_close}))
-    distinct = list(dict.fromkeys([*numbers.tolist(), *others.values()]))
-    place = {number: i for i, number in enumerate(distinct)}
-    known = _known(source, distinct, pieces, env, position, set(others))
-    known = _without_live_steps(known, {place[others[name]]: e for e, name in opened.items()}, next_positions)
+    distinct = list(dict.fromkeys(numbers.tolist()))
+    unfinished = sorted({*opened.values(), *to_close})
+    known = _known(source.index, distinct, _begins(source, pieces, env, position), unfinished)
+    known += _without_pieces(source, [name for name in unfinished if name not in {one.id for one in known}])
+    at = {one.id: i for i, one in enumerate(known)}
+    known = _without_live_steps(known, {at[name]: e for e, name in opened.items()}, next_positions)
     streams, codes = _streams(source, pieces)
     starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.row] + pieces.lo
+    place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
     runs = Runs(env, position, pieces.hi - pieces.lo, episode, codes, starts)
     return BufferResume(
         runs.pick(np.lexsort((runs.position, runs.env))), known, streams, next_positions,
-        {e: place[others[name]] for e, name in opened.items()}, [place[others[name]] for name in to_close],
+        {e: at[name] for e, name in opened.items()}, [at[name] for name in to_close],
     )  # fmt: skip
 
 
-def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
+def _without_pieces(source: Held, ids: Sequence[str]) -> list[KnownEpisode]:
+    """Open episodes of which no step is held: they may be anywhere in the segments table."""
     if not ids:
-        return {}
+        return []
+    numbers = _numbers_of(source.whole_index, ids)
+    return _known(source.whole_index, [numbers[name] for name in ids], {}, ids)
+
+
+def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
     found = np.flatnonzero(index.mask(episode_id=list(ids)))
     names = index.column("episode_id").take(found).to_pylist()
     out = dict(zip(names, found.tolist(), strict=True))
@@ -116,20 +127,23 @@ def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
     return out
 
 
-def _known(
-    source: Held, numbers: Sequence[int], pieces: Located, env: Ints, position: Ints, unfinished: set[str]
-) -> list[KnownEpisode]:
-    """What a writer must know of each episode, from its last segment and its first live step."""
-    lasts = source.index.chains.lasts()[np.array(numbers, np.int64)]
-    rows = source.snapshot.take(lasts, _ROW).to_pylist()
-    firsts = source.index.chains.firsts()[np.array(numbers, np.int64)]
-    begun = source.snapshot.take(firsts, ["first"])["first"].to_pylist()
+def _begins(source: Held, pieces: Located, env: Ints, position: Ints) -> dict[int, tuple[int, int]]:
+    """Number of an episode -> the env row of its first piece, and where in it the episode begins."""
     start = source.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.row] + pieces.lo
-    begins: dict[int, tuple[int, int]] = {}
-    for number, e, p, s in zip(
-        source.index.episode_of_row[pieces.row].tolist(), env.tolist(), position.tolist(), start.tolist(), strict=True
-    ):
-        begins.setdefault(number, (e, p - s))
+    number = source.index.episode_of_row[pieces.row]
+    out: dict[int, tuple[int, int]] = {}
+    for n, e, begin in zip(number.tolist(), env.tolist(), (position - start).tolist(), strict=True):
+        out.setdefault(n, (e, begin))
+    return out
+
+
+def _known(
+    index: EpisodeIndex, numbers: Sequence[int], begins: Mapping[int, tuple[int, int]], unfinished: Sequence[str]
+) -> list[KnownEpisode]:
+    """What a writer must know of each episode, from its first and last segments, and where its live steps begin."""
+    chosen = np.array(numbers, np.int64)
+    rows = index.snapshot.take(index.chains.lasts()[chosen], _ROW).to_pylist()
+    begun = index.snapshot.take(index.chains.firsts()[chosen], ["first"])["first"].to_pylist()
     out = []
     for number, row, first in zip(numbers, rows, begun, strict=True):
         e, begin = begins.get(number, (-1, 0))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, fresh, spans
 from archive.datasets.items import Collation
 from archive.fields import Derivation, FieldSpec, Path, dtypes, put, schema
-from archive.read import Bounds, Episodes, Gather, Selection
+from archive.read import Bounds, Empty, Episodes, Gather, Selection
 
 
 def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
@@ -61,9 +61,9 @@ class Batches:
         self._own = Gather(episodes, selection.names, missing=selection.missing, cache_bytes=cache_bytes)
         self._of = {d.fields: self._own.also(d.fields) for d in derive if d.fields}
 
-    def read(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
-        """Steps [starts, stops) of episodes, end to end."""
-        out = _rows(self._own, numbers, starts, stops)
+    def read(self, numbers: Ints, starts: Ints, stops: Ints, empty: Empty = fresh) -> dict[str, Any]:
+        """Steps [starts, stops) of episodes, end to end, in memory that `empty` makes."""
+        out = _rows(self._own, numbers, starts, stops, empty)
         for derivation in self._derive:
             assert self._bounds is not None
             lo, hi = self._bounds.reach(derivation, numbers, starts, stops)
@@ -77,9 +77,9 @@ def alike(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: S
     return all(_same_fields([one.specs(s) for s in schemas]) for one in _wanted(selection, derive))
 
 
-def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
+def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints, empty: Empty = fresh) -> dict[str, Any]:
     counts = stops - starts
-    return gather.rows(np.repeat(numbers, counts), spans(starts, counts))
+    return gather.rows(np.repeat(numbers, counts), spans(starts, counts), empty=empty)
 
 
 def _same_fields(found: Sequence[dict[Path, FieldSpec]]) -> bool:

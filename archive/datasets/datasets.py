@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from archive.arrays import Ints
+from archive.arrays import Ints, fresh
 from archive.base import UsageError, cached_property
 from archive.datasets.batches import Batches, alike, collation_of, row_bytes, schemas_of
 from archive.datasets.feeds import feed_of
 from archive.datasets.items import Collation, Items
 from archive.datasets.rows import filled, first_row, row_of, spread
 from archive.fields import Ragged, ShardSchema, derived, mapped, to_tensors
-from archive.read import Bounds, Episodes, Selection, deriving
+from archive.read import Bounds, Empty, Episodes, Selection, deriving
 
 Transform = Callable[[dict[str, Any]], Any]
 CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
@@ -67,6 +67,7 @@ class EpisodeDataset(Dataset[Any]):
         self.cache_bytes = cache_bytes
         self._renumbered = feed.renumbered
         self._selection = Selection(fields, missing)
+        self._empty: Empty = fresh
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -80,7 +81,7 @@ class EpisodeDataset(Dataset[Any]):
         if self._batches is None or not len(numbers):
             return self._read_each(numbers, starts, stops)
         counts = stops - starts
-        found = self._renumbered(self._batches.read(numbers, starts, stops), np.repeat(numbers, counts))
+        found = self._renumbered(self._batches.read(numbers, starts, stops, self._empty), np.repeat(numbers, counts))
         whole = self._whole(to_tensors(found), counts)
         plain = whole if self.transform is None else None
         return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
@@ -100,6 +101,15 @@ class EpisodeDataset(Dataset[Any]):
         other.__dict__.pop("_batches", None)
         needed = LEAST_CACHE_BYTES + 1.5 * steps * row_bytes(self._schemas, self._selection, self.derive)
         other.cache_bytes = int(min(needed, MOST_CACHE_BYTES))
+        return other
+
+    def placing(self, empty: Empty) -> Self:
+        """The same items, for whoever is done with a batch before it asks for the next: their arrays lie in memory that
+        `empty` makes. What transforms items may keep some, so these lie in memory of their own."""
+        if self.transform is not None:
+            return self
+        other = copy.copy(self)
+        other._empty = empty
         return other
 
     @property

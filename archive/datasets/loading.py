@@ -123,11 +123,15 @@ class _Lane(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
         worker = get_worker_info()
         lane, left = self._epoch.ahead(0 if worker is None else worker.id)
-        pack = _as_it_is if worker is None or self._held is None else sharedmemory.Sender(worker.id, self._held).pack
+        sender = None if worker is None or self._held is None else sharedmemory.Sender(worker.id, self._held)
+        pack = _as_it_is if sender is None else sender.pack
         items, size = self._epoch.items(left), self._batch_size
-        at_once = size if getattr(self._dataset, "keeps_chunks", False) else size * self._read_batches
+        dataset, at_once = self._dataset, size * self._read_batches
+        if getattr(dataset, "keeps_chunks", False):
+            at_once = size
+            dataset = dataset if sender is None or self._collate is not collated else dataset.placing(sender.empty)
         for start in range(0, len(items), at_once):
-            found = fetch(self._dataset, items[start : start + at_once])
+            found = fetch(dataset, items[start : start + at_once])
             for first in range(0, len(found), size):
                 some = found if len(found) <= size else _part(found, first, first + size)
                 yield lane, len(some), pack(self._collate(some))

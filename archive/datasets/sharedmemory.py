@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from archive.arrays import fresh
 from archive.fields import Ragged, mapped
 
 MAX_BLOCK_BYTES = 2**28
 _ALIGNMENT = 64
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class _Leaf(NamedTuple):
@@ -49,26 +51,47 @@ def _shared(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Sender:
-    """A worker's blocks of memory."""
+    """A worker's blocks of memory. The next batch may be made in one of them, by `empty`, and is packed without a copy
+    then; only one batch is made at a time."""
 
     def __init__(self, worker: int, held: torch.Tensor) -> None:
         self._worker = worker
         self._held = held[worker].numpy()
         self._blocks: dict[int, torch.Tensor] = {}
+        self._slot: int | None = None  # where the next batch goes
+        self._used = 0  # bytes of its block that the batch has
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array like `np.empty` for the next batch; beside the blocks where there is no room in one."""
+        block = self._blocks.get(self._next_slot(), _NOTHING)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        start = _aligned(self._used)
+        if not size or start + size > len(block) or np.dtype(dtype).hasobject:
+            return fresh(shape, dtype)
+        self._used = start + size
+        return np.ndarray(shape, dtype, block.numpy().data, start)
 
     def pack(self, batch: Any) -> Any:
         """The batch as Packed; itself where no block is free, or it is no nest of tensors."""
-        layout, size = _layout(batch)
-        free = np.flatnonzero(self._held == 0)
-        if not isinstance(batch, dict) or not 0 < size <= MAX_BLOCK_BYTES or not len(free):
+        slot = self._next_slot()
+        block, new = self._blocks.get(slot, _NOTHING), None
+        layout, size = _layout(batch, self._used, block)
+        self._slot, self._used = None, 0
+        if not isinstance(batch, dict) or not 0 < size <= MAX_BLOCK_BYTES or slot < 0:
             return batch
-        slot = next((s for s in free.tolist() if s in self._blocks), int(free[0]))
-        block, new = self._blocks.get(slot), None
-        if block is None or len(block) < size:
+        if len(block) < size:
+            layout, size = _layout(batch, 0, _NOTHING)
             block = new = self._blocks[slot] = _shared(torch.empty(size, dtype=torch.uint8))
         _write(batch, layout, block)
         self._held[slot] = 1
         return Packed(self._worker, slot, new, layout)
+
+    def _next_slot(self) -> int:
+        """A slot that nobody holds, if possible one that has a block; -1 if there is none."""
+        if self._slot is None or self._slot < 0:
+            free = np.flatnonzero(self._held == 0).tolist()
+            self._slot = next((slot for slot in free if slot in self._blocks), free[0] if free else -1)
+        return self._slot
 
 
 class Receiver:
@@ -97,21 +120,30 @@ def _release(held: Any, key: tuple[int, int], pid: int) -> None:
         held[key] = 0
 
 
-def _layout(batch: Any, start: int = 0) -> tuple[Any, int]:
-    """The nest with its tensors' places, and where the last one ends."""
+def _layout(batch: Any, start: int, block: torch.Tensor) -> tuple[Any, int]:
+    """The nest with its tensors' places, and where the last one ends; those that lie in the block stay where they are,
+    others come from `start` on."""
     if isinstance(batch, dict):
         out = {}
         for key, value in batch.items():
-            out[key], start = _layout(value, start)
+            out[key], start = _layout(value, start, block)
         return out, start
     if isinstance(batch, Ragged):
-        values, start = _layout(batch.values, start)
-        lengths, start = _layout(batch.lengths, start)
+        values, start = _layout(batch.values, start, block)
+        lengths, start = _layout(batch.lengths, start, block)
         return Ragged(values, lengths), start
     if type(batch) is not torch.Tensor or batch.layout is not torch.strided or batch.device.type != "cpu":
         return batch, start
-    offset = -(-start // _ALIGNMENT) * _ALIGNMENT
-    return _Leaf(batch.dtype, tuple(batch.shape), offset), offset + batch.nbytes
+    shape = tuple(batch.shape)
+    within = batch.data_ptr() - block.data_ptr()
+    if 0 <= within < len(block) and batch.is_contiguous():
+        return _Leaf(batch.dtype, shape, within), max(start, within + batch.nbytes)
+    offset = _aligned(start)
+    return _Leaf(batch.dtype, shape, offset), offset + batch.nbytes
+
+
+def _aligned(start: int) -> int:
+    return -(-start // _ALIGNMENT) * _ALIGNMENT
 
 
 def _write(batch: Any, layout: Any, block: torch.Tensor) -> None:
@@ -122,7 +154,9 @@ def _write(batch: Any, layout: Any, block: torch.Tensor) -> None:
         for part, place in zip(batch, layout, strict=True):
             _write(part, place, block)
     elif isinstance(layout, _Leaf):
-        _view(layout, block).copy_(batch.detach())
+        place = _view(layout, block)
+        if place.data_ptr() != batch.data_ptr():
+            place.copy_(batch.detach())
 
 
 def _read(layout: Any, block: torch.Tensor) -> Any:

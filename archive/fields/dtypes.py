@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _NATIVE_KINDS = "biufc"
 _BYTES_KINDS = "SV"
 
 
+@lru_cache(maxsize=1024)  # numpy makes a dtype's name anew each time
 def is_native(dtype: np.dtype[Any]) -> bool:
     """Whether zarr stores this dtype itself."""
     return dtype.kind in _NATIVE_KINDS and dtype.name not in ("float128", "complex256", "longdouble", "clongdouble")
@@ -88,6 +90,7 @@ def as_stored(array: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any]
     return array.view(np.uint8).reshape(*array.shape, dtype.itemsize) if array.flags.c_contiguous else None
 
 
+@lru_cache(maxsize=1024)
 def to_numpy(logical: str) -> np.dtype[Any]:
     """The numpy dtype of a logical name; an unknown one is an error, never a guess."""
     if logical in ("str", "json"):
@@ -137,7 +140,7 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
     """The tensor of an array; strings and what torch has no dtype for stay as they are."""
     import torch
 
-    if array.dtype.name in ML_NAMES:
+    if _is_small_float(array.dtype):
         plain = np.uint8 if array.dtype.itemsize == 1 else np.int16
         target = getattr(torch, array.dtype.name, None)
         plain_array = np.ascontiguousarray(array).view(plain).reshape(array.shape)  # 0-d became 1-d
@@ -146,6 +149,11 @@ def to_torch(array: np.ndarray[Any, Any]) -> Any:
         return array
     native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(native if native.flags.writeable else native.copy())
+
+
+@lru_cache(maxsize=1024)
+def _is_small_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in ML_NAMES
 
 
 def _checked_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -5,13 +5,13 @@ Requests are data: nothing here sees a socket, and what fetches them never sees 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, coalesce, covered, run_starts, widest_gap
+from archive.arrays import MAX_GAP_BYTES, MIN_GAP_BYTES, Ints, coalesce, covered, run_starts, widest_gap
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
 from archive.shard import checksum
 
@@ -106,7 +106,8 @@ class ShardIndex:
             max_gap = widest_gap(starts, starts + sizes, spare_bytes)
         which = [(name, array.member[chunk], chunk) for name, array, chunks in table for chunk in chunks.tolist()]
         which = [which[i] for i in order.tolist()]
-        requests, owner, base = self._requests(starts, sizes, [member for _, member, _ in which], max_gap or 0)
+        gaps = self._gaps([name for name, _, _ in which], max_gap or 0)
+        requests, owner, base = self._requests(starts, sizes, [member for _, member, _ in which], gaps)
         columns = (owner.tolist(), (starts - base).tolist(), sizes.tolist(), crc32c[order].tolist(), which)
         pieces = [
             Piece(request, at, size, member, crc, name, chunk)
@@ -151,6 +152,14 @@ class ShardIndex:
         a_chunk_each = sum(self._largest[name] for name in names)
         return int(needed_bytes * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
 
+    def _gaps(self, names: Sequence[str], max_gap: int) -> Ints:
+        """What may lie between neighbours, of these arrays. Behind the metadata, which stands first, a chunk may: a
+        small field follows it closely, and whoever reads a few of its rows is spared a request of two."""
+        out = np.full(max(0, len(names) - 1), max_gap)
+        if len(out) and names[0] == METADATA:
+            out[0] = max(max_gap, min(MAX_GAP_BYTES, self._largest[names[1]] + MIN_GAP_BYTES))
+        return out
+
     @cached_property
     def _largest(self) -> Mapping[str, int]:
         """Bytes of the largest chunk of each array."""
@@ -161,7 +170,7 @@ class ShardIndex:
         return float(array.size.sum()) / (array.rows * len(array.size)) if array else 0.0
 
     def _requests(
-        self, starts: Ints, sizes: Ints, members: list[str], max_gap: int
+        self, starts: Ints, sizes: Ints, members: list[str], max_gap: Ints
     ) -> tuple[list[ByteRange], Ints, Ints]:
         if not self.packed:
             ranges = [

@@ -32,6 +32,13 @@ class Located(NamedTuple):
 
 def locate(live: pa.Table, segments: pa.Table) -> Located:
     """Where each live step lies. A live step that no segment has is an error."""
+    out = pieces(live, segments)
+    _check_complete(live, out)
+    return out
+
+
+def pieces(live: pa.Table, segments: pa.Table) -> Located:
+    """Where each live step lies that is in these segments."""
     run_lo, run_hi, run_position = (live[n].to_numpy() for n in ("lo", "hi", "position"))
     position, length = (segments[n].to_numpy() for n in ("position", "length"))
     run_key, row_key = _stream_keys(live, segments)
@@ -51,9 +58,7 @@ def locate(live: pa.Table, segments: pa.Table) -> Located:
     row = rows[first[run] + within]
     lo = np.maximum(run_lo[run] - position[row], 0)
     hi = np.minimum(run_hi[run] - position[row], length[row])
-    out = Located(run, row, lo, np.maximum(hi, lo), run_position[run] + position[row] + lo - run_lo[run])
-    _check_complete(live, out, run_lo, run_hi)
-    return out
+    return Located(run, row, lo, np.maximum(hi, lo), run_position[run] + position[row] + lo - run_lo[run])
 
 
 def touched(live: pa.Table, segments: pa.Table) -> Any:
@@ -113,10 +118,22 @@ def _codes(column: pa.ChunkedArray, values: Any) -> tuple[Ints, Any]:
     return pc.fill_null(found, 0).to_numpy().astype(np.int64), found.is_valid().to_numpy()
 
 
-def _check_complete(live: pa.Table, found: Located, lo: Ints, hi: Ints) -> None:
-    steps = np.bincount(found.run, weights=found.hi - found.lo, minlength=len(lo)).astype(np.int64)
-    pieces = np.bincount(found.run, minlength=len(lo))
-    bad = np.flatnonzero((steps != hi - lo) | (pieces == 0))
+def lacking(live: pa.Table, found: Located) -> Ints:
+    """The live runs of which not all steps, or some twice, were found."""
+    return np.flatnonzero((_steps(live, found) != live["hi"].to_numpy() - live["lo"].to_numpy()) | _absent(live, found))
+
+
+def _steps(live: pa.Table, found: Located) -> Ints:
+    """How many steps of each live run were found."""
+    return np.bincount(found.run, weights=found.hi - found.lo, minlength=live.num_rows).astype(np.int64)
+
+
+def _absent(live: pa.Table, found: Located) -> Any:
+    return np.bincount(found.run, minlength=live.num_rows) == 0
+
+
+def _check_complete(live: pa.Table, found: Located) -> None:
+    bad, steps = lacking(live, found), _steps(live, found)
     if len(bad):
         row = live.slice(int(bad[0]), 1).to_pylist()[0]
         raise CorruptManifestError(

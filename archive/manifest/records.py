@@ -28,12 +28,14 @@ class StoredFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class FileRef(StoredFile):
-    """A manifest file, as a commit names it. Least and greatest of columns, where the table has them."""
+    """A manifest file, as a commit names it. Least and greatest of columns, where the table has them.
+    `steps`: of all rows of a segments file; absent where an earlier writer made it."""
 
     rows: Count
     commit: tuple[Count, Count] | None = None
     update_count_min: int | None = None
     update_count_max: int | None = None
+    steps: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_FOLDED_BYTES = 32 * 1024 * 1024
+_RECENT_ROWS = 256  # new segments go into the newest file while it holds at most so many rows,
+_RECENT_COMMITS = 8  # or as many as are new, so often
 
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
@@ -30,6 +32,7 @@ def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef
     return FileRef(
         key, len(data), checksum(data), table.num_rows, None if least is None or most is None else (least, most),
         _bounds(table, "update_count_min")[0], _bounds(table, "update_count_max")[1],
+        int(table["length"].to_numpy().sum()) if kind == "segments" else None,
     )  # fmt: skip
 
 
@@ -97,18 +100,59 @@ def add_rows(
 ) -> tuple[FileRef, ...]:
     """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
 
-    The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says, unless
-    the commit has lost a race: then speed matters more.
+    The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says (of
+    segments, older ones as `files_to_join` says), unless the commit has lost a race: then speed matters more.
     """
     present = parent.files(kind)
     if new.num_rows == 0:
         return present
     new = tables.set_column(new, "commit", parent.number + 1)
+    rows, sizes = [f.rows for f in present], [f.bytes for f in present]
     keep = len(present)
-    if fold:
-        keep = files_to_keep([f.rows for f in present], [f.bytes for f in present], new.num_rows)
+    if fold and kind != "segments":
+        keep = files_to_keep(rows, sizes, new.num_rows)
+    elif fold and is_recent(rows, sizes, new.num_rows):
+        keep -= 1
+    elif fold:
+        start, stop = files_to_join(rows, sizes, new.num_rows)
+        joined = [write(storage, session, kind, load(storage, kind, present[start:stop]))] if start < stop else []
+        present = (*present[:start], *joined, *present[stop:])
+        keep = len(present)
     older = load(storage, kind, present[keep:])
     return (*present[:keep], write(storage, session, kind, tables.concat(kind, [older, new])))
+
+
+def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:
+    """Whether new segments go into the newest file, which is written anew then.
+
+    `rows` and `sizes_bytes` are of the present files, oldest first.
+    """
+    most = max(_RECENT_ROWS, _RECENT_COMMITS * new_rows)
+    return bool(rows) and rows[-1] + new_rows <= most and sizes_bytes[-1] <= MAX_FOLDED_BYTES
+
+
+def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> tuple[int, int]:
+    """Which neighbours [start, stop) of the present segments files are to become one, before new rows get a file of
+    their own; none if start == stop.
+
+    A joined file holds at most twice the rows of all newer ones together: who looks for what was written last finds it
+    in small files, at any age. It holds at least twice the rows of any that it is made of, so that there are few files
+    (some 13 after 10,000 commits of like size), and a row is rewritten a few times at most.
+
+    `rows` and `sizes_bytes` are of these files, oldest first. Files too large to fold stay.
+    """
+    most, best = 0, (0, 0)
+    newer = new_rows
+    for stop in range(len(rows), 0, -1):
+        total = largest = 0
+        for start in range(stop - 1, -1, -1):
+            total, largest = total + rows[start], max(largest, rows[start])
+            if sizes_bytes[start] > MAX_FOLDED_BYTES or total > 2 * newer:
+                break
+            if total >= 2 * largest and total > most:
+                most, best = total, (start, stop)
+        newer += rows[stop - 1]
+    return best
 
 
 def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
@@ -208,8 +252,8 @@ class Later:
 
 
 class Snapshot:
-    """The segments table as one commit sees it, loaded by column; immutable, so what was read is kept.
-    `later`: what was said of its episodes since."""
+    """The segments table as one commit sees it, or its newest files, loaded by column; immutable, so what was read is
+    kept. `later`: what was said of its episodes since; `files`: those whose rows it has, oldest first."""
 
     def __init__(
         self, storage: Storage, commit: Commit, later: Later | None = None, *, read_only: bool = False
@@ -217,7 +261,8 @@ class Snapshot:
         self.storage = storage
         self.commit = commit
         self.later = Later(storage, commit, read_only=read_only) if later is None else later
-        self._bytes: list[bytes] | None = None
+        self.files = commit.files("segments")
+        self._bytes: dict[str, bytes] = {}  # path of a file -> what it holds
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._branches: Branches | None = None
         self._rows: int | None = None  # where they are given
@@ -234,18 +279,36 @@ class Snapshot:
         """As another commit sees it; what was read is kept where that has the same."""
         out = Snapshot(self.storage, commit, read_only=self.later.read_only)
         if self.commit.same_episodes(commit):
-            out._bytes, out._columns, out._branches, out._rows = self._bytes, self._columns, self._branches, self._rows
+            self._give(out)
         return out
 
     def as_written(self) -> Snapshot:
         """The same, without the fields that were added later; what was read is kept."""
         out = Snapshot(self.storage, self.commit, self.later.without_fields())
-        out._bytes, out._columns, out._branches, out._rows = self._bytes, self._columns, self._branches, self._rows
+        self._give(out)
+        return out
+
+    def _give(self, other: Snapshot) -> None:
+        """Let one that has the same rows have what was read."""
+        other.files, other._bytes = self.files, self._bytes
+        other._columns, other._branches, other._rows = self._columns, self._branches, self._rows
+
+    def newest(self, count: int) -> Snapshot:
+        """Only the rows of so many of its newest files, which are fetched once for all that have them."""
+        out = Snapshot(self.storage, self.commit, self.later)
+        out.files = self.files[len(self.files) - count :]
+        out._bytes, out._branches = self._bytes, self._branches
         return out
 
     @property
+    def older(self) -> tuple[FileRef, ...]:
+        """The files of the table whose rows it has not."""
+        every = self.commit.files("segments")
+        return every[: len(every) - len(self.files)]
+
+    @property
     def rows(self) -> int:
-        return sum(f.rows for f in self.commit.files("segments")) if self._rows is None else self._rows
+        return sum(f.rows for f in self.files) if self._rows is None else self._rows
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """These columns of the segments table, in the order of the files."""
@@ -253,12 +316,17 @@ class Snapshot:
 
         missing = [n for n in names if n not in self._columns]
         if missing:
-            files = self.commit.files("segments")
-            if self._bytes is None:
-                self._bytes = fetch(self.storage, files)
-            table = parsed(self.storage, "segments", files, self._bytes, missing)
+            table = parsed(self.storage, "segments", self.files, self._fetched(), missing)
             self._columns.update({n: table[n] for n in missing})
         return pa.table({n: self._columns[n] for n in names})
+
+    def _fetched(self) -> list[bytes]:
+        """What its files hold."""
+        lacking = [ref for ref in self.files if ref.path not in self._bytes]
+        if lacking:
+            found = fetch(self.storage, lacking)
+            self._bytes.update(zip((ref.path for ref in lacking), found, strict=True))
+        return [self._bytes[ref.path] for ref in self.files]
 
     @property
     def branches(self) -> Branches:
@@ -273,4 +341,4 @@ class Snapshot:
         return self.columns(names).take(pa.array(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_bytes": None, "_columns": {}, "_branches": None, "_rows": None}
+        return self.__dict__ | {"_bytes": {}, "_columns": {}, "_branches": None, "_rows": None}

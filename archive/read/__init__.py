@@ -4,6 +4,7 @@ checksum."""
 from __future__ import annotations
 
 from archive.read import adding, deriving, labelling
+from archive.read.batchplan import Empty
 from archive.read.chunks import fetching, latefields
 from archive.read.deriving import Bounds
 from archive.read.destination import Destination
@@ -18,6 +19,7 @@ from archive.read.spans import Spans
 __all__ = [
     "Bounds",
     "Destination",
+    "Empty",
     "Episode",
     "Episodes",
     "Gather",

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, fresh, spans
 from archive.fields import Array, Path, Ragged, unflatten
-from archive.read.batchplan import Batch, FieldPlan, Piece, Plans, plan_fields
-from archive.read.chunks import ChunkStore, Counts, DiskCache, Want
+from archive.read.batchplan import Batch, Empty, FieldPlan, Piece, Plans, batches_of, plan_fields
+from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Want
 from archive.read.episodes import Episodes
 from archive.read.latesteps import shown
 from archive.read.plan import NOWHERE
@@ -54,13 +54,14 @@ class Batches:
         other._pool = None
         return other
 
-    def gather(self, numbers: Ints, starts: Ints, length: int | None) -> dict[str, Any]:
-        """Steps starts[i], or `length` from there on, of episodes numbers[i], as a nest of arrays."""
+    def gather(self, numbers: Ints, starts: Ints, length: int | None, empty: Empty = fresh) -> dict[str, Any]:
+        """Steps starts[i], or `length` from there on, of episodes numbers[i], as a nest of arrays that `empty` makes,
+        where they are rows of stored ones."""
         self.check()
         where = self._locate(numbers, starts, length or 1)
         plans, counts = self._planned(where), Counts()
         out: dict[Path, Any] = dict(plans.nodes)
-        for plan, value in zip(plans.fields, self._rows(plans.fields, where, counts), strict=True):
+        for plan, value in zip(plans.fields, self._rows(plans.fields, where, counts, empty), strict=True):
             out[plan.path] = value if length is None else value.reshape(len(numbers), length, *value.shape[1:])
         if plans.slow:
             out |= self._read(plans.slow, numbers, starts, length)
@@ -103,20 +104,16 @@ class Batches:
             self._plans[codes] = plan_fields(schemas, self._selection, {code: view.late[code] for code in schemas})
         return self._plans[codes]
 
-    def _rows(self, plans: Sequence[FieldPlan], where: Places, counts: Counts) -> list[Array]:
+    def _rows(
+        self, plans: Sequence[FieldPlan], where: Places, counts: Counts, empty: Empty = fresh
+    ) -> list[Array]:  # fmt: skip
         """Each field at these steps, fetched in two rounds: what says where rows lie comes first."""
-        batches = [Batch(plan, where, self.segments) for plan in plans]
-        self._fill(
-            [want for one in batches for piece in one.pieces for want in piece.first(self.segments.shard)], counts
-        )
-        wants = []
-        for one in batches:
-            rows = one.memory()
-            wants += [want for piece in one.pieces for want in piece.locate(rows).wants(self.segments.shard)]
-        self._fill(wants, counts)
+        batches = batches_of(plans, where, self.segments)
+        self._fill([want for one in batches for want in one.first()], counts)
+        self._fill([want for one in batches for want in one.wants(empty)], counts)
         return [one.value() for one in batches]
 
-    def _fill(self, wants: Sequence[Want], counts: Counts) -> None:
+    def _fill(self, wants: Sequence[Want | RowsWanted], counts: Counts) -> None:
         if wants:
             counts += self.store.fill(wants)
 

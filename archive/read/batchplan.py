@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,10 +13,12 @@ from archive.arrays import Ints, Pieces, fresh
 from archive.base import FieldError, show
 from archive.fields import NODES, Array, FieldSpec, Path, ShardSchema, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Located, Runs, axis_of, empty_rows
-from archive.read.chunks import Segments, Want
+from archive.read.chunks import RowsWanted, Segments, Want
 from archive.read.plan import FieldRead, Part, wants_of
 from archive.read.selection import Selection
 from archive.read.stepmap import Places
+
+Empty = Callable[[tuple[int, ...], Any], Array]  # makes an array of a shape and dtype; what is in it is not defined
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class Kind:
     schema: ShardSchema
     late: bool
 
+    @property
+    def by_step(self) -> bool:
+        """Whether its rows are those of the steps themselves, and hold anything."""
+        spec = self.axis.spec
+        return spec.per_step and not self.late and 0 not in spec.shape
+
 
 @dataclass
 class FieldPlan:
@@ -38,6 +46,10 @@ class FieldPlan:
     kinds: list[Kind]
     whole: bool
     fill: Callable[[int], Array] = field(default=lambda n: np.zeros(n))
+    direct: bool = field(init=False)  # whether steps are rows of one array, wherever they lie
+
+    def __post_init__(self) -> None:
+        self.direct = self.whole and self.kinds[0].by_step
 
 
 class Plans(NamedTuple):
@@ -95,6 +107,13 @@ class Piece:
         return FieldRead(self.kind.axis.spec, self.cuts, [part], located.rows, self.cuts.episode, None)
 
 
+class StepRows(NamedTuple):
+    """Steps of a batch as rows: of which shard, which row."""
+
+    shard: Ints
+    row: Ints
+
+
 def _memory(runs: Runs) -> Array:
     return fresh((int((runs.stop - runs.start).sum()), *runs.like.shape[1:]), runs.like.dtype)
 
@@ -105,17 +124,23 @@ class Batch:
     def __init__(self, plan: FieldPlan, where: Places, segments: Segments) -> None:
         self.plan = plan
         self.count = len(where.step)
+        self._shard = segments.shard
         if plan.whole:
             self.pieces = [Piece(plan.kinds[0], slice(None), where, segments)]
         else:
             found = [(kind, np.flatnonzero(np.isin(where.schema, kind.codes))) for kind in plan.kinds]
             self.pieces = [Piece(kind, at, where.pick(at), segments) for kind, at in found]
 
-    def memory(self) -> Pieces:
-        """Rows for all steps, in stored form."""
-        like = empty_rows(self.plan.spec)
-        self._rows = fresh((self.count, *like.shape[1:]), like.dtype)
-        return Pieces.whole(self._rows)
+    def first(self) -> Iterator[Want]:
+        """What to fetch before all else."""
+        for piece in self.pieces:
+            yield from piece.first(self._shard)
+
+    def wants(self, empty: Empty) -> Iterator[Want | RowsWanted]:
+        """What to fetch then, into memory for all steps, in stored form, which `empty` makes."""
+        self._rows = _rows_of(self.plan, self.count, empty)
+        for piece in self.pieces:
+            yield from piece.locate(Pieces.whole(self._rows)).wants(self._shard)
 
     def value(self) -> Array:
         """The field at all steps, from the rows that were fetched."""
@@ -125,6 +150,37 @@ class Batch:
         for piece in self.pieces:
             out[piece.at] = dtypes.from_stored(self._rows[piece.at], self.plan.spec.dtype)
         return out
+
+
+class Direct:
+    """The same of a field whose steps are rows of one array; these are found once for all such fields."""
+
+    def __init__(self, plan: FieldPlan, rows: StepRows) -> None:
+        self.plan = plan
+        self._where = rows
+
+    def first(self) -> Iterator[Want]:
+        return iter(())
+
+    def wants(self, empty: Empty) -> Iterator[Want | RowsWanted]:
+        shard, rows = self._where
+        self._rows = _rows_of(self.plan, len(rows), empty)
+        if len(rows):
+            yield RowsWanted(self.plan.spec.name, self._rows[:0], shard, rows, self._rows)
+
+    def value(self) -> Array:
+        return dtypes.from_stored(self._rows, self.plan.spec.dtype)
+
+
+def batches_of(plans: Sequence[FieldPlan], where: Places, segments: Segments) -> list[Batch | Direct]:
+    """The fields of one batch, at these steps."""
+    rows = StepRows(segments.shard[where.segment], segments.start[where.segment] + where.step)
+    return [Direct(plan, rows) if plan.direct else Batch(plan, where, segments) for plan in plans]
+
+
+def _rows_of(plan: FieldPlan, count: int, empty: Empty) -> Array:
+    like = empty_rows(plan.spec)
+    return empty((count, *like.shape[1:]), like.dtype)
 
 
 def plan_fields(

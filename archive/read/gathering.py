@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, fresh, spans
 from archive.base import UsageError
 from archive.read.batches import Batches
+from archive.read.batchplan import Empty
 from archive.read.chunks import Counts, as_disk_cache
 from archive.read.episodes import Episodes
 from archive.read.selection import Selection
@@ -72,12 +73,12 @@ class Gather:
         """(number of the episode, step of it) of steps that are numbered end to end over all episodes."""
         return self._running().steps.place(_ints(index))
 
-    def rows(self, numbers: Any, steps: Any) -> dict[str, Any]:
-        """Step `steps[i]` of episode `numbers[i]`: a nested dict of arrays [n, ...].
+    def rows(self, numbers: Any, steps: Any, *, empty: Empty = fresh) -> dict[str, Any]:
+        """Step `steps[i]` of episode `numbers[i]`: a nested dict of arrays [n, ...], in memory that `empty` makes.
 
         Strings are an array of n; ragged fields, JSON and what belongs to the episode a list of n.
         """
-        return self._running().gather(_ints(numbers), _ints(steps), None)
+        return self._running().gather(_ints(numbers), _ints(steps), None, empty)
 
     def windows(self, numbers: Any, starts: Any, length: int) -> dict[str, Any]:
         """Steps [starts[i], starts[i] + length) of episode `numbers[i]`: a nested dict of arrays [n, length, ...]."""

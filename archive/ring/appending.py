@@ -10,7 +10,7 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import UsageError
 from archive.fields import Array, Path, dtypes, is_tensor, nesting
-from archive.ring.rings import Ring, RingSteps, ring_of, row_values
+from archive.ring.rings import Ring, RingSteps, plain, ring_of, row_values
 from archive.write import SHARD_BYTES, Buffer, BufferWriter, EnvRuns, Part, slab_bytes
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
@@ -64,7 +64,7 @@ def append(
         )
         if (lost > 0).any():
             inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
-        _append_unseen(inner, ring, start, leaves, how)
+        _append_unseen(inner, ring, start, {path: plain(leaf) for path, leaf in leaves.items()}, how)
         evicted = np.flatnonzero(ring.pos > ring.size)
         inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
         return {name: _as_numpy(ring.live.take(value), name) for name, value in (columns or {}).items()}

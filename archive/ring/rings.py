@@ -12,7 +12,7 @@ import torch
 
 from archive.arrays import Ints, spans
 from archive.base import FieldError, UsageError, cached_property, show
-from archive.fields import Array, Path, is_tensor, nesting
+from archive.fields import Array, Path, dtypes, is_tensor, nesting
 from archive.write import BufferWriter
 
 Empty = Callable[[tuple[int, ...], Any], Array]  # (shape, dtype) -> memory
@@ -159,6 +159,13 @@ class RingSteps:
         by_row[:, :head] = leaf[rows, slot : slot + head]
         if count > head:
             by_row[:, head:] = leaf[rows, : count - head]
+
+
+def plain(leaf: Any) -> Any:
+    """A tensor as an array that shares its memory, where numpy has such: what is taken of it then needs no torch."""
+    if not is_tensor(leaf) or leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized:
+        return leaf
+    return leaf if leaf.dtype.is_floating_point and leaf.element_size() < 4 else dtypes.from_torch(leaf, where="")
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints
+from archive.base import cached_property
 from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
 from archive.fields.axes import Extent, Layout, axis_of
 from archive.write.rowruns import RowRuns
@@ -36,11 +37,11 @@ class Block:
     env_id: int = -1  # where an empty block stands
     position: int = 0
 
-    @property
+    @cached_property
     def length(self) -> int:
         return self.runs.rows
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(_nbytes(v) for v in self.data.values()) + 24 * self.length
 

@@ -147,8 +147,14 @@ class BufferWriter:
             int(env_runs.length.sum()), env_runs, first, last, episode_ids, terminated, truncated, positions=None
         )
         runs: RowRuns | None = None
+        alike: intake.Alike | None = None
         for part in parts:
-            fields, schema = intake.steps(part.steps, self.schema, self._kinds.known)
+            more = alike and alike.more(part.steps)
+            if more is None:
+                fields, schema = intake.steps(part.steps, self.schema, self._kinds.known)
+                alike = intake.Alike.of(part.steps, fields)
+            else:
+                fields = more
             weights = intake.weights(part.model_weights_uuid, part.update_count, self._weights, fields)
             if runs is None:
                 runs = self._assigned(rows, fields, schema, metadata).runs

@@ -9,8 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import FieldError, UsageError, check_text, jsontree
-from archive.fields import NODES, Array, Fields, FieldSpec, Ragged, Schema, ShardSchema, nesting, shard_schema, to_path
+from archive.base import FieldError, UsageError, check_text, escape_path, jsontree
+from archive.fields import (
+    NODES,
+    Array,
+    Fields,
+    FieldSpec,
+    Ragged,
+    Schema,
+    ShardSchema,
+    flatten,
+    nesting,
+    shard_schema,
+    to_path,
+)
 from archive.fields.axes import Axis, axis_of, normalise
 from archive.write.blocks import Block
 from archive.write.rowruns import EnvRuns
@@ -32,6 +44,43 @@ def steps(nest: Any, schema: Schema, known: Mapping[str, FieldSpec]) -> tuple[Fi
     Empty lists are of the kind that their field is `known` to be."""
     fields = _of_known_kind(normalise(nest, schema), known)
     return fields, shard_schema(fields.specs, schema)
+
+
+class Alike(NamedTuple):
+    """What steps are whose arrays were stored as they were given, one row a step: more of the kind need no second
+    look."""
+
+    fields: Fields  # without its arrays
+    rows: dict[str, Array]  # of each field none, as they were given
+
+    @classmethod
+    def of(cls, nest: Any, fields: Fields) -> Alike | None:
+        """Of steps and their fields; None if an array was changed, or looked through."""
+        given = _named(nest)
+        as_given = all(_is_plain(given[name], fields, name) for name in given)
+        return cls(fields._replace(data={}), {n: leaf[:0] for n, leaf in given.items()}) if as_given else None
+
+    def more(self, nest: Any) -> Fields | None:
+        """The fields of other steps, if they are of this kind."""
+        given = _named(nest)
+        if given.keys() != self.rows.keys() or not all(_same_rows(given[n], rows) for n, rows in self.rows.items()):
+            return None
+        lengths = {len(leaf) for leaf in given.values()}
+        return self.fields._replace(length=lengths.pop(), data=given) if len(lengths) == 1 else None
+
+
+def _named(nest: Any) -> dict[str, Any]:
+    return {escape_path(path): leaf for path, leaf in flatten(nest)}
+
+
+def _is_plain(leaf: Any, fields: Fields, name: str) -> bool:
+    spec = fields.specs.get(name)
+    as_given = isinstance(leaf, np.ndarray) and fields.data.get(name) is leaf and not leaf.dtype.hasobject
+    return as_given and spec is not None and spec.axis == "step" and not spec.next_of
+
+
+def _same_rows(leaf: Any, rows: Array) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype == rows.dtype and leaf.shape[1:] == rows.shape[1:]
 
 
 def _of_known_kind(fields: Fields, known: Mapping[str, FieldSpec]) -> Fields:

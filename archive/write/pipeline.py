@@ -164,6 +164,7 @@ class Pipeline:
         self._encoding = threading.Lock()
         self._moved = threading.Event()  # something came to an end
         self._wanted = threading.Event()  # somebody waits for what was handed in
+        self._gathering = False  # the ordered thread has not looked yet at what was handed in
         self._works: list[Work] = []  # changed by single calls only: the caller's thread takes no lock that others need
         self._open: dict[Work, None] = {}  # those that are begun and have not come to a good end
 
@@ -185,8 +186,9 @@ class Pipeline:
 
     def wait(self, works: Sequence[Work]) -> list[Written]:
         """Wait for these; what was written. What failed stays, and is tried again the next time."""
-        self._wanted.set()
-        self._begin()
+        if not all(work.begun for work in works):  # else what came later may wait: its caller is still at it
+            self._wanted.set()
+            self._begin()
         return [work.written(self) for work in works]
 
     def forget(self, works: Sequence[Work]) -> None:
@@ -236,17 +238,21 @@ class Pipeline:
 
     def _begin(self) -> None:
         """See to it that all work is begun: a call that was interrupted may have left some that is not."""
-        if self._not_begun():
+        if not self._gathering and self._not_begun():
             self._ordered.submit(self._lay_out_all)
 
     def _lay_out_all(self) -> None:
         """After a moment: who does not wait for room appends and goes on, and would share the interpreter with this."""
+        if not self._not_begun():
+            return
+        self._gathering = True
         self._wanted.wait(_MOMENT_S)
-        self._wanted.clear()
+        self._gathering = False
         while works := self._not_begun():
             self._open[works[0]] = None
             works[0].begun = True
             works[0].lay_out(self)
+        self._wanted.clear()  # last, lest what comes next begins while its caller is at it
 
     def lay_out(self, work: Work, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int) -> _Job:
         """Lay blocks out, and send them off; on the ordered thread."""

@@ -21,6 +21,7 @@ from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "tests" / "examples" / "train_resume.py"
 ENVS = 12
+EVERY = 5  # steps between checkpoints, also of what resumes: it may do so from any of them
 LAUNCH_S = 120
 
 
@@ -101,7 +102,7 @@ def check_shares(ck: Any, ranks: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's workers in /proc")
 def test_killed_on_four_resumed_on_three_and_on_six(tmp_path: Path) -> None:
     url = tmp_path / "run"
-    with torchrun(url, 4, 1000, 5) as job:
+    with torchrun(url, 4, 1000, EVERY) as job:
         stop = time.monotonic() + LAUNCH_S
         while latest_step(url) < 10 and time.monotonic() < stop and job.poll() is None:
             time.sleep(0.05)
@@ -116,7 +117,7 @@ def test_killed_on_four_resumed_on_three_and_on_six(tmp_path: Path) -> None:
 
     for ranks in (3, 6):
         check_shares(latest, ranks)
-        arc = finished(url, ranks, latest.step + 20, 10)
+        arc = finished(url, ranks, latest.step + 20, EVERY)
         after = arc.checkpoints.latest
         assert (after.world_size, after.step, after.progress) == (ranks, latest.step + 20, {"step": latest.step + 20})
         check_whole(after)

@@ -268,7 +268,7 @@ def test_two_runs_from_one_checkpoint_each_have_their_own(order: tuple[int, int]
         w.evict(0, positions=[1])
         w.append(steps([20 + i]), env_ids=0, first=[True])
         made = w.checkpoint(2 + i).result()
-        known = made.index.table(["episode_id", "complete", "length"]).to_pylist()
+        known = made.whole_index.table(["episode_id", "complete", "length"]).to_pylist()
         (row,) = [r for r in known if r["episode_id"] == "x"]
         assert (row["complete"], row["length"]) == (bool(i), 2)
         w.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -182,3 +183,67 @@ WHERE = [
 @pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
     assert tablefiles.files_to_keep(rows, [1] * len(rows), new) == keep
+
+
+# -- segments: the newest rows stay in small files ---------------------------------------------------------------------
+
+
+def joined(sizes: list[int]) -> tuple[list[int], int, int]:
+    """Rows of the segments files after commits of so many rows; most files at once, and rows written in all."""
+    files: list[int] = []
+    most = written = 0
+    for new in sizes:
+        small = [1] * len(files)
+        if tablefiles.is_recent(files, small, new):
+            new += files.pop()
+        else:
+            start, stop = tablefiles.files_to_join(files, small, new)
+            if start < stop:
+                whole, newer = sum(files[start:stop]), sum(files[stop:]) + new
+                assert 2 * max(files[start:stop]) <= whole <= 2 * newer
+                files[start:stop] = [whole]
+                written += whole
+        files.append(new)
+        most, written = max(most, len(files)), written + new
+    assert sum(files) == sum(sizes)
+    return files, most, written
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 1000), max_size=60))
+def test_segments_are_joined_with_their_neighbours(sizes: list[int]) -> None:
+    joined(sizes)
+
+
+@pytest.mark.parametrize(("new", "most_written"), [(16, 17), (64, 13), (4000, 13)])
+def test_ten_thousand_commits_leave_the_newest_segments_in_small_files(new: int, most_written: int) -> None:
+    files, most, written = joined([new] * 10_000)
+    assert most <= 13
+    assert written / (10_000 * new) <= most_written
+    newer = 0
+    for rows in files[::-1]:
+        assert rows <= max(256, 8 * new, 2 * newer)
+        newer += rows
+
+
+@pytest.mark.parametrize("kind", ["random", "growing", "shrinking"])
+def test_commits_of_all_sizes_leave_few_segments_files(kind: str) -> None:
+    sizes = {
+        "random": np.random.default_rng(0).integers(1, 200, 10_000).tolist(),
+        "growing": list(range(1, 10_001)),
+        "shrinking": list(range(10_000, 0, -1)),
+    }[kind]
+    _, most, written = joined(sizes)
+    assert most <= 25
+    assert written / sum(sizes) <= 10
+
+
+def test_large_segments_files_stay() -> None:
+    big = tablefiles.MAX_FOLDED_BYTES + 1
+    assert not tablefiles.is_recent([10], [big], 1)
+    assert tablefiles.is_recent([10], [1], 1)
+    assert not tablefiles.is_recent([], [], 1)
+    assert tablefiles.files_to_join([100, 100, 100], [1, 1, 1], 400) == (0, 3)
+    assert tablefiles.files_to_join([100, 100, 100], [big, 1, 1], 400) == (1, 3)
+    assert tablefiles.files_to_join([100, 100, 100], [1, big, 1], 400) == (0, 0)
+    assert tablefiles.files_to_join([], [], 5) == (0, 0)

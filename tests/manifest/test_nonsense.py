@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from copy import deepcopy
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from archive.checkpoint import StagedIndex, requests
 from archive.manifest import About, Claim, Commit, Pin
 from archive.shard import indexed
 from tests.support.nonsense import everything, filled, look_after
+from tests.support.sampling import one_in, sampled
 from tests.support.tampering import body, commit_files, seal
 
 GONE = object()
@@ -43,15 +45,15 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(document: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """The document with something else at one place."""
-    out = deepcopy(document)
-    inner = out
-    for key in place[:-1]:
-        inner = inner[key]
-    if value is GONE:
-        del inner[place[-1]]
+    """The document with something else at one place; what is elsewhere is shared with it."""
+    key, *rest = place
+    out = copy(document)
+    if rest:
+        out[key] = changed(document[key], tuple(rest), value)
+    elif value is GONE:
+        del out[key]
     else:
-        inner[place[-1]] = value
+        out[key] = value
     return out
 
 
@@ -144,45 +146,64 @@ def put_index(path: Path, index: Any) -> None:
     path.write_bytes(data[:18] + len(text).to_bytes(4, "little") * 2 + data[26:start] + text + data[stop:])
 
 
-def survives(
-    root: Path, write: Callable[[Any], None], document: Any, read: Callable[[Path], None] = everything
-) -> list[str]:
-    """Where nonsense made something else than the library's errors."""
-    wrong = []
+def misplaced(document: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each place of a document, with each of three kinds of nonsense."""
     for place in places(document):
         if place[0] == "members" and len(place) > 1 and place[1] > 1:
             continue  # one is like the other
         for value in (GONE, "nonsense", 0):
-            write(changed(document, place, value))
-            try:
-                read(root)
-            except ArchiveError:
-                pass
-            except Exception as e:
-                wrong.append(f"{place} = {str(value)[:20]}: {type(e).__name__}: {e}")
+            yield place, value
+
+
+def survives(
+    root: Path,
+    write: Callable[[Any], None],
+    document: Any,
+    count: int,
+    read: Callable[[Path], None] = everything,
+) -> list[str]:
+    """Where nonsense made something else than the library's errors, in one of `count` cases."""
+    wrong = []
+    for place, value in sampled(misplaced(document), count):
+        write(changed(document, place, value))
+        try:
+            read(root)
+        except ArchiveError:
+            pass
+        except Exception as e:
+            wrong.append(f"{place} = {str(value)[:20]}: {type(e).__name__}: {e}")
     write(document)
     return wrong
 
 
+@pytest.fixture
+def copied(root: Path, tmp_path: Path) -> Path:
+    """The archive, for a test that changes it."""
+    return shutil.copytree(root, tmp_path / "root")
+
+
+SAMPLE = one_in(8)  # of about 400
+
+
+@pytest.mark.parametrize("count", SAMPLE)
 @pytest.mark.parametrize(("kind", "read"), [("checkpoint", everything), ("prune", everything), ("prune", look_after)])
-def test_nonsense_in_a_commit_that_is_opened(tmp_path: Path, kind: str, read: Callable[[Path], None]) -> None:
-    root = filled(tmp_path / "root")
-    path = [path for path in commit_files(root) if body(path)["kind"] == kind][-1]
-    assert survives(root, lambda document: seal(path, document), body(path), read) == []
-    read(root)
+def test_nonsense_in_a_commit_that_is_opened(copied: Path, kind: str, read: Callable[[Path], None], count: int) -> None:
+    path = [path for path in commit_files(copied) if body(path)["kind"] == kind][-1]
+    assert survives(copied, lambda document: seal(path, document), body(path), count, read) == []
+    read(copied)
 
 
+@pytest.mark.parametrize("count", SAMPLE)
 @pytest.mark.parametrize("read", [everything, look_after])
-def test_nonsense_in_a_commit_that_serves_checkpoints(tmp_path: Path, read: Callable[[Path], None]) -> None:
-    root = filled(tmp_path / "root")
-    path = [path for path in commit_files(root) if body(path)["kind"] == "forget"][-1]
-    assert survives(root, lambda document: seal(path, document), body(path), read) == []
-    read(root)
+def test_nonsense_in_a_commit_that_serves_checkpoints(copied: Path, read: Callable[[Path], None], count: int) -> None:
+    path = [path for path in commit_files(copied) if body(path)["kind"] == "forget"][-1]
+    assert survives(copied, lambda document: seal(path, document), body(path), count, read) == []
+    read(copied)
 
 
-def test_nonsense_in_a_staged_index_that_is_read(tmp_path: Path) -> None:
-    root = filled(tmp_path / "root")
-    path = next(path for path in staged_indexes(root) if "step-1" in str(path) and "first" in str(path))
-    document = staged_indexes(root)[path]
-    assert survives(root, lambda index: put_index(path, index), document) == []
-    everything(root)
+@pytest.mark.parametrize("count", SAMPLE)
+def test_nonsense_in_a_staged_index_that_is_read(copied: Path, count: int) -> None:
+    path = next(path for path in staged_indexes(copied) if "step-1" in str(path) and "first" in str(path))
+    document = staged_indexes(copied)[path]
+    assert survives(copied, lambda index: put_index(path, index), document, count) == []
+    everything(copied)

@@ -17,7 +17,7 @@ import archive
 from archive.manifest.tablefiles import MAX_FOLDED_BYTES, files_to_keep
 from archive.write import bufferwriter
 from tests.support import servers
-from tests.support.backends import BUCKET, Proxied
+from tests.support.backends import Proxied
 from tests.support.fault_proxy import Seen
 from tests.support.tampering import body, commit_files, same
 
@@ -86,12 +86,14 @@ def test_many_commits(tmp_path: Path, proxied: Proxied) -> None:
     check_requests(proxied)
 
 
+@pytest.mark.parametrize("steps", [5, 400])  # its metadata and chunk are neighbours, or another chunk lies between
 @pytest.mark.parametrize("proxied", ["moto", "s3fs"], indirect=True)
-def test_a_first_look_takes_six_requests(proxied: Proxied) -> None:
+def test_a_first_look_takes_six_requests(proxied: Proxied, steps: int) -> None:
     """Of which two are sent together: open, filter, and one field of one episode."""
-    with archive.create(proxied.url, storage_options=proxied.storage_options).writer() as w:
+    with archive.create(proxied.url, storage_options=proxied.storage_options).writer(compression=None) as w:
         for i in range(20):
-            w.add_episode({"obs": np.full((5, 100), i), "reward": np.full(5, i)}, episode_id=f"e{i}", update_count=i)
+            one = {"obs": np.full((steps, 100), i), "reward": np.full(steps, i)}
+            w.add_episode(one, episode_id=f"e{i}", update_count=i)
     proxied.proxy.reset()
     arc = archive.open(proxied.url, storage_options=proxied.storage_options)
     (found,) = arc.episodes.filter(update_count=7).read(fields=["reward"])
@@ -115,11 +117,11 @@ def test_where_listings_may_lag_the_next_commit_is_asked_for(proxied: Proxied) -
 def upload(root: Path, proxied: Proxied) -> None:
     """What opening and reading may want, past the proxy."""
     client = servers.s3_client(proxied.endpoint)
-    prefix = proxied.url.partition(BUCKET + "/")[2]
+    bucket, folder = proxied.place
     wanted = {ref["path"] for ref in body(commit_files(root)[-1])["segments"]}
     paths = [root / "archive.json", *commit_files(root), *(root / path for path in wanted)]
     for path in paths:
-        client.put_object(Bucket=BUCKET, Key=f"{prefix}/{path.relative_to(root)}", Body=path.read_bytes())
+        client.put_object(Bucket=bucket, Key=f"{folder}/{path.relative_to(root)}", Body=path.read_bytes())
     client.close()
 
 

@@ -356,7 +356,7 @@ def test_appended_arrays_are_copied_once() -> None:
         patch.setattr(RingSteps, "take", watching)
         ring.append(w, source.buffers, **source.how())
     (block,) = next(iter(w._inner._collected._pending.values()))
-    addresses = {t.data_ptr() for t in taken if isinstance(t, torch.Tensor)}
+    addresses = {t.data_ptr() if isinstance(t, torch.Tensor) else t.ctypes.data for t in taken}
     mine = {leaf.data_ptr() for _, leaf in flatten(source.buffers)}
     kept = {array.ctypes.data for array in block.data.values()}
     assert kept <= addresses

@@ -22,6 +22,7 @@ from archive.base.errors import (
     StorageError,
     StorageFullError,
 )
+from archive.store.payload import Filling
 from archive.store.storage import Storage
 from tests.support import servers
 from tests.support.backends import Proxied, s3_options
@@ -103,6 +104,25 @@ def test_a_short_answer_is_retried_then_told(proxied: Proxied) -> None:
     with pytest.raises(ShortReadError, match="30 of the 100 bytes"):
         storage.get("x", 100, 200)
     assert len(proxied.proxy.log) == 2 + 4
+
+
+@clients
+def test_memory_is_filled_whatever_happens_on_the_way(proxied: Proxied) -> None:
+    storage, memory = with_object(proxied), bytearray(len(DATA))
+    room, done = memoryview(memory), list[int]()
+    fillings = [Filling("x", 0, [room[:7], room[7:400]]), Filling("x", 400, [room[400:]])]
+    for action in ("reset", "truncate", "shorten"):
+        room[:] = bytes(len(DATA))
+        proxied.proxy.add(action, method="GET", keep=30)
+        storage.fill(fillings, done.append, max_bytes=len(DATA))
+        assert memory == DATA
+    assert sorted(done) == [0, 0, 0, 1, 1, 1]
+    assert len(proxied.proxy.log) == storage.stats.requests == 6 + 3
+    proxied.proxy.add("shorten", method="GET", keep=30, times=-1)
+    with pytest.raises(ShortReadError, match="30 of the 600 bytes"):
+        storage.fill(fillings[1:], done.append, max_bytes=len(DATA))
+    with pytest.raises(MissingObjectError):
+        storage.fill([Filling("nope", 0, [room])], done.append, max_bytes=len(DATA))
 
 
 @pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs"], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,17 @@ class Backend(EmptyRoot):
     def is_s3(self) -> bool:
         return bool(self.endpoint)
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and key of the root."""
+        return bucket_and_key(self.url)
+
     def plant(self, key: str, data: bytes) -> None:
         """Makes an object without the code under test."""
         if self.is_s3:
             client = servers.s3_client(self.endpoint)
-            client.put_object(Bucket=BUCKET, Key=f"{self.url.partition(BUCKET + '/')[2]}/{key}", Body=data)
+            bucket, folder = self.place
+            client.put_object(Bucket=bucket, Key=f"{folder}/{key}", Body=data)
             client.close()
         elif self.name == "local":
             path = Path(self.url) / key
@@ -59,10 +66,25 @@ def make_backend(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> B
     if name == "local":
         return Backend(str(tmp_path / "root"), name=name)
     endpoint = request.getfixturevalue("seaweedfs_endpoint" if name == "seaweedfs" else "moto_endpoint")
+    scheme = "s3a" if name == "obstore" else "s3"
     if name == "obstore":
         register_obstore()
-        return Backend(f"s3a://{BUCKET}/{root}", s3_options(name, endpoint), name, endpoint)
-    return Backend(f"s3://{BUCKET}/{root}", s3_options(name, endpoint), name, endpoint)
+    return Backend(f"{scheme}://{_bucket(name, endpoint, root)}/{root}", s3_options(name, endpoint), name, endpoint)
+
+
+def bucket_and_key(url: str) -> tuple[str, str]:
+    """The bucket of an S3 URL, and the rest of it."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    return bucket, key
+
+
+def _bucket(name: str, endpoint: str, root: str) -> str:
+    """A bucket for the root: of its own in moto, which looks at all objects of a bucket to list some of them."""
+    if name == "seaweedfs":
+        return BUCKET
+    bucket = f"{BUCKET}-{root}"
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT"), timeout=60):
+        return bucket
 
 
 def s3_options(name: str, endpoint: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import secrets
+import unittest.mock
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from hypothesis.stateful import (
 
 import resharding
 from archive.maintain import maintenance
+from archive.manifest import tablefiles
 from tests.support.checkpoints import fresh, reopened, steps, value_of
 
 ENVS = 3
@@ -299,18 +301,37 @@ class Histories(RuleBasedStateMachine):
             assert (ck.column(column, 0) == value_of(saved.model.serials()) * factor).all()
 
 
+class HistoriesInManyFiles(Histories):
+    """The same, where each commit's segments are in a file of their own at first, so that checkpoints find what is live
+    in the newest ones."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.small = unittest.mock.patch.multiple(tablefiles, _RECENT_ROWS=1, _RECENT_COMMITS=1)
+        self.small.start()
+        super().begin()
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "small"):
+            self.small.stop()
+
+
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=QUIET)
+TestHistoriesInManyFiles = HistoriesInManyFiles.TestCase
+TestHistoriesInManyFiles.settings = settings(TestHistories.settings, max_examples=30)
 SEEDS = 20
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", [Histories, HistoriesInManyFiles])
 @pytest.mark.parametrize("number", range(SEEDS))
-def test_long_histories_of_many_seeds(number: int) -> None:
+def test_long_histories_of_many_seeds(number: int, kind: type[Histories]) -> None:
     """Seeds are drawn anew each time, and printed; SOAK_SEED=... runs those from there on again."""
     drawn = int(os.environ.get("SOAK_SEED") or secrets.randbits(32)) + number
     print(f"SOAK_SEED={drawn - number}, number {number}")
@@ -318,4 +339,4 @@ def test_long_histories_of_many_seeds(number: int) -> None:
         max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=QUIET, database=None,
         print_blob=True,
     )  # fmt: skip
-    run_state_machine_as_test(seed(drawn)(type("Seeded", (Histories,), {})), settings=longer)
+    run_state_machine_as_test(seed(drawn)(type("Seeded", (kind,), {})), settings=longer)

@@ -19,6 +19,7 @@ import archive
 from archive.base.errors import NotFoundError
 from tests.support import servers
 from tests.support.backends import Backend, make_backend
+from tests.support.sampling import ALL, sampled
 from tests.support.tampering import same, steps
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
@@ -175,16 +176,20 @@ def killed(numbered: dict[int, Backend], after: bool, logs: Path) -> Iterator[tu
 
 # What a system call left behind is what the next one finds; a request is cut off on both sides.
 @pytest.mark.parametrize(
-    ("numbered", "after"),
-    [("local", False), ("seaweedfs", False), ("seaweedfs", True)],
-    ids=["local", "seaweedfs-before", "seaweedfs-after"],
+    ("numbered", "after", "count"),
+    [
+        pytest.param("local", False, 3, id="local"),
+        pytest.param("local", False, ALL, id="local-all", marks=pytest.mark.soak),
+        pytest.param("seaweedfs", False, ALL, id="seaweedfs-before"),
+        pytest.param("seaweedfs", True, ALL, id="seaweedfs-after"),
+    ],
     indirect=["numbered"],
 )
-def test_killed_at_every_change(numbered: dict[int, Backend], after: bool, tmp_path: Path) -> None:
+def test_killed_at_every_change(numbered: dict[int, Backend], after: bool, count: int, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     seen = set()
-    for backend, told in killed(numbered, after, logs):
+    for backend, told in killed(dict(sampled(numbered.items(), count)), after, logs):
         seen.add(check(backend, told))
     assert seen >= {0, 1, 2, 3}
 

@@ -15,7 +15,7 @@ import pytest
 
 import archive
 from tests.support import servers
-from tests.support.backends import BUCKET, Backend, make_backend
+from tests.support.backends import Backend, make_backend
 from tests.support.processes import FORKSERVER
 from tests.support.tampering import same, steps
 
@@ -82,10 +82,10 @@ def raw_commits(backend: Backend) -> list[tuple[int, bytes]]:
         paths = [path for path in Path(backend.url).glob("commits/**/*") if path.is_file()]
         return sorted((int(path.stem), path.read_bytes()) for path in paths)
     client = servers.s3_client(backend.endpoint)
-    prefix = f"{backend.url.partition(BUCKET + '/')[2]}/commits/"
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+    bucket, folder = backend.place
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{folder}/commits/")
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-    found = [(int(Path(key).stem), client.get_object(Bucket=BUCKET, Key=key)["Body"].read()) for key in keys]
+    found = [(int(Path(key).stem), client.get_object(Bucket=bucket, Key=key)["Body"].read()) for key in keys]
     client.close()
     return sorted(found)
 

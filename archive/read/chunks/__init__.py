@@ -9,7 +9,7 @@ from archive.read.chunks.chunkreader import Counts
 from archive.read.chunks.chunkstore import ChunkStore
 from archive.read.chunks.filling import Tails
 from archive.read.chunks.latefields import LateFields
-from archive.read.chunks.placing import Want
+from archive.read.chunks.placing import RowsWanted, Want
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import ReadPlan, Shards
 
@@ -19,6 +19,7 @@ __all__ = [
     "DiskCache",
     "LateFields",
     "ReadPlan",
+    "RowsWanted",
     "Segments",
     "Shards",
     "Tails",

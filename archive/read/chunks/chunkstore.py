@@ -11,7 +11,7 @@ import numpy as np
 from archive.arrays import Ints, run_starts, spans
 from archive.read.chunks.chunkcache import DiskCache
 from archive.read.chunks.chunkreader import ChunkReader, Counts, Decoded, Key
-from archive.read.chunks.placing import Want
+from archive.read.chunks.placing import RowsWanted, Want
 from archive.read.chunks.rowpool import Array, RowPool
 from archive.read.chunks.segments import Segments
 from archive.read.chunks.shards import Shards
@@ -20,13 +20,13 @@ _LEAST_SHARE = 16  # where not all fits, a part in so many is dealt out evenly, 
 
 
 class _Rows(NamedTuple):
-    """Rows wanted of a pool's array: rows[i] of shard number shards[i], for row at[i] of `out`."""
+    """Rows wanted of a pool's array: rows[i] of shard number shards[i], for row at[i] of `out`; None: for row i."""
 
     pool: RowPool
     shards: Ints
     rows: Ints
     out: Array
-    at: Ints
+    at: Ints | None
 
 
 class _Place(NamedTuple):
@@ -53,8 +53,10 @@ class ChunkStore:
         self._busy: set[Key] = set()
         self.total = Counts()
 
-    def _rows(self, want: Want) -> _Rows:
+    def _rows(self, want: Want | RowsWanted) -> _Rows:
         """The rows of a want; they are to come to lie in one piece of memory."""
+        if isinstance(want, RowsWanted):
+            return _Rows(self._pool(want), want.shard, want.rows, want.out, None)
         counts = want.stop - want.start
         (out,) = want.into.arrays
         pool = self._pool(want)
@@ -62,7 +64,7 @@ class ChunkStore:
             return _Rows(pool, want.shard, want.start, out, want.at)
         return _Rows(pool, np.repeat(want.shard, counts), spans(want.start, counts), out, spans(want.at, counts))
 
-    def _pool(self, want: Want) -> RowPool:
+    def _pool(self, want: Want | RowsWanted) -> RowPool:
         """Where the rows of an array of that stored dtype and shape are kept."""
         key = (want.array, want.like.dtype.str, want.like.shape[1:])
         with self._changed:
@@ -100,7 +102,7 @@ class ChunkStore:
         with self._changed:
             return sum(p.touched_bytes for p in self._pools.values())
 
-    def fill(self, wants: Sequence[Want]) -> Counts:
+    def fill(self, wants: Sequence[Want | RowsWanted]) -> Counts:
         """Put the rows wanted into memory; what is absent here is fetched together, each chunk once."""
         rows = [self._rows(want) for want in wants]
         counts = Counts()
@@ -112,7 +114,7 @@ class ChunkStore:
             chunks: dict[RowPool, list[Ints]] = {}
             for own in rows:
                 self._from_memory(own, missing, chunks)
-        counts.chunks = sum(len(np.unique(np.concatenate(found))) for found in chunks.values())
+        counts.chunks = sum(map(_count, chunks.values()))
         counts.hits = counts.chunks - len(missing)
         if missing:
             self._fetch(missing, counts)
@@ -154,9 +156,9 @@ class ChunkStore:
             pool.deliver(places, out, want.at)
             return
         here = np.flatnonzero(places >= 0)
-        pool.deliver(places[here], out, want.at[here])
+        pool.deliver(places[here], out, here if want.at is None else want.at[here])
         absent = absent[np.argsort(chunk[absent], kind="stable")]
-        numbers, at, rows = chunk[absent], want.at[absent], row[absent]
+        numbers, rows, at = chunk[absent], row[absent], absent if want.at is None else want.at[absent]
         heads = run_starts(numbers)
         ends = np.append(heads[1:], len(numbers)).tolist()
         for number, first, end in zip(numbers[heads].tolist(), heads.tolist(), ends, strict=True):
@@ -203,7 +205,8 @@ class ChunkStore:
 
     def _index(self, wants: Sequence[_Rows]) -> None:
         """Make the shards of these rows known to their pools; the chunk tables that have them are fetched once."""
-        new = [found for want in wants if len(found := want.shards[~want.pool.knows(want.shards)])]
+        unsure = [want for want in wants if not want.pool.complete]
+        new = [found for want in unsure if len(found := want.shards[~want.pool.knows(want.shards)])]
         if not new:
             return
         self._shards.load_indexes(self._segments, np.unique(np.concatenate(new)).tolist())
@@ -212,6 +215,12 @@ class ChunkStore:
                 for shard in np.unique(want.shards[~want.pool.knows(want.shards)]).tolist():
                     array = self._shards.index(self._segments.shards[shard]).array(want.pool.array)
                     want.pool.add_shard(shard, array.rows, len(array.offset))
+
+
+def _count(found: Sequence[Ints]) -> int:
+    """How many different numbers there are."""
+    numbers = np.sort(found[0] if len(found) == 1 else np.concatenate(found))
+    return int(np.count_nonzero(numbers[1:] != numbers[:-1])) + (len(numbers) > 0)
 
 
 def _distinct(want: _Rows) -> list[int]:

@@ -44,6 +44,16 @@ class Want(NamedTuple):
             yield number, self._replace(shard=shard[order][own], start=start, stop=stop, at=at)
 
 
+class RowsWanted(NamedTuple):
+    """Single rows of one stored array of shards (by number): row rows[i] of shard[i] goes to row i of `out`."""
+
+    array: str
+    like: Array  # as of Want
+    shard: Ints
+    rows: Ints
+    out: Array
+
+
 class ChunkRows(NamedTuple):
     """Rows of one chunk, of so many `rows`, and where they go: [lo[i], lo[i] + counts[i]) to row to[i] of
     arrays[piece[i]], and those after it."""

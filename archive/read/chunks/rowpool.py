@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, fresh
 from archive.base import CorruptManifestError
 
 Array = np.ndarray[Any, Any]
@@ -38,16 +38,17 @@ class RowPool:
         self.chunks = 0
         self._mapped = 0
         self._first_page = np.zeros(0, np.int64)
-        self._page = np.zeros(0, np.int32)
+        self._page = np.zeros(0, np.int64)
         self.shard_of = np.zeros(0, np.int32)
         self._used = np.zeros(0, np.int64)
         self.present = np.zeros(0, np.bool_)
         self.on_disk = np.zeros(0, np.bool_)
         self._rows = np.empty((0, *trailing), dtype)
-        self._free = np.zeros(0, np.int32)
+        self._free = np.zeros(0, np.int64)
         self._pages = 0
         self._fresh = 0
         self._tick = 0
+        self._added = 0
 
     def resize(self, max_bytes: int) -> None:
         """Hold at most so many bytes from now on; what is held stays if the room grows,
@@ -57,8 +58,8 @@ class RowPool:
             return
         if pages < self._fresh:
             self._page[:], self.present[:] = -1, False
-            self._free, self._fresh = np.zeros(0, np.int32), 0
-        rows = np.empty((pages << self._shift, *self.trailing), self.dtype)
+            self._free, self._fresh = np.zeros(0, np.int64), 0
+        rows = fresh((pages << self._shift, *self.trailing), self.dtype)
         taken = self._fresh << self._shift
         rows[:taken] = self._rows[:taken]
         self._rows, self._pages = rows, pages
@@ -86,6 +87,11 @@ class RowPool:
         """Mask of the shards that were added."""
         return self.first_chunk[shards] >= 0
 
+    @property
+    def complete(self) -> bool:
+        """Whether all shards were added."""
+        return self._added == len(self.first_chunk)
+
     def add_shard(self, shard: int, rows_per_chunk: int, chunks: int) -> None:
         """Make room for the numbers of its chunks; no data yet."""
         pages, first = self._chunk_pages(rows_per_chunk), self.chunks
@@ -101,6 +107,7 @@ class RowPool:
         self.on_disk = _longer(self.on_disk, self.chunks, False)
         self.rows_per_chunk[shard], self.first_chunk[shard] = rows_per_chunk, first
         self._stop_chunk[shard] = self.chunks
+        self._added += 1
 
     def locate(self, shards: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Number of the chunk that each row of a shard lies in, and its row in it."""
@@ -118,14 +125,18 @@ class RowPool:
         self._tick += 1
 
     def find(self, chunk: Ints, row: Ints) -> Ints:
-        """Where the rows lie here, -1 for those of chunks that are not here."""
+        """Where the rows lie here, below 0 for those of chunks that are not here."""
         self._used[chunk] = self._tick
-        page = self._page[self._first_page[chunk] + (row >> self._shift)].astype(np.int64)
-        return np.where(page < 0, -1, (page << self._shift) + (row & self._mask))
+        places: Ints = self._page[self._first_page[chunk] + (row >> self._shift)]  # of a page that is not here: -1
+        places <<= self._shift
+        places += row & self._mask
+        return places
 
-    def deliver(self, places: Ints, out: Array, at: Ints) -> None:
-        """Copy the rows at these places into rows `at` of an array."""
-        if len(at) and int(at[-1]) - int(at[0]) == len(at) - 1 and (np.diff(at) == 1).all():
+    def deliver(self, places: Ints, out: Array, at: Ints | None) -> None:
+        """Copy the rows at these places into rows `at` of an array, or into all of its rows."""
+        if at is None:
+            self._rows.take(places, axis=0, out=out, mode="clip")
+        elif len(at) and int(at[-1]) - int(at[0]) == len(at) - 1 and (np.diff(at) == 1).all():
             np.take(self._rows, places, axis=0, out=out[int(at[0]) : int(at[-1]) + 1], mode="clip")
         else:
             out[at] = np.take(self._rows, places, axis=0, mode="clip")
@@ -162,7 +173,7 @@ class RowPool:
             return None
         if len(self._free) < pages <= self._pages - self._fresh:
             self._fresh += pages
-            return np.arange(self._fresh - pages, self._fresh, dtype=np.int32)
+            return np.arange(self._fresh - pages, self._fresh, dtype=np.int64)
         if len(self._free) < pages:
             self._evict(max(pages, self._pages // _EVICTED_SHARE))
         if len(self._free) < pages:
@@ -175,7 +186,7 @@ class RowPool:
         old = np.flatnonzero(self.present & (self._used < self._tick))
         old = old[np.argsort(self._used[old], kind="stable")]
         counts = -(-self.rows_per_chunk[self.shard_of[old]] // (1 << self._shift))
-        rest = np.arange(self._fresh, self._pages, dtype=np.int32)
+        rest = np.arange(self._fresh, self._pages, dtype=np.int64)
         self._fresh, freed = self._pages, [self._free, rest]
         enough = int(np.searchsorted(np.cumsum(counts), pages - len(self._free) - len(rest))) + 1
         for chunk, count in zip(old[:enough].tolist(), counts[:enough].tolist(), strict=True):

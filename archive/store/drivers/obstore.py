@@ -8,12 +8,12 @@ process aborts (SIGABRT). The threads here are waited for at exit, and no others
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-from archive.base import StorageError
+from archive.base import Gate, StorageError
 from archive.store.drivers.plain import FsspecDriver, answer_of, join
 from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
 
@@ -61,20 +61,17 @@ class ObstoreDriver(FsspecDriver):
         return self._ask(self._path(key), read, timeout_s)
 
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
-        turn, over = threading.Lock(), threading.Event()
+        gate = Gate()
 
         def read(store: Any, path: str) -> None:
             for piece in store.get(path, options={"range": (start, stop)}).stream(min_chunk_size=_PIECE_BYTES):
-                with turn:
-                    if over.is_set():
-                        return
-                    take(memoryview(piece))
+                if not gate.through(partial(take, memoryview(piece))):
+                    return
 
         try:
             self._ask(self._path(key), read, timeout_s)
         finally:
-            with turn:
-                over.set()
+            gate.close()
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)

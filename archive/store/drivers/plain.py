@@ -85,7 +85,11 @@ class FsspecDriver(Driver):
         """Call a method of the filesystem, from any thread, within `timeout_s` where it is an async one."""
         if not _is_async(self._fs):
             return getattr(self._fs, method)(*args, **kwargs)
-        return _wait(self._fs.loop, getattr(self._fs, f"_{method}")(*args, **kwargs), timeout_s)
+        return self._call_async(getattr(self._fs, f"_{method}")(*args, **kwargs), timeout_s)
+
+    def _call_async(self, coroutine: Any, timeout_s: float) -> Any:
+        """Run a coroutine on the filesystem's own loop, from any other thread, within `timeout_s`."""
+        return _wait(self._fs.loop, coroutine, timeout_s)
 
 
 class HttpDriver(FsspecDriver):

@@ -15,6 +15,7 @@ from tests.support import prune_storm
 from tests.support.backends import make_backend
 from tests.support.processes import FORKSERVER, end
 from tests.support.pruning import sound
+from tests.support.sampling import few_of
 
 RUNS = 4
 QUICK_S, LONG_S = 12, 150
@@ -45,8 +46,11 @@ class Job:
         return code
 
 
-@pytest.mark.parametrize("name", ["local", "seaweedfs"])
-@pytest.mark.parametrize("seconds", [QUICK_S, pytest.param(LONG_S, marks=pytest.mark.soak)])
+QUICK = (QUICK_S, "seaweedfs")  # it keeps all cores busy
+LONG = (LONG_S, "seaweedfs"), (QUICK_S, "local"), (LONG_S, "local")
+
+
+@pytest.mark.parametrize(("seconds", "name"), few_of([QUICK, *LONG], 1))
 def test_storm(request: pytest.FixtureRequest, tmp_path: Path, name: str, seconds: int) -> None:
     backend = make_backend(request, name, tmp_path)
     url, options = backend.url, backend.storage_options

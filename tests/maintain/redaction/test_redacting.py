@@ -23,6 +23,7 @@ from tests.support.letting_go import Ring, all_told
 from tests.support.prune_kill import killed_at
 from tests.support.pruning import NOW
 from tests.support.redaction_kill import redact_and_die
+from tests.support.sampling import one_in, sampled
 from tests.support.traces import traces
 
 GONE, WHO, SAID = "the-episode-that-goes", "somebody-with-a-name", "what-was-said-of-them"
@@ -250,10 +251,11 @@ def test_it_can_be_undone_until_it_is_pruned_and_done_again(tmp_path: Path) -> N
         arc.refresh().undo()
 
 
-def test_killed_at_any_operation_it_is_done_or_not_and_done_again_it_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", one_in(3))
+def test_killed_at_any_operation_it_is_done_or_not_and_done_again_it_is_done(tmp_path: Path, count: int) -> None:
     arc = filled(tmp_path / "a")
     before = all_told(arc)
-    for k in range(100):
+    for k in sampled(range(100), count):
         where = tmp_path / f"killed-{k}"
         shutil.copytree(tmp_path / "a", where)
         killed = killed_at(str(where), k, partial(redact_and_die, name=GONE))

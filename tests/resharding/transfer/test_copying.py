@@ -16,7 +16,7 @@ from archive.maintain.maintenance import verify
 from archive.manifest.tables import loads
 from archive.store.storage import Storage
 from tests.support import servers
-from tests.support.backends import BUCKET, Proxied, make_backend
+from tests.support.backends import Proxied, bucket_and_key, make_backend
 from tests.support.transfers import Place, holds
 
 BOTH = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
@@ -42,9 +42,9 @@ def as_stored(storage: Storage, shards: list[str]) -> dict[str, bytes]:
 def damage(proxied: Proxied, arc: archive.Archive, key: str, change: Any) -> None:
     """Change an object of an archive behind its back."""
     client = servers.s3_client(proxied.endpoint)
-    name = f"{arc.url.partition(BUCKET + '/')[2]}/{key}"
-    data = client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
-    client.put_object(Bucket=BUCKET, Key=name, Body=change(data))
+    bucket, name = bucket_and_key(f"{arc.url}/{key}")
+    data = client.get_object(Bucket=bucket, Key=name)["Body"].read()
+    client.put_object(Bucket=bucket, Key=name, Body=change(data))
     client.close()
 
 

@@ -1,0 +1,163 @@
+"""The live steps of a checkpoint: which rows of the segments table say where they lie and what episodes they are of.
+
+What is live is what was written last, or nearly, so the newest files of the table mostly have all of it. They are taken
+alone if no row of an older file can change anything about a live episode; else the whole table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import cached_property
+from archive.manifest import (
+    Commit,
+    EpisodeIndex,
+    FileRef,
+    Located,
+    Rows,
+    Sequences,
+    Snapshot,
+    liveview,
+    tablefiles,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TAIL = ("session", "rank", "sequence", "commit")
+Branch = tuple[str, Sequences | None]  # a session, and how far each of its ranks had got
+
+
+class LiveSteps:
+    """What is live in a checkpoint, in the tables that serve it."""
+
+    def __init__(self, whole: Snapshot, commit: Commit) -> None:
+        """whole: the segments table that it is read with; commit: its own."""
+        self._whole = whole
+        self._commit = commit
+
+    @property
+    def _branch(self) -> Branch:
+        record = self._commit.checkpoint
+        return self._commit.session, None if record is None else record.sequences
+
+    @cached_property
+    def live(self) -> pa.Table:
+        """The live table."""
+        ref = self._commit.live
+        return tablefiles.load(self._whole.storage, "live", [] if ref is None else [ref])
+
+    @cached_property
+    def index(self) -> EpisodeIndex:
+        """The episodes of the newest files that have all of what is live, or of the whole table."""
+        if not self.live.num_rows:
+            return EpisodeIndex(self._whole.newest(0), None, self._branch)
+        for count in _counts(self._whole.files, self._steps):
+            found = EpisodeIndex(self._whole.newest(count), None, self._branch)
+            if _is_enough(found, self.live, self._branch):
+                return found
+        return self.whole_index
+
+    @property
+    def _steps(self) -> int:
+        return int((self.live["hi"].to_numpy() - self.live["lo"].to_numpy()).sum())
+
+    @cached_property
+    def whole_index(self) -> EpisodeIndex:
+        """The episodes of the whole table."""
+        return EpisodeIndex(self._whole, self._live_rows, self._branch)  # a method, as functions of here do not pickle
+
+    def _live_rows(self) -> Ints:
+        return self._located_in_whole.row
+
+    @cached_property
+    def _located_in_whole(self) -> Located:
+        return liveview.locate(self.live, self._whole.columns(liveview.SEGMENT_COLUMNS))
+
+    @cached_property
+    def located(self) -> Located:
+        """Where the live steps lie, in live order, in the rows of `index`."""
+        if self.index is self.whole_index:
+            return self._located_in_whole
+        return liveview.locate(self.live, self.index.snapshot.columns(liveview.SEGMENT_COLUMNS))
+
+    @cached_property
+    def groups(self) -> tuple[Ints, Ints]:
+        """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
+        episode = self.index.episode_of_row[self.located.row]
+        place = _codes(self.live)[self.located.run]
+        heads = liveview.episode_groups(episode, place)
+        return heads, episode[heads]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_whole": self._whole, "_commit": self._commit}
+
+
+def _codes(live: pa.Table) -> Ints:
+    """A number for (rank, buffer) of each live run."""
+    buffers = live["buffer"].combine_chunks()
+    code = buffers.indices.to_numpy() if len(buffers) else np.zeros(0, np.int64)
+    out: Ints = live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
+    return out
+
+
+def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
+    """How many of the newest files to try, but for all: as many as have so many steps, then twice the rows each time.
+
+    files: oldest first. One that does not say how many steps it has may have enough.
+    """
+    rows = wanted = held = 0
+    for count, ref in enumerate(reversed(files), 1):
+        rows += ref.rows
+        held += steps if ref.steps is None else ref.steps
+        if held >= steps and rows >= wanted and count < len(files):
+            yield count
+            wanted = 2 * rows
+
+
+def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
+    """Whether the newest files have all of what is live, and no row of an older one changes anything about it.
+
+    So it is if each live step is there, in an episode of its id alone, which begins there, and ends in a row that is
+    newer than all in older files and that the checkpoint's session sees: then this row is the episode's newest one in
+    the whole table, too, and its chain is the same.
+    """
+    part = index.snapshot
+    located = liveview.pieces(live, part.columns(liveview.SEGMENT_COLUMNS))
+    if len(liveview.lacking(live, located)):
+        return False
+    numbers = np.unique(index.episode_of_row[located.row])
+    if (numbers < 0).any() or not _named_once(index, numbers):
+        return False
+    begins = part.take(index.chains.firsts()[numbers], ["predecessor"])
+    tails = part.take(index.chains.lasts()[numbers], _TAIL)
+    return (
+        begins["predecessor"].null_count == len(numbers)
+        and bool((tails["commit"].to_numpy() > _newest_commit(part.older)).all())
+        and _are_seen(tails, part, branch)
+    )
+
+
+def _named_once(index: EpisodeIndex, numbers: Ints) -> bool:
+    """Whether no other episode of an index has the id of one of these."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = index.column("episode_id")
+    same = pc.is_in(ids, value_set=ids.take(pa.array(numbers)).combine_chunks())
+    return bool(pc.sum(same, min_count=0).as_py() == len(numbers))
+
+
+def _newest_commit(files: Sequence[FileRef]) -> float:
+    """No row of these files came later; beyond all commits where one does not say it."""
+    return max((float("inf") if ref.commit is None else ref.commit[1] for ref in files), default=0)
+
+
+def _are_seen(rows: pa.Table, part: Snapshot, branch: Branch) -> bool:
+    """Whether a session sees all of these rows; which it went on from is read only if it did not write them itself."""
+    known = Rows.of(rows)
+    return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())
