@@ -169,6 +169,7 @@ class Archive(Upkeep):
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
         who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
+        self._look_after_tails(log, who, start)
         forgets = self._forgets(log, who, keep, forget)
         mark = (os.getpid(), self.id)
         if mark not in _checked:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest import Commit, CommitLog, EpisodeIndex, Place
+from archive.base import NotFoundError
+from archive.manifest import DEFAULT_RUN, Commit, CommitLog, EpisodeIndex, Place, Resume
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from archive.checkpoint import Checkpoint, Keep
+    from archive.journal import Tails
     from archive.maintain import ForgetPlan, Info, Tag, Tags, Usage
     from archive.maintain.pruning import Progress, PrunePlan
 
@@ -74,6 +76,34 @@ class Upkeep(ABC):
     @property
     @abstractmethod
     def about(self) -> dict[str, Any]: ...
+
+    def tails(self, run: str = DEFAULT_RUN) -> Tails:
+        """What the newest session of a run has journaled beyond its newest checkpoint, rank by rank, and why each tail
+        ends: `print(arc.tails("main"))`. Reads the objects, a request each; adopts nothing."""
+        from archive.journal import tails
+
+        return tails.of_run(self.storage, self.head, run)
+
+    def recover(self, run: str = DEFAULT_RUN) -> Checkpoint:
+        """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: this one or,
+        where nothing was journaled, the newest whole one. NotFoundError if there is neither.
+
+        Any number of processes may do it at once. It ends no session: call it once the job is dead, as what it writes
+        afterwards is left behind when the next one begins.
+        """
+        from archive.checkpoint import Checkpoints
+        from archive.journal import recover
+
+        log = self._log()
+        made = recover(log, run)
+        self._committed(log.head)
+        every = Checkpoints(self.storage, self.head, run, self.index.snapshot.later)
+        found = every.newest() if made is None else every.at_commit(made.number)
+        if found is None:
+            raise NotFoundError(
+                f"run {run!r} at {self.storage.url} has no checkpoint, and no journal from which one could be made"
+            )
+        return found
 
     @property
     def tags(self) -> Tags:
@@ -232,6 +262,19 @@ class Upkeep(ABC):
 
         planned = pruning.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
         return planned if dry_run else planned.commit(per_second=per_second, progress=progress)
+
+    def _look_after_tails(self, log: CommitLog, who: Place, start: Resume | None) -> None:
+        """Before a session begins that ends another: what that one has journaled is recovered or, where the new one
+        goes on from a checkpoint, is told of if it goes beyond that."""
+        entry = log.catch_up().runs.get(who.run)
+        if entry is None or not entry.journal or who.session in entry.sessions:
+            return
+        from archive.journal import recover, tell_left
+
+        if start is None:
+            recover(log, who.run)
+        else:
+            tell_left(log.storage, who.run, entry)
 
     def _forgets(
         self, log: CommitLog, who: Place, keep: Keep | None, forget: str | None

@@ -5,9 +5,17 @@ from __future__ import annotations
 from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpointlist import Checkpoints
-from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint
+from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
 from archive.checkpoint.holding import Holding
-from archive.checkpoint.joining import added, fresh_rows, ledger_files, stamped
+from archive.checkpoint.joining import (
+    Joint,
+    StagedTables,
+    added,
+    commit_recovered,
+    fresh_rows,
+    ledger_files,
+    stamped,
+)
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
@@ -15,9 +23,9 @@ from archive.checkpoint.retention import Candidate, Keep
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.runs import Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
-from archive.checkpoint.saving import RankRows, next_sequence, rows_of
+from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StagedBuffer, StagedIndex
+from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StagedBuffer, StagedIndex, StateRef
 
 __all__ = [
     "MAIN_BUFFER",
@@ -28,15 +36,22 @@ __all__ = [
     "Clock",
     "ColumnRef",
     "Holding",
+    "Joint",
     "Keep",
     "Pending",
     "RankRows",
+    "Request",
     "Runs",
+    "SavedColumns",
     "Saver",
     "StagedBuffer",
     "StagedFile",
     "StagedIndex",
+    "StagedTables",
+    "StateRef",
     "added",
+    "checkpoint_at",
+    "commit_recovered",
     "finish_at_exit",
     "fresh_rows",
     "git_revision",
@@ -47,6 +62,7 @@ __all__ = [
     "requests",
     "resuming",
     "rows_of",
+    "stage",
     "stamped",
     "starting",
     "watch",

@@ -88,6 +88,10 @@ class Checkpoints:
         mark = marks[0] if marks else None
         return None if mark is None else self._of(mark.commit, mark.manifest)
 
+    def at_commit(self, number: int) -> Checkpoint:
+        """The one of a commit that was just made."""
+        return self._of(number, None)
+
     def _ambiguous(self, what: str, runs: Mapping[str, str]) -> UsageError:
         """Several runs share an archive, and none of them is meant more than the others."""
         some = [f"run {name!r} has {newest}" for name, newest in list(runs.items())[-MAX_NAMED:]]

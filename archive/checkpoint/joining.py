@@ -8,6 +8,8 @@ a clock: the wait ends with an error that names those that have not staged, and 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,7 @@ from archive.manifest import (
     Discarded,
     MissingRank,
     Place,
+    Recovered,
     RunEntry,
     StagedObject,
     StoredFile,
@@ -174,17 +177,36 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     return log.append(transaction, build)
 
 
-class _Staged(NamedTuple):
+class StagedTables(NamedTuple):
     """What a rank staged of tables."""
 
     rows: RankRows
     live: pa.Table
 
 
-def _staged_rows(part: StagedFile) -> _Staged:
+def _staged_rows(part: StagedFile) -> StagedTables:
     kinds = ("segments", "chunks", "live", *(["ledger"] if part.has(LEDGER) else []))
     segments, chunks, live, *ledger = part.tables(*kinds)
-    return _Staged(RankRows(segments, chunks, tables.concat("ledger", ledger)), live)
+    return StagedTables(RankRows(segments, chunks, tables.concat("ledger", ledger)), live)
+
+
+def commit_recovered(
+    log: CommitLog, joint: Joint, parts: Sequence[StagedFile], rows: Mapping[int, StagedTables],
+    recovered: Recovered, check: Callable[[Commit], None],
+) -> Commit:  # fmt: skip
+    """Commit, once, a checkpoint that was made of tails of journals on behalf of these ranks. `check(parent)` raises if
+    it no longer holds."""
+    taken = sorted((rank, tail.next) for rank, tail in recovered.tails.items())
+    about = hashlib.sha256(json.dumps([recovered.base, taken]).encode()).hexdigest()[:16]
+
+    def build(parent: Commit, attempt: int) -> Commit:
+        commits.fence(parent, joint.place.run, joint.place.session)
+        check(parent)
+        return _draft(
+            log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=False, recovered=recovered
+        )  # fmt: skip
+
+    return log.append(f"{joint.place.session}/recover/{about}", build)
 
 
 def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
@@ -220,8 +242,8 @@ def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
 
 
 def _draft(
-    storage: Storage, joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, _Staged], parent: Commit,
-    *, fold: bool, partial: bool,
+    storage: Storage, joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, StagedTables], parent: Commit,
+    *, fold: bool, partial: bool, recovered: Recovered | None = None,
 ) -> Commit:  # fmt: skip
     """The commit of a checkpoint, after writing the manifest files that it names."""
     place = joint.place
@@ -235,8 +257,8 @@ def _draft(
     if all(f.index.replay_saved for f in parts):
         table = tables.concat("live", [one.live for one in staged.values()])
         live = tablefiles.write(storage, place.session, "live", table)
-    made = _record(joint, parts, parent, sequences, partial=partial)
-    entry = _run_entry(parent, made, place, sequences)
+    made = replace(_record(joint, parts, parent, sequences, partial=partial), recovered=recovered)
+    entry = _run_entry(parent, made, parts, place, sequences)
     return parent.after(
         "checkpoint", run=place.run, session=place.session, segments=files,
         checkpoints=add("checkpoints", parent, _row(made, place), fold=fold), runs={**parent.runs, place.run: entry},
@@ -360,10 +382,21 @@ def _row(made: CheckpointRecord, place: Place) -> pa.Table:
     )  # fmt: skip
 
 
-def _run_entry(parent: Commit, made: CheckpointRecord, place: Place, sequences: Mapping[int, int]) -> RunEntry:
+def _run_entry(
+    parent: Commit, made: CheckpointRecord, parts: Sequence[StagedFile], place: Place, sequences: Mapping[int, int]
+) -> RunEntry:  # fmt: skip
     """The run's entry once this checkpoint is committed."""
     entry = replace(parent.runs[place.run], sequences=sequences)
     if not made.whole:
         return entry
     mark = made.mark(place.session, parent.number + 1)
-    return replace(entry, latest=mark, latest_replay=mark if made.replay_saved else entry.latest_replay)
+    if not made.replay_saved:
+        return replace(entry, latest=mark)
+    return replace(entry, latest=mark, latest_replay=mark, journal=_journal(entry, [part.index for part in parts]))
+
+
+def _journal(entry: RunEntry, indexes: Sequence[StagedIndex]) -> Mapping[int, int] | None:
+    """Up to where each rank's journal is in the newest checkpoint."""
+    if entry.journal is None:
+        return None
+    return {**entry.journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}

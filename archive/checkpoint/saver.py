@@ -116,7 +116,8 @@ class Saver:
         written = self._wait(pending.works)
         pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
         pending.tell("staging", bytes=sum(w.data_bytes for w in written))
-        pending.columns = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+        index = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+        pending.columns = SavedColumns.of(index)
         pending.tell("joining")
         return self._finish(pending, timeout_s)
 

@@ -51,6 +51,8 @@ class Request:
     known_at: int = -1  # the commit up to which ids that the user gave were checked; -1 if he gave none
     resumed_from: int | None = None  # the commit of the checkpoint that the writer went on from
     committed: int = 0  # this rank's segments below this number are committed already
+    journal: int | None = None  # this rank's journal objects below this number are in it; None: it keeps none
+    lineage: Lineage | None = None  # that of another checkpoint; None: its own
 
 
 class RankRows(NamedTuple):
@@ -99,9 +101,12 @@ def stage(
     cuts: Sequence[Cut],
     written: Sequence[Written],
     saved: SavedColumns,
-) -> SavedColumns:
-    """Write this rank's staged object, create-only; what the next one may refer to.
-    CheckpointError if its name is taken."""
+    states: Mapping[str, StateRef] | None = None,
+) -> StagedIndex:
+    """Write this rank's staged object, create-only; what it says of itself. CheckpointError if its name is taken.
+
+    states: those that lie in the objects of an earlier checkpoint.
+    """
     here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     rows = rows_of(written if keeps_rows(request, written) else [])
@@ -109,11 +114,11 @@ def stage(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
-        sequence=max(request.committed, rows.next_sequence), metrics=request.metrics,
-        lineage=Lineage(git_revision(request.folder), request.config), progress=request.progress,
+        sequence=max(request.committed, rows.next_sequence), journal=request.journal, metrics=request.metrics,
+        lineage=request.lineage or Lineage(git_revision(request.folder), request.config), progress=request.progress,
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
-        states={c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None},
+        states={**(states or {}), **{c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None}},
         rows=StagedRows(*(table.num_rows for table in rows)), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
     members = [
@@ -125,7 +130,7 @@ def stage(
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
     _create(storage, here.key, indexed.pack(index, members)[0], here.nonce)
-    return SavedColumns.of(index)
+    return index
 
 
 def keeps_rows(request: Request, written: Sequence[Written]) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from archive.base import ByteRange, CorruptStateError, IntegrityError, cached_property
 from archive.checkpoint import staging
-from archive.checkpoint.stagedindex import ColumnRef, StagedIndex
+from archive.checkpoint.stagedindex import ColumnRef, StagedIndex, StateRef
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tables
@@ -23,11 +23,16 @@ Array = np.ndarray[Any, Any]
 class StagedFile:
     """One rank's part of a checkpoint. `nonce`: of the object that is meant, where what refers to it says so."""
 
-    def __init__(self, storage: Storage, key: str, nonce: str | None = None) -> None:
+    def __init__(
+        self, storage: Storage, key: str, nonce: str | None = None, index: StagedIndex | None = None
+    ) -> None:  # fmt: skip
+        """index: of an object that was just written."""
         self.storage = storage
         self.key = key
         self._nonce = nonce
         self.where = storage.full_url(key)
+        if index is not None:
+            self.index = index
 
     @cached_property
     def _head(self) -> bytes:
@@ -61,15 +66,19 @@ class StagedFile:
         if absent := [n for n in names if not self.has(n)]:
             raise CorruptStateError(f"{self.where} has no member {absent[0]!r}; the state is damaged")
         wanted = [self._places[name] for name in names]
-        ranges = [self._range(member) for member in wanted]
-        fetched = iter(self.storage.get_ranges([one for one in ranges if one.stop > len(self._head)]))
-        out = [self._head[one.start : one.stop] if one.stop <= len(self._head) else next(fetched) for one in ranges]
+        out = self._ranges([self._range(member) for member in wanted])
         for member, data in zip(wanted, out, strict=True):
             if checksum(data) != member.crc32c:
                 raise CorruptStateError(
                     f"{member.name!r} in {self.where} does not match its checksum; the state is damaged"
                 )
         return out
+
+    def _ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Bytes of the object; what came with its index is not asked for again."""
+        head = self._head
+        fetched = iter(self.storage.get_ranges([one for one in ranges if one.stop > len(head)]))
+        return [head[one.start : one.stop] if one.stop <= len(head) else next(fetched) for one in ranges]
 
     def _range(self, member: Placed) -> ByteRange:
         start = self._base + member.offset
@@ -106,7 +115,7 @@ class StagedFile:
         runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
         reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
         try:
-            blocks = self.storage.get_ranges(reads.requests)
+            blocks = self._ranges(reads.requests)
             chunks = fetching.members(self.key, reads, blocks, lambda: "this rank's state")
             view = ShardView(bytes(chunks.pop("zarr.json")))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
@@ -133,6 +142,13 @@ class StagedFile:
         entry = self.index.states.get(buffer)
         if entry is None:
             return None
+        if entry.object not in (None, self.key):
+            return StagedFile(self.storage, str(entry.object), entry.nonce).tree(entry, buffer)
+        return self.tree(entry, buffer)
+
+    def tree(self, entry: StateRef, buffer: str) -> Any:
+        """A tree of state whose arrays lie in this object."""
+        self.index  # noqa: B018  # is it the object that is meant?
         arrays = self.rows({path: [(0, n)] for path, n in entry.arrays.items()})
         plain = {path.removeprefix(entry.prefix): a[0] for path, a in arrays.items()}
         for key in entry.scalars:

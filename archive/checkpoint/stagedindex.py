@@ -123,13 +123,14 @@ class StagedIndex(Record):
 
     @property
     def objects(self) -> set[str]:
-        """The staged objects, its own and earlier ones, in which its columns and attributes lie."""
+        """The staged objects, its own and earlier ones, in which its columns, attributes and states lie."""
         columns = {one.object for of in self.columns.values() for one in of.values()}
         attributes = {one.object for of in self.attributes.values() for one in of.values()}
         return columns | attributes | {one.object for one in self.states.values() if one.object is not None}
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Array -> its number of rows, of the arrays that columns and states name."""
+        """Array -> its number of rows, of the arrays that columns, and states of its own, name."""
         columns = {one.array: one.rows for of in self.columns.values() for one in of.values()}
-        return {path: rows for state in self.states.values() for path, rows in state.arrays.items()} | columns
+        states = [one for one in self.states.values() if one.object is None]
+        return {path: rows for state in states for path, rows in state.arrays.items()} | columns

@@ -3,6 +3,9 @@ checkpoint with all that they hold."""
 
 from __future__ import annotations
 
+from archive.journal import tails
 from archive.journal.entries import Entry, JournalColumn, Read, pack, parse, row_members
+from archive.journal.recovering import recover, tell_left
+from archive.journal.tails import Tails
 
-__all__ = ["Entry", "JournalColumn", "Read", "pack", "parse", "row_members"]
+__all__ = ["Entry", "JournalColumn", "Read", "Tails", "pack", "parse", "recover", "row_members", "tails", "tell_left"]

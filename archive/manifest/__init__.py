@@ -40,9 +40,11 @@ from archive.manifest.records import (
     Mark,
     MissingRank,
     Pin,
+    Recovered,
     RunEntry,
     StagedObject,
     StoredFile,
+    Tail,
 )
 from archive.manifest.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
 from archive.manifest.sessions import (
@@ -92,6 +94,7 @@ __all__ = [
     "Pin",
     "Place",
     "Reach",
+    "Recovered",
     "Resume",
     "Rows",
     "RunEntry",
@@ -103,6 +106,7 @@ __all__ = [
     "StagedObject",
     "StoredFile",
     "Stream",
+    "Tail",
     "Unfinished",
     "Walk",
     "about",

@@ -8,7 +8,7 @@ from archive.write.blocks import Block, Slab
 from archive.write.buffer import Buffer
 from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
-from archive.write.cut import Column, Cut, column_path, digest
+from archive.write.cut import Column, Cut, column_path, digest, live_table
 from archive.write.episodeids import Ids
 from archive.write.intake import Part, owned
 from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, ledger_rows, shard
@@ -35,6 +35,7 @@ __all__ = [
     "digest",
     "imports",
     "ledger_rows",
+    "live_table",
     "owned",
     "shard",
     "slab_bytes",

@@ -1,0 +1,166 @@
+"""Engine: a checkpoint made of the newest one and of what ranks have journaled since, on behalf of ranks that died.
+
+It is one commit of their session, as if all of them had made a checkpoint after their last whole tick. It fences nobody
+off: as long as no other session of the run is opened, what a rank writes beyond can still be committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from archive.base import SupersededError, layout
+from archive.checkpoint import (
+    Joint,
+    RankRows,
+    Request,
+    SavedColumns,
+    StagedFile,
+    StagedTables,
+    commit_recovered,
+    stage,
+)
+from archive.journal import tails
+from archive.journal.bases import Base
+from archive.journal.survivors import Survivors
+from archive.journal.tails import RankTail
+from archive.manifest import Commit, CommitLog, Place, Recovered, RunEntry, Tail, tables
+from archive.store import Storage
+from archive.write import Written
+
+AT_ONCE = 16
+PROBED = 4  # ranks at most that are looked at where nothing is recovered
+MARK = "+tail-"  # in the name of a recovered checkpoint, after that of the one it was made of
+
+
+class _MovedError(Exception):
+    """Somebody committed a checkpoint of this session meanwhile."""
+
+
+def recover(log: CommitLog, run: str) -> Commit | None:
+    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one.
+
+    None if there is nothing, or if another session of the run was opened meanwhile, which is logged. Whoever does it
+    first has done it for all.
+    """
+    while True:
+        head = log.catch_up()
+        entry = head.runs.get(run)
+        if entry is None or not entry.journal:
+            return None
+        found = tails.read(log.storage, run, entry)
+        if not any(one.objects for one in found.values()):
+            _tell_damage(run, found)
+            return None
+        try:
+            return _committed(log, head, run, found)
+        except _MovedError:
+            continue
+        except SupersededError as e:
+            logging.getLogger("archive").warning("the journal of run %r was not recovered: %s", run, e)
+            return None
+
+
+def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankTail]) -> Commit:
+    entry = head.runs[run]
+    base = Base.of(log.storage, head, entry, found)
+    left = Survivors(log.storage, head, entry, base, found)
+    place = Place(0, left.world_size, run, entry.session)
+    name = f"{base.name.partition(MARK)[0]}{MARK if base.name else MARK[1:]}{secrets.token_hex(4)}"
+    with ThreadPoolExecutor(AT_ONCE, "archive-recover") as pool:
+        ranks = range(left.world_size)
+        parts = list(pool.map(partial(_staged, log, place, name, base, left, found), ranks))
+    rows = {rank: StagedTables(_rows(found.get(rank)), left.live(rank)) for rank in ranks}
+    made = commit_recovered(
+        log, Joint(place, name, base.ordinal), parts, rows, _recovered(base, found), partial(_check_same, run, entry)
+    )
+    _tell(run, made, found, left)
+    return made
+
+
+def _check_same(run: str, entry: RunEntry, parent: Commit) -> None:
+    """What the tails were added to must still be the newest."""
+    now = parent.runs[run]
+    if now.journal != entry.journal or _commit(now) != _commit(entry):
+        raise _MovedError
+
+
+def _commit(entry: RunEntry) -> tuple[int | None, int | None]:
+    """The commits of its newest checkpoints; where they are read has nothing to say."""
+    marks = (entry.latest, entry.latest_replay)
+    newest, replay = (None if mark is None else mark.commit for mark in marks)
+    return newest, replay
+
+
+def _staged(
+    log: CommitLog, place: Place, name: str, base: Base, left: Survivors, found: Mapping[int, RankTail], rank: int
+) -> StagedFile:
+    """Write the staged object of one rank."""
+    tail = found.get(rank)
+    held = None if tail is None else tail.held
+    request = Request(
+        name=name, step=base.step, ordinal=base.ordinal, save_replay=True,
+        progress=base.progress(rank) if held is None or held.progress is None else held.progress,
+        unconsumed=base.unconsumed(rank), metrics=base.metrics, config=None, folder="", resumed_from=base.resumed_from,
+        committed=base.sequence(rank) if held is None or held.sequence is None else held.sequence,
+        journal=None if tail is None else tail.next, lineage=base.lineage,
+    )  # fmt: skip
+    rows = _rows(tail)
+    written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)
+    mine = Place(rank, place.world_size, place.run, place.session)
+    index = stage(log.storage, mine, request, left.cuts(rank), [written], SavedColumns(), base.states(rank))
+    key = layout.state_key(mine.session, name, rank)
+    return StagedFile(log.storage, key, index.nonce, index)
+
+
+def _rows(tail: RankTail | None) -> RankRows:
+    """What a tail adds to the tables."""
+    if tail is None:
+        return RankRows(*(tables.concat(kind, []) for kind in RankRows._fields))
+    return RankRows(*(tail.held.table(kind) for kind in RankRows._fields))
+
+
+def _recovered(base: Base, found: Mapping[int, RankTail]) -> Recovered:
+    """What the commit says of where it comes from."""
+    taken = {r: Tail(one.next, one.objects, one.steps, one.episodes, one.ended) for r, one in found.items()}
+    return Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in found}, taken)
+
+
+def _tell(run: str, made: Commit, found: Mapping[int, RankTail], left: Survivors) -> None:
+    log = logging.getLogger("archive")
+    for one in found.values():
+        log.info(
+            "run %r: took %d objects of the journal of rank %d, with %d steps of %d episodes, up to number %d: %s",
+            run, one.objects, one.rank, one.steps, one.episodes, one.next, one.why,
+        )  # fmt: skip
+    _tell_damage(run, found)
+    for (rank, buffer, name), count in left.lacking.items():
+        log.warning(
+            "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, there",
+            name, buffer, rank, count,
+        )  # fmt: skip
+    name = "" if made.checkpoint is None else made.checkpoint.name
+    log.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
+
+
+def tell_left(storage: Storage, run: str, entry: RunEntry) -> None:
+    """Log that a run's newest session has journaled what nothing goes on from; some of its ranks are looked at."""
+    ranks = tails.beyond(storage, entry, most_ranks=PROBED)
+    if ranks:
+        logging.getLogger("archive").warning(
+            "run %r: session %r has journaled beyond its newest checkpoint (rank %s), which the session that begins "
+            "now leaves behind; to have it, resume from arc.recover(%r)",
+            run, entry.session, ", ".join(map(str, ranks)), run,
+        )  # fmt: skip
+
+
+def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
+    for one in found.values():
+        if one.ended == tails.DAMAGED:
+            logging.getLogger("archive").warning(
+                "run %r: the journal of rank %d ends before number %d: %s; what was journaled from there on is lost",
+                run, one.rank, one.next, one.why,
+            )  # fmt: skip

@@ -1,0 +1,218 @@
+"""Engine: what the buffers of dead ranks held when their journals ended, as cuts that can be staged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import cached_property, jsontree
+from archive.checkpoint import Checkpoint
+from archive.journal.bases import Base
+from archive.journal.liveruns import Part, Streams, addresses, appended, by_part, left_over, span_of, together, without
+from archive.journal.positions import Ends
+from archive.journal.tails import RankTail
+from archive.journal.values import Given, fill
+from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview, tables
+from archive.store import Storage
+from archive.write import Column, Cut, live_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS = ("episode_id", *liveview.SEGMENT_COLUMNS)
+
+
+class Survivors:
+    """All ranks' live steps, positions, open episodes, columns and attributes."""
+
+    def __init__(
+        self, storage: Storage, head: Commit, entry: RunEntry, base: Base, found: Mapping[int, RankTail]
+    ) -> None:  # fmt: skip
+        self._session = entry.session
+        self._base = base
+        self._found = found
+        self._streams = Streams()
+        self._before = {} if base.held is None else by_part(base.held.live, self._streams)
+        self.world_size = max([1 + max(entry.journal or {0: 0}), *([base.held.world_size] if base.held else [])])
+        runs = self._runs()
+        self._tables = {part: self._table(part, one) for part, one in runs.items()}
+        self._ids: list[str] = []
+        self._located = self._episodes(storage, head, entry, runs)
+        self._span = span_of(*self._located.values(), *self._before.values(), *self._journaled())
+        self.lacking: dict[tuple[int, str, str], int] = {}  # rank, buffer, column -> steps without a value
+
+    # -- live steps ----------------------------------------------------------------------------------------------
+
+    def live(self, rank: int) -> pa.Table:
+        """Rows of the live table."""
+        return tables.concat("live", [table for (r, _), table in self._tables.items() if r == rank])
+
+    def _runs(self) -> dict[Part, Runs]:
+        """What was live before, and came, less what left."""
+        held = self._before if self._base.own else self._resumed()
+        new: dict[Part, Runs] = {}
+        for tail in self._found.values():
+            new |= appended(tail.held.table("segments"), self._streams)
+        parts = {*held, *new, *((rank, buffer) for rank in range(self.world_size) for buffer in self._named(rank))}
+        none = Runs.empty()
+        return {p: self._left(p, together(held.get(p, none), new.get(p, none))) for p in sorted(parts)}
+
+    def _left(self, part: Part, runs: Runs) -> Runs:
+        tail = self._found.get(part[0])
+        gone = [] if tail is None else tail.held.gone.get(part[1], [])
+        left = without(runs, self._streams.steps(gone))
+        return together(Runs.empty(), left)
+
+    def _resumed(self) -> dict[Part, Runs]:
+        """What the ranks of a session that has no checkpoint yet held when it began."""
+        began = [tail.held.live for tail in self._found.values() if tail.held.live is not None]
+        taken: dict[Part, Runs] = {}
+        for table in began:
+            taken |= by_part(table, self._streams)
+        dead = sorted(rank for rank, tail in self._found.items() if not tail.objects)
+        if self._base.held is not None and dead:
+            taken |= left_over(self._before, taken, dead[0])
+        return taken
+
+    def _named(self, rank: int) -> set[str]:
+        """Buffers of a rank, also those in which nothing is live."""
+        tail, held = self._found.get(rank), self._base.held
+        out = set() if tail is None else {*tail.held.gone, *tail.held.columns, *tail.held.attributes}
+        if held is not None and rank in held.ranks and (self._base.own or rank not in self._found):
+            out |= set(held.staged(rank).index.buffers)
+        return out
+
+    def _table(self, part: Part, runs: Runs) -> pa.Table:
+        return live_table(part[1], (self._session, part[0]), runs, self._streams.names)
+
+    def _episodes(
+        self, storage: Storage, head: Commit, entry: RunEntry, runs: Mapping[Part, Runs]
+    ) -> dict[Part, Runs]:  # fmt: skip
+        """The live runs as runs of one episode each; an error if a live step is in no segment."""
+        every = tables.concat("live", self._tables.values())
+        segments = _segments(storage, head, entry, self._found)
+        located = liveview.locate(every, segments)
+        names = segments["episode_id"].cast("string").combine_chunks().dictionary_encode()
+        self._ids = names.dictionary.to_pylist()
+        episode, position = names.indices.to_numpy().astype(np.int64), segments["position"].to_numpy()
+        env = every["env_id"].to_numpy()[located.run]
+        stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located.run]
+        lo = position[located.row] + located.lo
+        found = Runs(env, located.position, located.hi - located.lo, episode[located.row], stream, lo)
+        edges = np.cumsum([0, *(table.num_rows for table in self._tables.values())])
+        owner = np.searchsorted(edges, located.run, side="right") - 1
+        return {part: together(Runs.empty(), found.pick(owner == at)) for at, part in enumerate(self._tables)}
+
+    # -- cuts ----------------------------------------------------------------------------------------------------
+
+    def cuts(self, rank: int) -> list[Cut]:
+        """Each buffer of a rank."""
+        tail = self._found.get(rank)
+        segments = tables.concat("segments", []) if tail is None else tail.held.table("segments")
+        return [self._cut(part, segments) for part in self._located if part[0] == rank]
+
+    def _cut(self, part: Part, segments: pa.Table) -> Cut:
+        runs = self._located[part]
+        names = [self._ids[i] for i in runs.episode.tolist()]
+        ends = Ends(segments, part[1])
+        ends.follow(*self._began(part, runs, names))
+        return Cut(
+            part[1], (self._session, part[0]), runs, tuple(self._streams.names), ends.next, ends.open,
+            self._columns(part, runs), self._attributes(part, set(names)), None, {},
+        )  # fmt: skip
+
+    def _began(self, part: Part, runs: Runs, names: list[str]) -> tuple[dict[int, int], dict[int, str]]:
+        """Next positions and open episodes as far as they do not follow from the tail."""
+        rank, buffer = part
+        following: dict[int, int] = {}
+        for env, end in zip(runs.env.tolist(), (runs.position + np.maximum(runs.length, 1)).tolist(), strict=True):
+            following[env] = max(end, following.get(env, 0))
+        held = self._base.held
+        if held is None:
+            return following, {}
+        same = self._base.own or held.world_size == self.world_size == len(self._found)
+        own = held.staged(rank).index.buffers.get(buffer) if same and rank in held.ranks else None
+        if own is not None:
+            following |= {env: max(end, following.get(env, 0)) for env, end in own.next_positions.items()}
+        if self._base.own:
+            return following, {} if own is None else dict(own.open_episodes)
+        last = dict(zip(runs.env.tolist(), names, strict=True))
+        opened = {env: name for env, name in last.items() if name in self._open_in_base}
+        if own is not None:  # those of which no step is left
+            rest = own.open_episodes.items()
+            opened |= {env: name for env, name in rest if env not in last and name not in self._names}
+        return following, opened
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The episodes of which a step is live, on any rank."""
+        return {self._ids[i] for runs in self._located.values() for i in np.unique(runs.episode).tolist()}
+
+    @cached_property
+    def _open_in_base(self) -> set[str]:
+        """Episodes that were open in the checkpoint which the session resumed from."""
+        held = self._base.held
+        indexes = [] if held is None else [held.staged(rank).index for rank in held.ranks]
+        return {name for one in indexes for buffer in one.buffers.values() for name in buffer.open_episodes.values()}
+
+    # -- columns and attributes ----------------------------------------------------------------------------------
+
+    def _sources(self, part: Part) -> Iterator[tuple[Checkpoint, Part]]:
+        """The parts of the earlier checkpoint in which values of these steps may lie."""
+        held = self._base.held
+        if held is not None:
+            same = (one for one in self._before if one[1] == part[1])
+            yield from ((held, one) for one in same if one == part or not self._base.own)
+
+    def _columns(self, part: Part, runs: Runs) -> dict[str, Column]:
+        given: dict[str, list[Given]] = {}
+        for held, source in self._sources(part):
+            keys = addresses(self._before[source], self._span)
+            for name, ref in held.staged(source[0]).index.columns.get(part[1], {}).items():
+                (array,) = held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array]
+                given.setdefault(name, []).append(Given(ref.dtype, array, keys))
+        tail = self._found.get(part[0])
+        for name, journaled in ({} if tail is None else tail.held.columns.get(part[1], {})).items():
+            for one in journaled:
+                keys = addresses(self._streams.steps(one.steps), self._span)
+                given.setdefault(name, []).append(Given(one.dtype, one.array, keys))
+        return {name: self._filled(part, name, runs, values) for name, values in given.items()}
+
+    def _filled(self, part: Part, name: str, runs: Runs, given: list[Given]) -> Column:
+        found = fill(addresses(runs, self._span), given)
+        if found.lacking:
+            self.lacking[*part, name] = found.lacking
+        return Column(found.array, found.dtype)
+
+    def _journaled(self) -> Iterator[Runs]:
+        """The steps that journaled values are of."""
+        for tail in self._found.values():
+            for of in tail.held.columns.values():
+                yield from (self._streams.steps(one.steps) for values in of.values() for one in values)
+
+    def _attributes(self, part: Part, names: set[str]) -> dict[str, str]:
+        values: dict[str, dict[str, Any]] = {}
+        for held, source in self._sources(part):
+            for name, of in held.attributes(*source).items():
+                values.setdefault(name, {}).update(of)
+        tail = self._found.get(part[0])
+        for name, given in ({} if tail is None else tail.held.attributes.get(part[1], {})).items():
+            values.setdefault(name, {}).update(given)
+        live = {name: {key: value for key, value in of.items() if key in names} for name, of in values.items()}
+        return {name: jsontree.dumps(of, where="attributes") for name, of in live.items()}
+
+
+def _segments(storage: Storage, head: Commit, entry: RunEntry, found: Mapping[int, RankTail]) -> pa.Table:
+    """Rows of the segments table, as far as live steps are found by them: those of the commit, and those to come."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    present = Snapshot(storage, head).columns(_ROWS)
+    fresh = [
+        rows.filter(pc.greater_equal(rows["sequence"], entry.sequences.get(rank, 0))).select(_ROWS)
+        for rank, tail in found.items()
+        if (rows := tail.held.table("segments")).num_rows
+    ]
+    return pa.concat_tables([present, *fresh]).unify_dictionaries()

@@ -1,0 +1,225 @@
+"""Does I/O: the tails of a run's newest session: what its ranks have journaled beyond its newest checkpoint.
+
+They are read by number, a few ahead, never by a listing: a request an object, and two or three more a rank, or two of
+a hundred. A tail ends before the first object that is missing or damaged, and with a complete tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from archive.base import CorruptStateError, IntegrityError, MissingObjectError, NotFoundError, layout, one_line, size
+from archive.journal import notes
+from archive.journal.notes import Gathering
+from archive.manifest import Commit, RunEntry
+from archive.store import Storage
+
+MISSING, DAMAGED = "missing", "damaged"  # why a tail ends
+MAX_OBJECT_BYTES = 1 << 28
+RANKS_AT_ONCE = 32
+MAX_AHEAD = 16  # objects of a rank that are asked for at once
+_ONE_MORE_EVERY = 100  # objects found: so many of those that are not there are asked for at most
+_ROOM_BYTES = 256 * 1024 * 1024  # of objects under way, as far as their sizes can be guessed
+_LEAST_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RankTail:
+    """The tail of one rank: its objects from `start` to before `next`, and what they hold.
+
+    ended: "missing", none is there that has the number `next`; "damaged": what is there cannot be taken. why: in words.
+    """
+
+    rank: int
+    start: int
+    next: int
+    steps: int
+    episodes: int
+    bytes: int
+    ended: str
+    why: str
+    held: Gathering
+
+    @property
+    def objects(self) -> int:
+        """How many it has."""
+        return self.next - self.start
+
+    @property
+    def ledger(self) -> int:
+        """How many rows of ledgers."""
+        return int(self.held.table("ledger").num_rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """What it has, in numbers."""
+        names = ("rank", "start", "next", "objects", "steps", "episodes", "ledger", "bytes", "ended", "why")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """All ranks' tails together."""
+
+    objects: int
+    steps: int
+    episodes: int
+    ledger: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """What the newest session of a run has journaled beyond its newest checkpoint, rank by rank."""
+
+    run: str
+    session: str
+    ranks: tuple[RankTail, ...]
+
+    @property
+    def total(self) -> Total:
+        """All ranks together; an episode that several ranks have counts for each."""
+        return Total(*(sum(getattr(one, name) for one in self.ranks) for name in Total.__slots__))
+
+    @property
+    def damaged(self) -> tuple[RankTail, ...]:
+        """Those that end where something lies that cannot be taken."""
+        return tuple(one for one in self.ranks if one.ended == DAMAGED)
+
+    def __bool__(self) -> bool:
+        return any(one.objects for one in self.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one JSON object."""
+        ranks = [one.to_json() for one in self.ranks]
+        return {"run": self.run, "session": self.session, "ranks": ranks, "total": asdict(self.total)}
+
+    def __str__(self) -> str:
+        names = ("objects", "steps", "episodes", "ledger", "bytes")
+        rows = [["rank", "from", "next", *names, "ended"]]
+        rows += [
+            [str(one.rank), str(one.start), str(one.next), *_cells(one, names), one.why] for one in self.ranks
+        ]  # fmt: skip
+        rows.append(["all", "", "", *_cells(self.total, names), ""])
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
+        lines = ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+        head = f"run {self.run!r}, session {self.session!r}: journal beyond the newest checkpoint"
+        return "\n".join(one_line(line).rstrip() for line in (head, *lines))
+
+
+def _cells(one: RankTail | Total, names: tuple[str, ...]) -> list[str]:
+    return [size(getattr(one, name)) if name == "bytes" else f"{getattr(one, name):,}" for name in names]
+
+
+def of_run(storage: Storage, head: Commit, run: str) -> Tails:
+    """The tails of a run; of a session that keeps no journal, none. NotFoundError if there is no such run."""
+    entry = head.runs.get(run)
+    if entry is None:
+        known = ", ".join(map(repr, head.runs)) or "none"
+        raise NotFoundError(f"there is no run {run!r} at {storage.url}; its runs: {known}")
+    return Tails(run, entry.session, tuple(read(storage, run, entry).values()))
+
+
+def read(storage: Storage, run: str, entry: RunEntry) -> dict[int, RankTail]:
+    """Rank -> its tail, of a run's newest session. Adopts nothing."""
+    if not entry.journal:
+        return {}
+    room = _Room()
+    count = min(RANKS_AT_ONCE, len(entry.journal))
+    with (
+        ThreadPoolExecutor(count, "archive-tails") as ranks,
+        ThreadPoolExecutor(RANKS_AT_ONCE, "archive-ahead") as pool,
+    ):
+        readers = [_Reader(storage, run, entry, rank, room, pool) for rank in sorted(entry.journal)]
+        return {one.rank: one for one in ranks.map(_Reader.read, readers)}
+
+
+class _Room:
+    """What may be under way at once, over all ranks."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, nbytes: int) -> Iterator[None]:
+        """Wait until there is room for so much, or nothing is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + nbytes <= _ROOM_BYTES)
+            self._taken += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= nbytes
+                self._changed.notify_all()
+
+
+class _Reader:
+    """Reads the tail of one rank."""
+
+    def __init__(
+        self, storage: Storage, run: str, entry: RunEntry, rank: int, room: _Room, pool: ThreadPoolExecutor
+    ) -> None:  # fmt: skip
+        self._storage = storage
+        self._run = run
+        self._session = entry.session
+        self._rank = rank
+        self._start = (entry.journal or {})[rank]
+        self._room = room
+        self._pool = pool
+        self._largest = _LEAST_BYTES
+        self._held = Gathering()
+
+    def read(self) -> RankTail:
+        """All of it."""
+        while True:
+            number = self._start + self._held.found
+            ahead = min(1 + self._held.found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))
+            with self._room.of(ahead * self._largest):
+                keys = [layout.journal_key(self._session, self._rank, n) for n in range(number, number + ahead)]
+                found = [self._get(keys[0])] if ahead == 1 else list(self._pool.map(self._get, keys))
+                for key, data in zip(keys, found, strict=True):
+                    if (why := self._take(key, data)) is not None:
+                        return self._ended(DAMAGED if data is not None else MISSING, why)
+                del found, data
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self._storage.get_head(key, MAX_OBJECT_BYTES + 1)
+        except MissingObjectError:
+            return None
+
+    def _take(self, key: str, data: bytes | None) -> str | None:
+        """Keep what an object says; why not, in words, if it ends the tail."""
+        where = self._storage.full_url(key)
+        if data is None:
+            return f"there is no {key}"
+        self._largest = max(self._largest, len(data))
+        try:
+            if len(data) > MAX_OBJECT_BYTES:
+                raise CorruptStateError(f"{where} has more bytes than any object of a journal")
+            self._held.add(notes.read(data, key, where, self._run, self._held.after))
+        except IntegrityError as e:
+            return str(e)
+        return None
+
+    def _ended(self, ended: str, why: str) -> RankTail:
+        held = self._held
+        if held.found > held.objects:
+            why += f"; the tick that begins with number {self._start + held.objects} is not complete"
+        counts = notes.counted(held.table("segments"))
+        return RankTail(
+            self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held
+        )  # fmt: skip
+
+
+def beyond(storage: Storage, entry: RunEntry, *, most_ranks: int) -> list[int]:
+    """Ranks that have journaled beyond the newest checkpoint of a run, of the first few: a request each."""
+    probes: Mapping[int, int] = dict(sorted((entry.journal or {}).items())[:most_ranks])
+    keys = {rank: layout.journal_key(entry.session, rank, number) for rank, number in probes.items()}
+    return [rank for rank, key in keys.items() if storage.exists(key)]
