@@ -38,6 +38,7 @@ from archive.upkeep import Upkeep
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoints, Keep, Runs
+    from archive.ledger import LedgerView
     from archive.read import Episodes, Reader
     from archive.views import reports
     from archive.writer import Writer
@@ -125,6 +126,20 @@ class Archive(Upkeep):
         if self._reader is None:
             self._reader = Reader(self.snapshot)
         return Episodes(self._reader, self._index)
+
+    @property
+    def ledgers(self) -> list[str]:
+        """The names of the ledgers of prompts, as of this commit."""
+        from archive.ledger import loading
+
+        return loading.names(self._storage, self._head)
+
+    def ledger(self, name: str, run: str = DEFAULT_RUN) -> LedgerView:
+        """What has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`, `counts`,
+        `table`, `rows`."""
+        from archive.ledger import of_run
+
+        return of_run(self._storage, self._head, name, run)
 
     def refresh(self) -> Archive:
         """Show the newest commit."""

@@ -30,9 +30,10 @@ from archive.checkpoint import (
     watch,
 )
 from archive.fields import Schema
+from archive.ledger import Ledger, Ledgers, Seen, TakenOver, loading
 from archive.manifest import Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
 from archive.store import Storage
-from archive.write import Buffer, BufferWriter, Changes, Cut, Ids, Pipeline, Work, Written, imports
+from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
 
 MAIN_BUFFER = "replay"
 
@@ -69,6 +70,8 @@ class Writer(Buffer):
         )
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
+        taken = TakenOver(self._ledger_rows, dict)
+        self._ledgers = Ledgers(self, place, self._ids, taken)
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():
@@ -80,6 +83,15 @@ class Writer(Buffer):
         """Another buffer of the same rank: the same verbs, its own streams, committed together."""
         with self._entered():
             return Buffer(self, self._buffer(check_text(name, "buffer")))
+
+    def ledger(self, name: str) -> Ledger:
+        """What becomes of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name.
+
+        UsageError in an archive of an earlier version of the format: `arc.upgrade()` first.
+        """
+        with self._entered():
+            commits.check_can_let_go(self._log.head)
+            return self._ledgers.of(check_text(name, "ledger"))
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added from now on, in all buffers of this writer."""
@@ -291,6 +303,7 @@ class Writer(Buffer):
         with self._changes(wait=False):
             for buffer in self._buffers.values():
                 buffer.send()
+            self._ledgers.send()
         return self._pipeline.uncommitted()
 
     def _end(self) -> BaseException | None:
@@ -352,6 +365,18 @@ class Writer(Buffer):
             message=message,
             **ledger_files(self._storage, self.session, parent, fresh.ledger, fold=attempt == 0),
         )
+
+    def _record_of(self, episode_id: str) -> EpisodeRecord | None:
+        """What one of the buffers knows of an episode; None if none knows it."""
+        for buffer in self._buffers.values():
+            number = buffer.streams.records.number_of(episode_id)
+            if number is not None:
+                return buffer.streams.records[number]
+        return None
+
+    def _ledger_rows(self, name: str) -> Seen:
+        """What this session takes over of a ledger: nothing of its own."""
+        return loading.seen(self._storage, self._log.catch_up(), name, self.session, {})
 
     def _known_ids(self) -> set[str]:
         self._known_at = self._log.catch_up().number

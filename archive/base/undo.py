@@ -6,7 +6,7 @@ noted value back twice does no harm. Changes are kept as a whole, at the end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +59,11 @@ class Undo:
         if self._within:
             self._notes.append((_put_key, (mapping, key, mapping.get(key, _ABSENT))))
 
+    def keys(self, mapping: dict[Any, Any], keys: Iterable[Hashable]) -> None:
+        """The values of these keys are about to change, or to come or go."""
+        if self._within:
+            self._notes.append((_put_keys, (mapping, {key: mapping.get(key, _ABSENT) for key in keys})))
+
     def keys_from(self, mapping: dict[int, Any], first: int) -> None:
         """Keys from `first` on are about to come: there are none yet."""
         if self._within:
@@ -90,6 +95,11 @@ def _put_key(mapping: dict[Any, Any], key: Hashable, value: Any) -> None:
         mapping.pop(key, None)
     else:
         mapping[key] = value
+
+
+def _put_keys(mapping: dict[Any, Any], values: dict[Any, Any]) -> None:
+    for key, value in values.items():
+        _put_key(mapping, key, value)
 
 
 def _drop_from(mapping: dict[int, Any], first: int) -> None:

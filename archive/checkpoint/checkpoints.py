@@ -21,6 +21,7 @@ from archive.checkpoint import resuming
 from archive.checkpoint.livesteps import LiveSteps
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import UNCONSUMED, AttributeRef, ColumnRef
+from archive.ledger import LedgerView
 from archive.manifest import (
     Commit,
     EpisodeIndex,
@@ -276,6 +277,10 @@ class Checkpoint:
         offsets = np.append(heads, len(self.located.row))
         parts = Spans(offsets, self.located.row, self.located.lo, self.located.hi)
         return Episodes(self.reader, self.index, numbers, parts, self)
+
+    def ledger(self, name: str) -> LedgerView:
+        """What had become of prompts at this checkpoint: `to_reissue()`, `to_train()`, `counts`, `table`."""
+        return LedgerView(self._storage, self.served_by, name, self.session, self.record.sequences)
 
     def to_resume(self, rank: int | None = None) -> Resume:
         """What the same rank of a world of the same size goes on from; see resharding.plan for another size."""

@@ -3,6 +3,43 @@ and what is to be done again."""
 
 from __future__ import annotations
 
-from archive.ledger.terms import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, WHOLE_KEY, Key, Rollout
+from archive.ledger import loading
+from archive.ledger.folding import Seen
+from archive.ledger.ledger import Ledger, Ledgers, TakenOver
+from archive.ledger.looking import Standing
+from archive.ledger.rows import Said
+from archive.ledger.terms import (
+    CURSOR,
+    DRAWN,
+    DROPPED,
+    SEALED,
+    STARTED,
+    TRAINED,
+    WHOLE_KEY,
+    Group,
+    Key,
+    Rollout,
+)
+from archive.ledger.views import LedgerView, of_run
 
-__all__ = ["CURSOR", "DRAWN", "DROPPED", "SEALED", "STARTED", "TRAINED", "WHOLE_KEY", "Key", "Rollout"]
+__all__ = [
+    "CURSOR",
+    "DRAWN",
+    "DROPPED",
+    "SEALED",
+    "STARTED",
+    "TRAINED",
+    "WHOLE_KEY",
+    "Group",
+    "Key",
+    "Ledger",
+    "LedgerView",
+    "Ledgers",
+    "Rollout",
+    "Said",
+    "Seen",
+    "Standing",
+    "TakenOver",
+    "loading",
+    "of_run",
+]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 DRAWN, STARTED, SEALED, TRAINED, DROPPED, CURSOR = "drawn", "started", "sealed", "trained", "dropped", "cursor"
+STATES = (DRAWN, STARTED, SEALED, TRAINED, DROPPED)  # of keys, in the order in which they come
 WHOLE_KEY = -1  # in place of a sibling: all of them
 
 Key = str | int
+Granularity = Literal["sibling", "group"]
 
 
 class Rollout(NamedTuple):
@@ -15,3 +18,10 @@ class Rollout(NamedTuple):
 
     key: Key
     sibling: int
+
+
+class Group(NamedTuple):
+    """A prompt whose rollouts are all there: the ids of their episodes, by sibling."""
+
+    key: Key
+    episodes: Sequence[str]

@@ -100,7 +100,7 @@ class Branches:
             name = row["session"]
             found = origins.get(name) or Origin(row["parent"], row["parent_run"], row["resumed_from"], {})
             found = found._replace(sequences={**found.sequences, row["rank"]: row["sequence"]})
-            if row["trained"] is not None:
+            if row.get("trained") is not None:
                 found = found._replace(trained={**(found.trained or {}), row["rank"]: row["trained"]})
             origins[name] = found
             runs[name] = row["run"]

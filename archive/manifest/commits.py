@@ -235,9 +235,10 @@ def check_can_let_go(parent: Commit) -> None:
     """Refuse what readers and writers of the first format would not understand."""
     if parent.version < layout.WRITE_VERSION:
         raise UsageError(
-            f"this archive is of format {parent.version}, which knows no forgetting, tags, labels and late fields: "
-            f"upgrade it by arc.upgrade() or `archive upgrade URL`, which rewrites nothing. It goes on in format "
-            f"{layout.WRITE_VERSION} then, and libraries that know format {parent.version} alone can no longer open it"
+            f"this archive is of format {parent.version}, which knows no forgetting, tags, labels, late fields and "
+            f"ledgers: upgrade it by arc.upgrade() or `archive upgrade URL`, which rewrites nothing. It goes on in "
+            f"format {layout.WRITE_VERSION} then, and libraries that know format {parent.version} alone can no longer "
+            "open it"
         )
 
 

@@ -10,6 +10,7 @@ from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest, live_table
 from archive.write.episodeids import Ids
+from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, owned
 from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, ledger_rows, shard
 from archive.write.rowruns import EnvRuns, RowRuns
@@ -24,6 +25,7 @@ __all__ = [
     "Column",
     "Cut",
     "EnvRuns",
+    "EpisodeRecord",
     "Ids",
     "Part",
     "Pipeline",

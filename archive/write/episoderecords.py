@@ -36,6 +36,7 @@ class EpisodeRecord:
     stored: int = 0
     returned: float | None = None
     predecessor: str | None = None
+    weights: tuple[str | None, int | None] = (None, None)  # uuid and update count of its newest written segment
 
 
 class NewEpisodes(NamedTuple):

@@ -39,6 +39,7 @@ class SegmentRows:
         for i in np.lexsort((slab.position, slab.episode)).tolist():
             rows[i] = row = self._segment(episodes[i], positions[i], lengths[i], epoch)
             record, reward = self._records[row.pop("index")], slab.reward[i]
+            record.weights = (slab.uuids[i][-1] if slab.uuids[i] else None, slab.update_max[i])
             record.returned = reward if record.returned is None or reward is None else record.returned + reward
             row["return"] = record.returned
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}

@@ -1,0 +1,179 @@
+"""Pure, no I/O: rows of the ledger table, in order, to how things stand. What has ended stays in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import jsontree
+from archive.ledger.keys import Ended, parsed
+from archive.ledger.rounds import DONE, LEFT_RUNNING, LEFT_WAITING, LOST, Round, Rounds
+from archive.ledger.terms import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, WHOLE_KEY, Key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_WORDS = (DRAWN, STARTED, SEALED, TRAINED, DROPPED, CURSOR)
+_FAR = {STARTED: LEFT_RUNNING, SEALED: DONE, DROPPED: LOST}
+_OPEN_COLUMNS = ("sibling", "siblings", "episode_id")
+
+
+class Seen(NamedTuple):
+    """The rows of one ledger that a session sees, in order; and those "trained" that do not count for it."""
+
+    rows: pa.Table
+    undone: pa.Table
+
+
+@dataclass(frozen=True)
+class Found:
+    """How things stand. `open`: in the order in which they were drawn; `cursors`: what each rank said last, the newest
+    last; `undone`: rounds that were trained and count as sealed again."""
+
+    open: Mapping[Key, Rounds] = field(default_factory=dict)
+    ended: Ended = field(default_factory=Ended.none)
+    cursors: Mapping[int, Any] = field(default_factory=dict)
+    undone: int = 0
+
+
+class _Grouped(NamedTuple):
+    """Rows by key and round. Groups are in the order of key and round."""
+
+    key: pa.Array  # text of each key
+    key_of: Ints  # group -> key
+    number: Ints  # group -> round
+    group: Ints  # row -> group
+
+
+def fold(seen: Seen) -> Found:
+    """How things stand by these rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = seen.rows
+    word = pc.index_in(table["state"].cast(pa.string()), pa.array(_WORDS)).fill_null(-1).to_numpy()
+    cursors = _cursors(table.filter(pa.array(word == _WORDS.index(CURSOR))))
+    said = np.flatnonzero((word >= 0) & (word != _WORDS.index(CURSOR)))
+    if not len(said):
+        return Found(cursors=cursors)
+    table, word = table.take(pa.array(said)), word[said]
+    grouped = _grouped(table)
+    ended = _ended(table, word, grouped)
+    newest = np.append(grouped.key_of[1:] != grouped.key_of[:-1], True)
+    is_open = np.zeros(len(grouped.key), bool)
+    is_open[grouped.key_of[ended < 0]] = True
+    over = np.flatnonzero(newest & ~is_open[grouped.key_of])
+    known = Ended(grouped.key.take(pa.array(grouped.key_of[over])), grouped.number[over], _WORDS, ended[over])
+    wanted = is_open[grouped.key_of] & ((ended < 0) | newest)
+    found = _opened(table, word, grouped, ended, wanted)
+    return Found(found, known, cursors, _undone(seen.undone, grouped, ended))
+
+
+def _grouped(table: pa.Table) -> _Grouped:
+    encoded = table["key"].combine_chunks().dictionary_encode()
+    key, number = encoded.indices.to_numpy().astype(np.int64), table["round"].to_numpy()
+    pairs, group = np.unique(np.stack([key, number]), axis=1, return_inverse=True)
+    return _Grouped(encoded.dictionary, pairs[0], pairs[1], group.reshape(-1))
+
+
+def _ended(table: pa.Table, word: Ints, grouped: _Grouped) -> Ints:
+    """How each group ended, as a place in _WORDS; -1 for those that have not."""
+    out = np.full(len(grouped.number), -1)
+    whole = table["sibling"].to_numpy() == WHOLE_KEY
+    ends = whole & np.isin(word, [_WORDS.index(TRAINED), _WORDS.index(DROPPED)])
+    out[grouped.group[ends]] = word[ends]  # of several the last
+    return out
+
+
+def _opened(table: pa.Table, word: Ints, grouped: _Grouped, ended: Ints, wanted: Any) -> dict[Key, Rounds]:
+    """The rounds of keys that have one which has not ended."""
+    import pyarrow as pa
+
+    at = np.flatnonzero(wanted[grouped.group] & (ended[grouped.group] < 0))
+    rows = table.select(_OPEN_COLUMNS).take(pa.array(at))
+    columns = (rows[name].to_pylist() for name in _OPEN_COLUMNS)
+    made: dict[int, _Making] = {}
+    for group, code, sibling, siblings, episode in zip(
+        grouped.group[at].tolist(), word[at].tolist(), *columns, strict=True
+    ):
+        one = made.setdefault(group, _Making())
+        one.add(_WORDS[code], sibling, siblings, episode)
+    return _by_key(made, grouped, ended, np.flatnonzero(wanted & (ended >= 0)).tolist())
+
+
+class _Making:
+    """A round, row by row."""
+
+    __slots__ = ("rollouts", "sealed")
+
+    def __init__(self) -> None:
+        self.rollouts = b""
+        self.sealed: dict[int, str] = {}
+
+    def add(self, word: str, sibling: int, siblings: int | None, episode: str | None) -> None:
+        wide = (siblings or 0) if word == DRAWN else sibling + 1
+        if wide > len(self.rollouts):
+            self.rollouts += bytes([LEFT_WAITING]) * (wide - len(self.rollouts))
+        if word == DRAWN or sibling < 0:
+            return
+        self.rollouts = self.rollouts[:sibling] + bytes([_FAR[word]]) + self.rollouts[sibling + 1 :]
+        self.sealed.pop(sibling, None)
+        if word == SEALED:
+            self.sealed[sibling] = episode or ""
+
+
+def _by_key(made: Mapping[int, _Making], grouped: _Grouped, ended: Ints, over: Sequence[int]) -> dict[Key, Rounds]:
+    """Each key's rounds in order; `made` is in the order in which they were drawn."""
+    shared: dict[tuple[int, bytes], Round] = {}  # most are alike
+    out: dict[int, dict[int, Round]] = {}
+    for group, one in made.items():
+        number = int(grouped.number[group])
+        drawn = shared.setdefault((number, one.rollouts), Round(number, one.rollouts, {}, 0))
+        rounds = out.setdefault(int(grouped.key_of[group]), {})
+        rounds[number] = drawn._replace(sealed=one.sealed) if one.sealed else drawn
+    for group in over:
+        number = int(grouped.number[group])
+        out[int(grouped.key_of[group])][number] = Round.drawn(number, 0, 0).end(_WORDS[ended[group]])
+    return {parsed(grouped.key[key].as_py()): tuple(r for _, r in sorted(of.items())) for key, of in out.items()}
+
+
+def _cursors(rows: pa.Table) -> dict[int, Any]:
+    texts: dict[int, str] = {}
+    for rank, text in zip(rows["rank"].to_pylist(), rows["cursor"].to_pylist(), strict=True):
+        texts.pop(rank, None)
+        texts[rank] = text
+    return {rank: jsontree.loads(text, where="cursor") for rank, text in texts.items() if text is not None}
+
+
+def _undone(undone: pa.Table, grouped: _Grouped, ended: Ints) -> int:
+    """How many rounds that were trained have not ended now."""
+    if not undone.num_rows:
+        return 0
+    keys = {(grouped.key[k].as_py(), n) for k, n in zip(*_those(grouped, ended < 0), strict=True)}
+    return len(keys.intersection(zip(undone["key"].to_pylist(), undone["round"].to_pylist(), strict=True)))
+
+
+def _those(grouped: _Grouped, groups: Any) -> tuple[list[int], list[int]]:
+    return grouped.key_of[groups].tolist(), grouped.number[groups].tolist()
+
+
+def dealt(found: Found, world_size: int, holder: Callable[[str], int | None]) -> dict[Key, Rounds]:
+    """The open keys, each with the rank that it goes to: the one that holds the episode of its first sealed sibling, if
+    some does; the others one after the other."""
+    turn = 0
+    out: dict[Key, Rounds] = {}
+    shared: dict[tuple[int, int, int], Rounds] = {}
+    for key, rounds in found.open.items():
+        first = next((one.episodes[0] for one in rounds if one.sealed), None)
+        rank = None if first is None else holder(first)
+        if rank is None:
+            rank, turn = turn, (turn + 1) % world_size
+        same = (id(rounds[0]), rank, len(rounds))
+        out[key] = shared.get(same) or tuple(one._replace(owner=rank) for one in rounds)
+        if len(rounds) == 1:
+            shared.setdefault(same, out[key])
+    return out

@@ -1,0 +1,127 @@
+"""Pure, no I/O: keys of prompts as they are given, as JSON text, and looked up among millions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import CorruptManifestError, UsageError, check_text
+from archive.ledger.terms import Key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PLAIN = {str, int}
+
+
+def normalised(given: Any) -> list[Key]:
+    """A key, or several, as they were given, as a list of plain str and int; UsageError for what is none, and for one
+    that is there twice."""
+    keys = [given] if _is_one(given) else given.tolist() if isinstance(given, np.ndarray) else list(given)
+    if not set(map(type, keys)) <= _PLAIN:
+        keys = [_plain(key) for key in keys]
+    if len(set(keys)) < len(keys):
+        seen: set[Key] = set()
+        twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise UsageError(f"key {twice!r:.80} is given twice in one call; nothing was changed")
+    if not _is_text(keys):
+        for key in keys:
+            check_text(str(key), "key")
+    return keys
+
+
+def _is_one(given: Any) -> bool:
+    return isinstance(given, str) or (isinstance(given, SupportsIndex) and not hasattr(given, "__len__"))
+
+
+def _plain(key: Any) -> Key:
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, (bool, np.bool_)) or not isinstance(key, SupportsIndex):
+        raise UsageError(f"a key of a ledger is a string or an integer, not {key!r:.80}; nothing was changed")
+    return index(key)
+
+
+def _is_text(keys: Iterable[Key]) -> bool:
+    """Whether the strings can be stored; all are looked at together."""
+    try:
+        "".join(key for key in keys if type(key) is str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def texts(keys: Iterable[Key]) -> list[str]:
+    """Keys as JSON text: one text is one key."""
+    quoted = json.encoder.encode_basestring_ascii
+    return [quoted(key) if type(key) is str else str(key) for key in keys]
+
+
+def parsed(text: str) -> Key:
+    """The key of a JSON text; CorruptManifestError if it is none."""
+    try:
+        key = json.loads(text)
+    except ValueError:
+        key = None
+    if not isinstance(key, (str, int)) or isinstance(key, bool):
+        raise CorruptManifestError(
+            f"a row of the ledger table has key {text!r:.80}, which is none; run `archive verify`"
+        )
+    return key
+
+
+class Ended:
+    """Keys of which every round has ended, some 50 bytes each: which round was their last, and how it ended."""
+
+    def __init__(self, keys: pa.Array, rounds: Ints, states: Sequence[str], state: Ints) -> None:
+        """keys: JSON texts; state: of each, as its place in `states`."""
+        self.keys = keys
+        self.rounds = rounds.astype(np.int32)
+        self._states = states
+        self._state = state.astype(np.int8)
+        hashes = np.fromiter(map(hash, keys.to_pylist()), np.int64, len(keys))
+        self._order = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._hashes = hashes[self._order]
+
+    @classmethod
+    def none(cls) -> Ended:
+        """No keys."""
+        import pyarrow as pa
+
+        return cls(pa.array([], pa.string()), np.zeros(0, np.int64), (), np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def last(self, keys: Sequence[Key]) -> dict[Key, tuple[int, str]]:
+        """Of those of these keys that are there: the last round, and how it ended."""
+        if not len(self):
+            return {}
+        text = texts(keys)
+        hashes = np.fromiter(map(hash, text), np.int64, len(text))
+        low, high = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
+        found: dict[Key, tuple[int, str]] = {}
+        for i in np.flatnonzero(low < high).tolist():
+            for place in self._order[low[i] : high[i]].tolist():
+                if self.keys[place].as_py() == text[i]:
+                    found[keys[i]] = int(self.rounds[place]), self._states[self._state[place]]
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """How many ended how."""
+        counts = np.bincount(self._state, minlength=len(self._states)).tolist()
+        return {state: count for state, count in zip(self._states, counts, strict=True) if count}
+
+    def columns(self, without: Iterable[Key]) -> tuple[pa.Array, Ints, list[str]]:
+        """Key (as text), last round and state of all, but for these keys."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        left = pc.invert(pc.is_in(self.keys, pa.array(texts(without), pa.string()))).to_numpy(zero_copy_only=False)
+        state = [self._states[code] for code in self._state[left].tolist()]
+        return self.keys.filter(pa.array(left)), self.rounds[left].astype(np.int64), state

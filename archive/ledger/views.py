@@ -1,0 +1,77 @@
+"""A ledger as of a commit or a checkpoint: to be looked at only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from archive.base import NotFoundError, cached_property
+from archive.ledger import loading
+from archive.ledger.folding import Found, Seen, fold
+from archive.ledger.keys import Ended
+from archive.ledger.looking import Standing
+from archive.ledger.rounds import Rounds
+from archive.ledger.terms import Key
+from archive.manifest import Commit, Sequences
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class LedgerView(Standing):
+    """What had become of prompts by then, on all ranks. `to_reissue()` is what a session that goes on from there would
+    do again. Reads tables once, when first looked at."""
+
+    def __init__(
+        self, storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None = None
+    ) -> None:  # fmt: skip
+        """session: who looks; own: of its own rows those below these numbers; None: all."""
+        self.name = name
+        self._storage = storage
+        self._commit = commit
+        self._session = session
+        self._own = own
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return loading.seen(self._storage, self._commit, self.name, self._session, self._own)
+
+    @property
+    def rows(self) -> pa.Table:
+        """All that was said and counts, in order: rows of the ledger table."""
+        return self._seen.rows
+
+    @cached_property
+    def _found(self) -> Found:
+        return fold(self._seen)
+
+    @property
+    def cursors(self) -> Mapping[int, Any]:
+        return self._found.cursors
+
+    @property
+    def _rounds(self) -> Mapping[Key, Rounds]:
+        return self._found.open
+
+    @property
+    def _ended(self) -> Ended:
+        return self._found.ended
+
+    @property
+    def _rank(self) -> None:
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("name", "_storage", "_commit", "_session", "_own")
+        return {name: getattr(self, name) for name in kept}
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.name!r} as of commit {self._commit.number}, session {self._session!r}>"
+
+
+def of_run(storage: Storage, head: Commit, name: str, run: str) -> LedgerView:
+    """A ledger as the newest session of a run sees it; NotFoundError if there is no such run."""
+    if run not in head.runs:
+        raise NotFoundError(f"there is no run {run!r} at {storage.url}; there is: {', '.join(head.runs) or 'none'}")
+    return LedgerView(storage, head, name, head.runs[run].session)

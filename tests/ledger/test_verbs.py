@@ -1,0 +1,187 @@
+"""What a ledger's verbs say and refuse; and what is to be done again after a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.ledger import Group, Rollout
+from tests.support.checkpoints import fresh, reopened, steps
+
+
+def sealed(w: archive.Writer, ledger: Any, key: Any, sibling: int = 0, **more: Any) -> str:
+    """One more episode, as that rollout."""
+    name = w.add_episode(steps([1, 2]), **more)
+    ledger.seal(key, sibling, name)
+    return name
+
+
+def test_a_prompt_goes_from_drawn_to_trained_and_may_come_again() -> None:
+    with fresh().writer() as w:
+        ledger = w.ledger("prompts")
+        assert w.ledger("prompts") is ledger
+        ledger.draw(["a", 7], siblings=2)
+        assert [ledger.state(key) for key in ("a", 7, "b")] == ["drawn", "drawn", None]
+        ledger.start("a")
+        assert ledger.state("a") == "started"
+        names = [sealed(w, ledger, "a", sibling) for sibling in (0, 1)]
+        assert ledger.sealed("a") == dict(enumerate(names))
+        assert ledger.to_train() == [Group("a", names)]
+        assert ledger.counts == {"drawn": 1, "started": 0, "sealed": 1, "trained": 0, "dropped": 0}
+        ledger.train("a", update_count=3)
+        ledger.drop([7], "too long")
+        assert [ledger.state(key) for key in ("a", 7)] == ["trained", "dropped"]
+        assert not ledger.to_train()
+        ledger.draw(["a"])
+        assert ledger.state("a") == "drawn"
+        assert ledger.to_reissue() == [], "what this session drew itself"
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
+    with fresh().writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b"], siblings=2)
+        name = sealed(w, ledger, "a")
+        other = w.add_episode(steps([3]))
+        ledger.seal("a", 0, name)  # the same again
+        for refused, error, words in (
+            (lambda: ledger.seal("c", 0, other), archive.NotFoundError, "never drawn"),
+            (lambda: ledger.seal("a", 0, other), archive.UsageError, "sealed with episode"),
+            (lambda: ledger.seal("a", 2, other), archive.UsageError, "no sibling 2"),
+            (lambda: ledger.seal("a", 1, "unknown"), archive.UsageError, "add it first"),
+            (lambda: ledger.seal(["a", "b"], 1, [other]), archive.UsageError, "2 keys and 1 episodes"),
+            (lambda: ledger.train(["a"]), archive.UsageError, "siblings 1 of 2 are not sealed"),
+            (lambda: ledger.train(["c"]), archive.NotFoundError, "never drawn"),
+            (lambda: ledger.draw(["c", "a"]), archive.UsageError, "still in flight"),
+            (lambda: ledger.draw(["c", "c"]), archive.UsageError, "twice"),
+            (lambda: ledger.draw([True]), archive.UsageError, "a string or an integer"),
+            (lambda: ledger.draw([1.5]), archive.UsageError, "a string or an integer"),
+            (lambda: ledger.draw(["c"], siblings=0), archive.UsageError, "at least"),
+            (lambda: ledger.start(["b", "a"]), archive.UsageError, "sealed already"),
+            (lambda: ledger.drop(["b", "c"], "no"), archive.NotFoundError, "never drawn"),
+            (lambda: ledger.to_reissue("prompt"), archive.UsageError, "granularity"),
+        ):
+            before = ledger.table
+            with pytest.raises(error, match=words):
+                refused()
+            assert ledger.table == before
+            assert ledger.state("c") is None
+        ledger.seal("a", 1, other)
+        ledger.train("a")
+        with pytest.raises(archive.UsageError, match="trained already"):
+            ledger.train("a")
+        with pytest.raises(archive.UsageError, match="trained already"):
+            ledger.seal("a", 1, other)
+
+
+def test_what_an_earlier_session_left_is_done_again_and_no_more() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b", 7], siblings=2, cursor={"at": 3})
+        ledger.start(["a", "b"])
+        kept = sealed(w, ledger, "a")
+        w.checkpoint(1, wait=True)
+        late = sealed(w, ledger, "a", 1)
+        ledger.train("a")
+        ledger.draw("late", cursor={"at": 4})
+    found = reopened(arc)
+    assert found.ledgers == ["prompts"]
+    assert found.ledger("prompts").state("a") == "trained"
+    left = [Rollout("a", 1), *(Rollout(key, sibling) for key in ("b", 7) for sibling in (0, 1))]
+    view = found.checkpoints["step-1"].ledger("prompts")
+    assert view.to_reissue() == left
+    assert view.cursor == {"at": 3}
+    assert view.state("late") is None
+    with found.writer(resume=found.checkpoints["step-1"]) as w:
+        ledger = w.ledger("prompts")
+        assert ledger.to_reissue() == left
+        assert ledger.to_reissue("group") == ["a", "b", 7]
+        assert ledger.cursor == {"at": 3}
+        assert ledger.cursors == {0: {"at": 3}}
+        assert ledger.sealed("a") == {0: kept}
+        assert late not in ledger.table["episode_id"].to_pylist()
+        for rollout in left[:2]:
+            ledger.start(*rollout)
+        assert ledger.to_reissue() == left[2:]
+        again = sealed(w, ledger, "a", 1)
+        assert ledger.to_train() == [Group("a", [kept, again])]
+        ledger.train("a")
+        ledger.drop("b", "slow", sibling=1)
+        one = sealed(w, ledger, "b")
+        assert ledger.to_train() == [Group("b", [one])], "the others don't wait for it"
+    assert reopened(arc).ledger("prompts").counts == {"drawn": 1, "started": 0, "sealed": 1, "trained": 1, "dropped": 0}
+
+
+def test_a_checkpoint_without_buffers_keeps_the_ledger_and_the_episodes_that_it_speaks_of() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b"])
+        kept = sealed(w, ledger, "a")
+        w.checkpoint(1, save_replay=False, wait=True)
+        ledger.draw("late")
+        w.add_episode(steps([5]), episode_id="later")
+        w.commit()
+    found = reopened(arc)
+    assert {ep.id for ep in found.episodes} == {kept, "later"}, "each is there once"
+    with found.writer(resume=found.checkpoints["step-1"]) as w:
+        ledger = w.ledger("prompts")
+        assert ledger.to_train() == [Group("a", [kept])]
+        assert ledger.to_reissue() == [Rollout("b", 0)]
+        assert ledger.state("late") is None
+        assert w.live.num_rows == 0
+
+
+def test_rows_say_with_which_weights_and_of_a_tick_only_the_last() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b", "c"], siblings=1)
+        ledger.start(["a", "b"])
+        sealed(w, ledger, "a", model_weights_uuid="w1", update_count=5)
+        name = w.add_episode(steps([4]), model_weights_uuid="w1", update_count=5)
+        ledger.seal("b", episode_id=name, model_weights_uuid="w2", update_count=6)
+        ledger.train("a", update_count=9)
+        w.commit()
+    rows = reopened(arc).ledger("prompts").rows.to_pylist()
+    told = [(r["key"], r["sibling"], r["state"], r["model_weights_uuid"], r["update_count"]) for r in rows]
+    drawn = [(f'"{key}"', -1, "drawn", None, None) for key in "abc"]
+    assert told == [
+        *drawn, ('"a"', 0, "sealed", "w1", 5), ('"b"', 0, "sealed", "w2", 6), ('"a"', -1, "trained", None, 9),
+    ]  # fmt: skip
+    assert len({(r["session"], r["rank"], r["sequence"]) for r in rows}) == 1
+
+
+def test_nothing_but_a_ledger_is_committed_once() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.ledger("prompts").draw(np.arange(3))
+        w.ledger("others").draw("x")
+        w.commit()
+        head = w.commit()
+    found = reopened(arc)
+    assert found.ledgers == ["others", "prompts"]
+    assert found.head.number == head.number
+    assert found.head.added == {"segments": 0, "ledger": 4}
+    assert found.ledger("prompts").state(2) == "drawn"
+    assert len(found.ledger("others").rows) == 1
+
+
+def test_an_interrupted_call_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a"])
+        with monkeypatch.context() as patched:
+            patched.setattr(type(ledger), "_say", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ledger.draw(["b"])
+        assert ledger.state("b") is None
+    assert reopened(arc).ledger("prompts").rows["key"].to_pylist() == ['"a"']
