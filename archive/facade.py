@@ -157,7 +157,7 @@ class Archive(Upkeep):
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,
         session: str | None = None, schema: Schema | None = None, compression: str | None = "zstd:1",
         resume: Any = None, keep: Keep | None = None, chunk_bytes: int | None = None, fork_from: Any = None,
-        forget: str | None = None,
+        forget: str | None = None, journal_s: float | None = None,
     ) -> Writer:  # fmt: skip
         """Open a session (or join that of the other ranks) and write to it.
 
@@ -172,14 +172,18 @@ class Archive(Upkeep):
         go of the run's others after each whole checkpoint, in the background: "checkpoints", or "unreferenced", also of
         its episodes that none of them holds any more. `undo()` brings the last ones back; nothing is ever pruned by it.
         chunk_bytes: of the chunks, as far as rows allow (default 1/128 of a field in a shard, 16 to 128 KB); a step
-        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.
+        that is drawn alone reads its chunk, and many chunks cost bulk reads and writes.  journal_s: make what is added
+        durable so many seconds later at the latest, by one PUT at a time; see `w.sync()`, `w.durable_until` and
+        `w.journal()`. The next commit takes it in without uploading it again. None: nothing is, before a commit.
         """
         if chunk_bytes is not None and chunk_bytes < 1:
             raise UsageError(f"chunk_bytes={chunk_bytes}: give a number of bytes above 0, or None for the usual size")
         log = self._log()
         from archive.checkpoint import starting
+        from archive.journal import seconds
         from archive.writer import Writer
 
+        journal_s = seconds(journal_s)
         start = starting.start(rank, world_size, run, resume, fork_from)
         if start is not None:
             rank, world_size, run = start.rank, start.world_size, start.run
@@ -193,7 +197,7 @@ class Archive(Upkeep):
             _checked.add(mark)
         return Writer(
             self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-            chunk_bytes, forgets,
+            chunk_bytes, forgets, journal_s,
         )  # fmt: skip
 
     def _log(self) -> CommitLog:

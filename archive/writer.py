@@ -30,6 +30,8 @@ from archive.checkpoint import (
     watch,
 )
 from archive.fields import Schema
+from archive.journal import Journal, JournalPipeline
+from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers, Seen, TakenOver, loading
 from archive.manifest import Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
 from archive.store import Storage
@@ -38,7 +40,7 @@ from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids
 MAIN_BUFFER = "replay"
 
 
-class Writer(Buffer):
+class Writer(Journaled):
     """Writes one rank's buffers; the verbs of a Buffer are those of its main one. Safe for several threads; belongs to
     the process that made it.
 
@@ -49,6 +51,7 @@ class Writer(Buffer):
         self, storage: Storage, log: CommitLog, place: Place, schema: Schema, archive_layout: str,
         compression: str | None, on_commit: Callable[[Commit], None], resume: Resume | None = None,
         keep: Keep | None = None, chunk_bytes: int | None = None, then: Callable[[Commit], None] | None = None,
+        journal_s: float | None = None,
     ) -> None:  # fmt: skip
         self._storage = storage
         self._log = log
@@ -60,9 +63,13 @@ class Writer(Buffer):
         self._pid = os.getpid()
         self._closed = False
         self._known_at = -1
-        open_session(log, place, None if keep is None else keep.rule, resume)
+        open_session(log, place, None if keep is None else keep.rule, resume, journal=journal_s is not None)
         on_commit(log.head)
         self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
+        self._journal: Journal | None = None
+        if journal_s is not None:
+            came_from = None if resume is None else resume.checkpoint
+            self._pipeline = pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from)
         self._changes = Changes(self._pipeline)
         self._ids = Ids(place, self._known_ids, self._changes.undo)
         self._saver = Saver(
@@ -72,10 +79,14 @@ class Writer(Buffer):
         self._buffers: dict[str, BufferWriter] = {}
         taken = TakenOver(self._ledger_rows, dict)
         self._ledgers = Ledgers(self, place, self._ids, taken)
+        if journal_s is not None:
+            self._journal = Journal(pipeline, self._changes, self._buffers, self._sent, self._tick, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():
             self._buffer(name).resume(buffer)
+        if self._journal is not None:
+            self._journal.begin(resumed=resume is not None)
         finish_at_exit(self)
         self._stop_watching = watch(storage, place)
 
@@ -242,6 +253,9 @@ class Writer(Buffer):
         if os.getpid() != self._pid:  # a forked child that ends by an exception; the writer goes on in its parent
             return
         self._saver.give_up()  # other ranks may be gone for good
+        if self._journal is not None and not self._closed and not self._changes.broken:
+            with self._lock:
+                self._journal.finish()
         if failed := self._end():
             error.add_note(f"a checkpoint that was under way failed too: {failed}")
 
@@ -261,6 +275,9 @@ class Writer(Buffer):
         if self._changes.left_over and not self._lock._is_owned():  # type: ignore[attr-defined]
             with self._lock:  # nobody else is within a call now, so an interrupt has left it
                 self._changes.settle()
+        if self._journal is not None and self._journal.ticker.late and not self._lock._is_owned():  # type: ignore[attr-defined]
+            with self._lock:
+                self._sent()
         return self._lock
 
     def _check_process(self) -> None:
@@ -269,13 +286,18 @@ class Writer(Buffer):
 
     def _buffer(self, name: str) -> BufferWriter:
         if name not in self._buffers:
-            made = BufferWriter(name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes)
+            made = BufferWriter(
+                name, self._place, self._schema, self._pipeline.memory, self._ids, self._changes,
+                journaled=self._journal is not None,
+            )  # fmt: skip
             made.set_weights(*self._weights)
             self._buffers[name] = made
         return self._buffers[name]
 
     def _surface(self) -> None:
         """Raise what failed in the background."""
+        if self._journal is not None:
+            self._journal.surface()
         if error := self._pipeline.failure():
             raise error
         self._saver.surface()
@@ -285,6 +307,9 @@ class Writer(Buffer):
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
+                if self._journal is not None:
+                    with self._lock:
+                        self._journal.finish()
             except Exception:
                 logging.getLogger("archive").exception("a checkpoint failed while the interpreter was ending")
 
@@ -304,6 +329,10 @@ class Writer(Buffer):
             for buffer in self._buffers.values():
                 buffer.send()
             self._ledgers.send()
+            if self._journal is not None:
+                self._changes.add(self._journal.tick())
+        if self._journal is not None:
+            self._journal.ticked()
         return self._pipeline.uncommitted()
 
     def _end(self) -> BaseException | None:
@@ -311,6 +340,8 @@ class Writer(Buffer):
         self._closed = True
         self._stop_watching()
         failed = self._saver.close()
+        if self._journal is not None:
+            self._journal.close()
         self._pipeline.close()
         return failed
 

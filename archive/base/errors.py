@@ -34,6 +34,7 @@ ArchiveError
 │   ├── LetGoError                        what was to be committed was forgotten or pruned meanwhile
 │   ├── NotExclusiveError                 the store has no create-only put
 │   └── CommitUnknownError                no answer whether the commit was made
+├── NotDurableError (TimeoutError)        what was added is not in the journal by the deadline
 └── CheckpointError                       a checkpoint is not what the caller needs
     ├── RanksMissingError (TimeoutError)  some ranks have not staged by the deadline
     └── PartialCheckpointError            saved without all ranks; needs allow_missing=True
@@ -186,6 +187,10 @@ class NotExclusiveError(ConflictError):
 
 class CommitUnknownError(ConflictError):
     """No answer whether the commit was made; the same call may be repeated."""
+
+
+class NotDurableError(ArchiveError, TimeoutError):
+    """What was added is not durable by the deadline; it is kept, and will be."""
 
 
 class CheckpointError(ArchiveError):

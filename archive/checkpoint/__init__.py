@@ -6,6 +6,7 @@ from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
+from archive.checkpoint.creating import create_once
 from archive.checkpoint.holding import Holding
 from archive.checkpoint.joining import (
     Joint,
@@ -52,6 +53,7 @@ __all__ = [
     "added",
     "checkpoint_at",
     "commit_recovered",
+    "create_once",
     "finish_at_exit",
     "fresh_rows",
     "git_revision",

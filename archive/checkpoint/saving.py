@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.base import AlreadyExistsError, AmbiguousWriteError, CheckpointError, escape, layout
+from archive.base import AlreadyExistsError, CheckpointError, escape, layout
+from archive.checkpoint.creating import create_once
 from archive.checkpoint.revision import git_revision
 from archive.checkpoint.stagedindex import (
     LEDGER,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 COLUMN_CHUNK_BYTES = 1024 * 1024
-CREATE_TRIES = 5  # while the store does not say whether the object is there; each has its own deadline
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,8 @@ def stage(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
-        sequence=max(request.committed, rows.next_sequence), journal=request.journal, metrics=request.metrics,
+        sequence=max(request.committed, rows.next_sequence), journal=_journal(request, written),
+        metrics=request.metrics,
         lineage=request.lineage or Lineage(git_revision(request.folder), request.config), progress=request.progress,
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
@@ -129,7 +130,13 @@ def stage(
         *_text_members(index, cuts, request.unconsumed, here),
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
-    _create(storage, here.key, indexed.pack(index, members)[0], here.nonce)
+    try:
+        create_once(storage, here.key, indexed.pack(index, members)[0], here.nonce)
+    except AlreadyExistsError as e:
+        raise CheckpointError(
+            f"{storage.full_url(here.key)} is there already: this session has staged a checkpoint of this name before; "
+            "give the checkpoint another name"
+        ) from e
     return index
 
 
@@ -154,6 +161,14 @@ def next_sequence(*numbered: pa.Table | None) -> int:
 
     greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
     return 1 + max(greatest, default=-1)
+
+
+def _journal(request: Request, written: Sequence[Written]) -> int | None:
+    """The journal's objects below this number are in the checkpoint; None without a journal, or without its steps."""
+    if request.journal is not None:
+        return request.journal
+    numbers = [one.journal for one in written if one.journal is not None]
+    return max(numbers) if numbers and request.save_replay else None
 
 
 def _without_replay(cut: Cut) -> Cut:
@@ -201,28 +216,3 @@ def _state(buffer: str, state: tuple[dict[str, Any], dict[str, Array]], here: He
     here.arrays.update(placed)
     scalars = tuple(key for key, array in values.items() if array.ndim == 0)
     return StateRef(skeleton, prefix, {path: len(array) for path, array in placed.items()}, scalars)
-
-
-def _create(storage: Storage, key: str, buffers: list[Any], nonce: str) -> None:
-    """Create-only: a name is staged once by one writer. An unclear answer is settled by reading it back."""
-    unclear: AmbiguousWriteError | None = None
-    for _ in range(CREATE_TRIES):
-        try:
-            storage.create(key, buffers)
-            return
-        except AmbiguousWriteError as e:
-            unclear = e
-        except AlreadyExistsError as e:
-            if _is_mine(storage, key, nonce):
-                return
-            raise CheckpointError(
-                f"{storage.full_url(key)} is there already: this session has staged a checkpoint of this name before; "
-                "give the checkpoint another name"
-            ) from e
-        if storage.exists(key) and _is_mine(storage, key, nonce):
-            return
-    raise unclear or CheckpointError(f"{storage.full_url(key)} could not be staged")
-
-
-def _is_mine(storage: Storage, key: str, nonce: str) -> bool:
-    return nonce.encode() in storage.get_head(key, indexed.HEAD_BYTES)

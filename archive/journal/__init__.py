@@ -4,8 +4,26 @@ checkpoint with all that they hold."""
 from __future__ import annotations
 
 from archive.journal import tails
+from archive.journal.durable import Durable
 from archive.journal.entries import Entry, JournalColumn, Read, pack, parse, row_members
+from archive.journal.keeping import Journal, seconds
+from archive.journal.objects import JournalPipeline
 from archive.journal.recovering import recover, tell_left
 from archive.journal.tails import Tails
 
-__all__ = ["Entry", "JournalColumn", "Read", "Tails", "pack", "parse", "recover", "row_members", "tails", "tell_left"]
+__all__ = [
+    "Durable",
+    "Entry",
+    "Journal",
+    "JournalColumn",
+    "JournalPipeline",
+    "Read",
+    "Tails",
+    "pack",
+    "parse",
+    "recover",
+    "row_members",
+    "seconds",
+    "tails",
+    "tell_left",
+]

@@ -8,7 +8,7 @@ commute and are applied together, vectorised, when somebody looks.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,11 +42,20 @@ class Runs(NamedTuple):
         return int(self.length.sum())
 
 
+class Departed(Protocol):
+    """Who is told what leaves a live set. Of env rows: it may have left before, or not be there."""
+
+    def before(self, envs: Ints, positions: Ints) -> None: ...
+    def ranges(self, env: int, starts: Ints, stops: Ints) -> None: ...
+    def runs(self, runs: Runs) -> None: ...
+
+
 class LiveSet:
     """The live steps of one buffer on one rank."""
 
-    def __init__(self, runs: Runs | None = None, undo: Undo | None = None) -> None:
+    def __init__(self, runs: Runs | None = None, undo: Undo | None = None, departed: Departed | None = None) -> None:
         self._undo = undo or Undo()
+        self._departed = departed
         self._runs = runs or Runs.empty()
         self._added: list[Runs] = []
         self._before: dict[int, int] = {}
@@ -67,6 +76,8 @@ class LiveSet:
         """Steps of an env row before `position` have left."""
         self._undo.key(self._before, env)
         self._before[env] = max(position, self._before.get(env, 0))
+        if self._departed is not None:
+            self._departed.before(np.array([env], np.int64), np.array([position], np.int64))
 
     def evict_all_before(self, envs: Ints, positions: Ints) -> None:
         """As `evict_before`, of many env rows."""
@@ -76,6 +87,8 @@ class LiveSet:
             env: max(position, before.get(env, 0))
             for env, position in zip(envs.tolist(), positions.tolist(), strict=True)
         }
+        if self._departed is not None:
+            self._departed.before(np.array(envs, np.int64), np.array(positions, np.int64))
 
     def evict(self, env: int, positions: Ints) -> None:
         """The steps at these positions have left; those that are not live are passed over."""
@@ -94,6 +107,8 @@ class LiveSet:
         else:
             self._undo.length(holes)
             holes.append((starts, stops))
+        if self._departed is not None:
+            self._departed.ranges(env, starts, stops)
 
     def remove(self, episodes: Ints) -> int:
         """All live steps of these episodes have left; how many that were."""
@@ -101,9 +116,13 @@ class LiveSet:
         gone = np.isin(runs.episode, episodes)
         self._undo.attributes(self, "_runs")
         self._runs = runs.pick(~gone)
+        if self._departed is not None:
+            self._departed.runs(runs.pick(gone))
         return int(runs.length[gone].sum())
 
     def clear(self) -> None:
+        if self._departed is not None:
+            self._departed.runs(self.runs())
         self._note()
         self._runs, self._added, self._before, self._holes = Runs.empty(), [], {}, {}
 

@@ -116,26 +116,34 @@ def _session(world_size: int, run: str) -> str:
     return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 
-def open_session(log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None) -> None:
+def open_session(
+    log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None, *, journal: bool = False
+) -> None:
     """Take the place: one writer per session and rank, and the newest session of its run.
 
     keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
-    on from; whichever rank says so first has it recorded.
+    on from; whichever rank says so first has it recorded.  journal: the same with whether it keeps a journal.
     """
-    _check_run(log.catch_up(), who, None if resume is None else resume.forked_from)
+    head = log.catch_up()
+    _check_run(head, who, None if resume is None else resume.forked_from)
+    if journal:
+        _check_can_journal(head)
     _claim_rank(log.storage, who)
     present = log.catch_up().runs.get(who.run)
     if present is None or present.session != who.session:
-        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume))
+        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume, journal))
         commits.fence(log.head, who.run, who.session)
     origin = None if resume is None else resume.origin
     if origin is not None and log.head.runs[who.run].resumed_from is None:
         log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
+    if journal and log.head.runs[who.run].journal is None:
+        log.append(f"{who.session}/journal/{who.run}", partial(_journaled, who))
 
 
 def _opened(
-    storage: Storage, who: Place, keep: KeepRule | None, resume: Resume | None, parent: Commit, attempt: int
-) -> Commit:
+    storage: Storage, who: Place, keep: KeepRule | None, resume: Resume | None, journal: bool, parent: Commit,
+    attempt: int,
+) -> Commit:  # fmt: skip
     """The commit that opens a session."""
     forked_from = None if resume is None else resume.forked_from
     _check_run(parent, who, forked_from)
@@ -148,11 +156,35 @@ def _opened(
         raise commits.superseded(parent, who.run, who.session)
     else:
         known = before.sessions[-REMEMBERED_SESSIONS:]
-        entry = replace(before, session=who.session, superseded=known, sequences={}, resumed_from=None)
+        entry = replace(before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None)
     entry = replace(entry, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from)
     made = parent.after("session", run=who.run, session=who.session, runs={**parent.runs, who.run: entry})
+    made = _with_journal(who, made) if journal else made
     origin = None if resume is None else resume.origin
     return made if origin is None else _branching(storage, who, origin, parent, made)
+
+
+def _journaled(who: Place, parent: Commit, attempt: int) -> Commit:
+    """For a session that a rank opened which keeps no journal."""
+    commits.fence(parent, who.run, who.session)
+    return _with_journal(who, parent.after("session", run=who.run, session=who.session))
+
+
+def _with_journal(who: Place, made: Commit) -> Commit:
+    """The commit of a session that keeps a journal, of which nothing is in a checkpoint."""
+    entry = replace(made.runs[who.run], journal=dict.fromkeys(range(who.world_size), 0))
+    known = layout.with_feature(made.format, layout.JOURNAL)
+    return replace(made, runs={**made.runs, who.run: entry}, format=known)
+
+
+def _check_can_journal(head: Commit) -> None:
+    """Refuse what readers and writers of the first format would not understand."""
+    if head.version < layout.WRITE_VERSION:
+        raise UsageError(
+            f"journal_s=: this archive is of format {head.version}, which knows no journal: upgrade it by "
+            "arc.upgrade() or `archive upgrade URL`, which rewrites nothing. Libraries that know format "
+            f"{head.version} alone can no longer open it then"
+        )
 
 
 def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Commit:

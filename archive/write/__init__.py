@@ -3,16 +3,17 @@ commit names it."""
 
 from __future__ import annotations
 
-from archive.write import imports
+from archive.write import cut, imports
 from archive.write.blocks import Block, Slab
 from archive.write.buffer import Buffer
 from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest, live_table
+from archive.write.departures import Departures
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, owned
-from archive.write.pipeline import SHARD_BYTES, Pipeline, Work, Written, ledger_rows, shard
+from archive.write.pipeline import SHARD_BYTES, Describe, Job, Pipeline, Work, Written, ledger_rows, shard
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
 
@@ -24,9 +25,12 @@ __all__ = [
     "Changes",
     "Column",
     "Cut",
+    "Departures",
+    "Describe",
     "EnvRuns",
     "EpisodeRecord",
     "Ids",
+    "Job",
     "Part",
     "Pipeline",
     "RowRuns",
@@ -34,6 +38,7 @@ __all__ = [
     "Work",
     "Written",
     "column_path",
+    "cut",
     "digest",
     "imports",
     "ledger_rows",

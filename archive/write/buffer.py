@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class _Guard(Protocol):
     def _entered(self) -> threading.RLock: ...
     def _surface(self) -> None: ...
+    def _say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None: ...
     @property
     def _changes(self) -> Changes: ...
 
@@ -100,6 +101,18 @@ class Buffer:
                     truncated=truncated, model_weights_uuid=model_weights_uuid, update_count=update_count,
                     metadata=metadata, positions=positions,
                 )  # fmt: skip
+
+    def journal(
+        self,
+        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        progress: Any = None,
+    ) -> None:
+        """Journal values with the next tick (a writer with `journal_s=`): see `Writer.journal`."""
+        with self._writer._entered():
+            self._writer._surface()
+            with self._writer._changes(wait=True):
+                self._writer._say(self._inner, columns, attributes, progress)
 
     def next_position(self, env_id: int) -> int:
         """Position that the next step of an env row gets; 0 for one that has none."""

@@ -19,6 +19,7 @@ from archive.write.blocks import Block
 from archive.write.changes import Changes
 from archive.write.collecting import Collected, Describe
 from archive.write.cut import Cut
+from archive.write.departures import Departures, Range
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, Weights
@@ -40,7 +41,11 @@ class BufferWriter:
     memory for what it appends as `owned`, used before where there is such: new pages cost more than the copy.
     """
 
-    def __init__(self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes) -> None:
+    def __init__(
+        self, name: str, place: Place, schema: Schema, memory: Memory, ids: Ids, changes: Changes, *,
+        journaled: bool = False,
+    ) -> None:  # fmt: skip
+        """journaled: what leaves it is taken note of, for `departures.take()`."""
         self.name = name
         self.place = place
         self.schema = schema
@@ -48,7 +53,9 @@ class BufferWriter:
         self._changes = changes
         self._undo = changes.undo
         self.streams = Streams(self._undo)
-        self.live_set = LiveSet(undo=self._undo)
+        self.departures = Departures(place.session, place.rank, self._undo)
+        self._departed = self.departures if journaled else None
+        self.live_set = LiveSet(undo=self._undo, departed=self._departed)
         self._ids = ids
         self._rows_of = SegmentRows(name, place, self.streams.records, ids)
         self._weights = Weights()
@@ -81,6 +88,19 @@ class BufferWriter:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""
         runs = self.live_set.runs()
         return runs, [self.streams.records.id_of(i) for i in runs.episode.tolist()]
+
+    def addresses(self, runs: Runs) -> list[Range]:
+        """Where the steps of live runs were written, run by run."""
+        return self.departures.addresses(runs)
+
+    def live_rows(self) -> pa.Table:
+        """The live steps as rows of the live table."""
+        return cut.live_table(self.name, (self.place.session, self.place.rank), self.live_set.runs(), self._foreign)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of steps that are not handed in yet."""
+        return self._collected.nbytes
 
     # -- adding -------------------------------------------------------------------------------------------------
 
@@ -304,8 +324,10 @@ class BufferWriter:
         """Take over live steps, positions and open episodes; the buffer must be new."""
         places = [self._known(episode) for episode in resume.episodes]
         index = np.array(places, np.int64)
-        self.live_set = LiveSet(resume.runs._replace(episode=index[resume.runs.episode]))
+        runs = resume.runs._replace(episode=index[resume.runs.episode])
+        self.live_set = LiveSet(runs, self._undo, self._departed)
         self._foreign = list(resume.streams)
+        self.departures.resume(runs, self._foreign, resume.next_positions)
         for reason, counts in resume.dropped.items():
             self.losses.add(reason, counts["episodes"], counts["steps"])
         for env, position in resume.next_positions.items():

@@ -8,6 +8,7 @@ the writer must be closed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ class Changes:
         self._wait = True
         self._ready: list[Work] = []
         self._spilled = False  # a part of the call under way was sent off
+        self.kept: Callable[[], None] = lambda: None  # called after each call whose changes are kept
 
     def __call__(self, *, wait: bool) -> Self:
         self.settle()
@@ -42,6 +44,7 @@ class Changes:
         if kind is None:
             self._spilled = False
             self.send(wait=self._wait)
+            self.kept()
 
     def settle(self) -> None:
         """Take back what an interrupted call has left. ClosedError if that cannot be done."""

@@ -56,6 +56,11 @@ class Collected:
         """Whether there are blocks of this schema."""
         return bool(self._pending.get(digest))
 
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks."""
+        return sum(self._bytes.values())
+
     def submit(self, digest: str) -> None:
         """The blocks of one schema are a shard."""
         for mapping in (self._pending, self._bytes, self._arenas):

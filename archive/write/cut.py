@@ -74,8 +74,8 @@ def make(
     """Copy what belongs to the checkpoint; errors name what does not fit, and nothing is written."""
     if incomplete not in POLICIES:
         raise UsageError(f"incomplete={incomplete!r}: give 'keep' or 'drop'")
-    made = {n: _column(n, v, runs, records) for n, v in (columns or {}).items()}
-    texts = {n: _attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
+    made = {n: column(n, v, runs, records) for n, v in (columns or {}).items()}
+    texts = {n: attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
     flat = None if state is None else trees.flatten(state, where="state")
     dropped: dict[str, dict[str, int]] = {}
     if incomplete == "drop":
@@ -88,23 +88,22 @@ def make(
 def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:
     """Rows of the live table: runs joined over episodes, streams named."""
     session, rank = place
-    joined = _joined(runs)
-    own = joined.stream == OWN
+    runs = joined(runs)
+    own = runs.stream == OWN
     named = [
-        (session, rank, int(e)) if o else streams[int(s)]
-        for o, s, e in zip(own, joined.stream, joined.env, strict=True)
+        (session, rank, int(e)) if o else streams[int(s)] for o, s, e in zip(own, runs.stream, runs.env, strict=True)
     ]
     return tables.from_columns(
         "live",
         {
-            "rank": np.full(len(own), rank), "buffer": [buffer] * len(own), "env_id": joined.env,
-            "position": joined.position, "session": [n[0] for n in named], "stream_rank": [n[1] for n in named],
-            "stream_env": [n[2] for n in named], "lo": joined.lo, "hi": joined.lo + joined.length,
+            "rank": np.full(len(own), rank), "buffer": [buffer] * len(own), "env_id": runs.env,
+            "position": runs.position, "session": [n[0] for n in named], "stream_rank": [n[1] for n in named],
+            "stream_env": [n[2] for n in named], "lo": runs.lo, "hi": runs.lo + runs.length,
         },
     )  # fmt: skip
 
 
-def _joined(runs: Runs) -> Runs:
+def joined(runs: Runs) -> Runs:
     """Neighbouring steps of one stream as one run, whatever episodes they belong to; episodes without steps alone."""
     full = runs.pick(runs.length > 0)
     empty = runs.pick(runs.length == 0)
@@ -136,7 +135,9 @@ def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str
     return counts, ~np.isin(runs.episode, list(headless | unfinished))
 
 
-def _column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column:
+def column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column:
+    """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
+    fit."""
     check_text(name, "column name")
     array = _by_episode(name, value, runs, records) if isinstance(value, Mapping) else nesting.as_array(value, name)
     if array.ndim == 0 or len(array) != runs.steps:
@@ -177,7 +178,8 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Episo
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _attribute(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> str:
+def attribute(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> str:
+    """An attribute of episodes of these runs, as JSON; ColumnError if it has a value for another."""
     live = {records.id_of(i) for i in np.unique(runs.episode).tolist()}
     unknown = [k for k in values if k not in live]
     if unknown:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import takewhile
@@ -36,23 +36,26 @@ Describe = Callable[[Slab, str], "pa.Table"]
 
 
 class Written(NamedTuple):
-    """What one upload adds to the manifest."""
+    """What one upload adds to the manifest. `journal`: the number after that of the journal's object that it is in."""
 
     segments: pa.Table | None
     chunks: pa.Table | None
     data_bytes: int
     ledger: pa.Table | None = None
+    journal: int | None = None
 
 
-class _Job:
+class Job:
     """A laid-out slab on its way to the store; run again if it failed, and done once."""
 
-    def __init__(self, pipeline: Pipeline, slab: Slab, key: str, segments: pa.Table, nbytes: int) -> None:
+    standing: BaseException | None = None  # what it failed with, though it is being tried again
+
+    def __init__(self, pipeline: Pipeline, slab: Slab | None, key: str, segments: pa.Table | None, nbytes: int) -> None:
         self.pipeline = pipeline
         self.key = key
         self.segments = segments
         self.nbytes = nbytes
-        self._slab: Slab | None = slab
+        self._slab = slab
         self._members: list[packing.Member] | None = None  # kept until they are in the store
         self._written: Written | None = None
         self._running = threading.Lock()
@@ -73,18 +76,18 @@ class _Job:
 class Work:
     """Blocks that become a shard, or rows without data; in its pipeline until it is committed."""
 
-    def __init__(self, lay_out: Callable[[Work, Pipeline], _Job | Written], nbytes: int) -> None:
-        self._lay_out: Callable[[Work, Pipeline], _Job | Written] | None = lay_out
+    def __init__(self, lay_out: Callable[[Work, Pipeline], Job | Written | None], nbytes: int) -> None:
+        self._lay_out: Callable[[Work, Pipeline], Job | Written | None] | None = lay_out
         self.nbytes = nbytes
         self.begun = False
-        self.laid_out: Future[_Job | Written] = Future()
+        self.laid_out: Future[Job | Written] = Future()
 
     def lay_out(self, pipeline: Pipeline) -> None:
         """On the ordered thread: nobody else begins it, and no signal comes in between."""
         work, self._lay_out = self._lay_out, None
         try:
             assert work is not None
-            self.laid_out.set_result(work(self, pipeline))
+            pipeline.place(self, work(self, pipeline))
         except BaseException as error:
             self.laid_out.set_exception(error)
         pipeline.finished(self)
@@ -95,7 +98,7 @@ class Work:
         if not self.laid_out.done():
             return True
         job = None if self.laid_out.exception() else self.laid_out.result()
-        return isinstance(job, _Job) and job.future is not None and not job.future.done()
+        return isinstance(job, Job) and job.future is not None and not job.future.done()
 
     def error(self) -> BaseException | None:
         """What it failed with, so far."""
@@ -104,9 +107,9 @@ class Work:
         if failed := self.laid_out.exception():
             return failed
         job = self.laid_out.result()
-        upload = job.future if isinstance(job, _Job) else None
+        upload = job.future if isinstance(job, Job) else None
         if upload is None or not upload.done() or upload.cancelled():  # closing cancels what has not begun: no failure
-            return None
+            return job.standing if isinstance(job, Job) else None
         return upload.exception()
 
     def written(self, pipeline: Pipeline) -> Written:
@@ -175,6 +178,7 @@ class Pipeline:
             self._wanted.set()
         self._begin()
         while wait and not self._has_room(work.nbytes):
+            self.press()
             self._pause(_LOOK_S)
         if work not in self._works[-1:]:
             self._works.append(work)
@@ -210,7 +214,7 @@ class Pipeline:
         while self._under_way() and (left := stop - time.monotonic()) > 0:
             self._pause(min(left, _LOOK_S))
 
-    def retry(self, work: Work, job: _Job) -> Future[Written]:
+    def retry(self, work: Work, job: Job) -> Future[Written]:
         future = self._uploads.submit(job.run)
         future.add_done_callback(lambda _: self.finished(work))
         return future
@@ -238,28 +242,46 @@ class Pipeline:
 
     def _begin(self) -> None:
         """See to it that all work is begun: a call that was interrupted may have left some that is not."""
-        if not self._gathering and self._not_begun():
+        if not self._gathering and self.to_begin():
             self._ordered.submit(self._lay_out_all)
 
     def _lay_out_all(self) -> None:
         """After a moment: who does not wait for room appends and goes on, and would share the interpreter with this."""
-        if not self._not_begun():
+        if not self.to_begin():
             return
         self._gathering = True
         self._wanted.wait(_MOMENT_S)
         self._gathering = False
-        while works := self._not_begun():
+        while works := self.to_begin():
             self._open[works[0]] = None
             works[0].begun = True
             works[0].lay_out(self)
         self._wanted.clear()  # last, lest what comes next begins while its caller is at it
 
-    def lay_out(self, work: Work, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int) -> _Job:
+    def to_begin(self) -> list[Work]:
+        """Those that are to be begun now."""
+        return self._not_begun()
+
+    def press(self) -> None:
+        """Somebody waits for room."""
+
+    def lay_out(
+        self, work: Work, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int
+    ) -> Job | None:
         """Lay blocks out, and send them off; on the ordered thread."""
         slab = assemble(blocks, reward)
         blocks.clear()
+        return self.send_off(work, slab, describe, nbytes)
+
+    def place(self, work: Work, made: Job | Written | None) -> None:
+        """On the ordered thread: this became of a work."""
+        assert made is not None
+        work.laid_out.set_result(made)
+
+    def send_off(self, work: Work, slab: Slab, describe: Describe, nbytes: int) -> Job | None:
+        """Begin to upload a slab; on the ordered thread."""
         key = layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._layout)
-        job = _Job(self, slab, key, describe(slab, key), nbytes)
+        job = Job(self, slab, key, describe(slab, key), nbytes)
         job.future = self.retry(work, job)
         return job
 
@@ -269,7 +291,8 @@ class Pipeline:
             self._open.pop(work, None)
         self._moved.set()
 
-    def encode(self, slab: Slab) -> list[packing.Member]:
+    def encode(self, slab: Slab, more: Mapping[str, Any] | None = None) -> list[packing.Member]:
+        """The members of a shard; `more`: arrays that are no fields, by path."""
         attributes: dict[str, Any] = {
             "trajectory-archive": {"schema": slab.schema.dumps(), "format": layout.PART_VERSION}
         }
@@ -277,8 +300,8 @@ class Pipeline:
             large = self._compression is not None and _stored_bytes(slab) >= _SHELF_FROM_BYTES
             hold = Shelf(self.memory.take()).hold if large else None
             return groups.encode(
-                slab.arrays, attributes=attributes, compression=self._compression, chunk_bytes=self._chunk_bytes,
-                runs=slab.runs, copy=False, hold=hold, each=self._encoders.map,
+                {**slab.arrays, **(more or {})}, attributes=attributes, compression=self._compression,
+                chunk_bytes=self._chunk_bytes, runs=slab.runs, copy=False, hold=hold, each=self._encoders.map,
             )  # fmt: skip
 
     def upload(self, members: list[packing.Member], key: str) -> pa.Table:

@@ -179,7 +179,7 @@ def test_an_upload_that_closing_cancelled_is_no_failure(tmp_path: Path) -> None:
     arc = archive.create(tmp_path / "a")
     with arc.writer() as w:
         work = pipeline.shard([], None, lambda slab, key: slab)  # type: ignore[arg-type, return-value]
-        job = pipeline._Job(w._pipeline, None, "k", None, 0)  # type: ignore[arg-type]
+        job = pipeline.Job(w._pipeline, None, "k", None, 0)  # type: ignore[arg-type]
         job.future = pipeline.Future()
         work.laid_out.set_result(job)
         assert work.error() is None

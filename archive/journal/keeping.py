@@ -1,0 +1,155 @@
+"""The journal of one writer: says when what was added is durable, and sees to it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any
+
+from archive.base import NotDurableError, UsageError, size
+from archive.journal.durable import Durable
+from archive.journal.objects import JournalPipeline, Tick
+from archive.journal.saying import Saying
+from archive.journal.ticking import Ticker
+from archive.manifest import tables
+from archive.write import BufferWriter, Changes
+
+_AT_EXIT_S = 10.0  # that ending without a commit waits for the store
+
+
+class Journal:
+    """Keeps the journal of a writer. `send`: hands in all that is pending, and `tick()`; it is called with the writer's
+    lock held.  `background`: a method of the writer that calls `in_background`; must take the lock."""
+
+    def __init__(
+        self, pipeline: JournalPipeline, changes: Changes, buffers: Mapping[str, BufferWriter],
+        send: Callable[[], object], background: Callable[[], None], within_s: float,
+    ) -> None:  # fmt: skip
+        self._pipeline = pipeline
+        self._buffers = buffers
+        self.send = send
+        self.saying = Saying(changes.undo)
+        self._durable: Mapping[tuple[str, int], int] = {}
+        self._error: BaseException | None = None
+        self.ticker = Ticker(within_s, background)
+        changes.kept = self._kept
+        pipeline.failed = self.ticker.note
+
+    def begin(self, resumed: bool) -> None:
+        """The buffers are as they begin; those that were resumed are journaled at once."""
+        self._durable = self._positions()
+        if resumed:
+            self.saying.live(tables.concat("live", [buffer.live_rows() for buffer in self._buffers.values()]))
+            self.ticker.note(soon=True)
+
+    def say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None:
+        """Values for the next tick."""
+        self.saying.columns(inner, columns or {})
+        self.saying.attributes(inner, attributes or {})
+        if progress is not None:
+            self.saying.progress(progress)
+
+    def _kept(self) -> None:
+        self.ticker.note(soon=self._pipeline.waiting)
+
+    def _positions(self) -> dict[tuple[str, int], int]:
+        found = ((name, buffer.streams.positions()) for name, buffer in self._buffers.items())
+        return {(name, env): position for name, of in found for env, position in of.items()}
+
+    def tick(self) -> Tick:
+        """The end of a tick, with all that is to be said; what it ends was handed in just before."""
+        gone = {name: taken for name, buffer in self._buffers.items() if (taken := buffer.departures.take())}
+        said = self.saying.take({name: tuple([(*one,) for one in taken]) for name, taken in gone.items()})
+        return Tick(said, self._positions(), self.ticker.oldest)
+
+    def ticked(self) -> None:
+        """It was handed in."""
+        self.ticker.take()
+        self._pipeline.retry_failed()
+        self._settle()
+
+    def in_background(self) -> None:
+        """A tick by the journal's thread, with the writer's lock held. What fails is raised by the next call."""
+        try:
+            if self.ticker.oldest is not None:
+                self.send()
+        except BaseException as error:
+            self._error = error
+            logging.getLogger("archive").exception("the journal could not go on")
+
+    def surface(self) -> None:
+        """Raise what failed in the thread."""
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+
+    # -- how far it is ------------------------------------------------------------------------------------------
+
+    @property
+    def durable(self) -> Durable:
+        """How far it is durable now; with the writer's lock held."""
+        self._settle()
+        oldest = next((tick.oldest for tick in self._pipeline.ticks if tick.oldest is not None), self.ticker.oldest)
+        behind = 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
+        collected = sum(buffer.pending_bytes for buffer in self._buffers.values())
+        return Durable(dict(self._durable), behind, self._pipeline.number, self._pipeline.pending_bytes + collected)
+
+    def _settle(self) -> None:
+        """Take note of what has become durable."""
+        ticks = self._pipeline.ticks
+        while ticks and ticks[0].durable:
+            self._durable = ticks.popleft().positions
+
+    def await_durable(self, timeout_s: float, stop: float, durable: Callable[[], Durable]) -> None:
+        """Wait until all ticks so far are durable. Raises what storing one failed with; NotDurableError at `stop`."""
+        for tick in list(self._pipeline.ticks):
+            done = _done(tick.laid_out, stop) and all(_stored(job.future, stop) for job in tick.jobs)
+            if not done:
+                self._raise_behind(timeout_s, durable())
+
+    def _raise_behind(self, timeout_s: float, state: Durable) -> None:
+        raise NotDurableError(
+            f"not durable within {timeout_s:g} s: {size(state.pending_bytes)} are {state.seconds_behind:.1f} s behind, "
+            f"object {state.number} of the journal is next; the store is slow or does not answer: wait longer "
+            "(sync(timeout_s=...)), or add less at a time"
+        )
+
+    def finish(self) -> None:
+        """What is pending is journaled, as it will not be committed; what fails is logged. With the writer's lock."""
+        try:
+            self.send()
+            self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S, lambda: self.durable)
+        except Exception:
+            logging.getLogger("archive").warning("what was added last could not be journaled", exc_info=True)
+
+    def close(self) -> None:
+        """End the thread."""
+        self.ticker.stop()
+
+
+def _done(future: Future[Any], stop: float) -> bool:
+    """Whether it comes to an end in time; raises what it failed with."""
+    wait([future], timeout=max(0.0, stop - time.monotonic()))
+    if not future.done():
+        return False
+    future.result()
+    return True
+
+
+def _stored(future: Future[Any] | None, stop: float) -> bool:
+    return future is not None and _done(future, stop)
+
+
+def seconds(journal_s: float | None) -> float | None:
+    """What was asked for, checked; UsageError if that is no time."""
+    if journal_s is None:
+        return None
+    good = isinstance(journal_s, (int, float)) and not isinstance(journal_s, bool) and 0 < journal_s <= 86400
+    if not good:
+        raise UsageError(
+            f"journal_s={journal_s!r}: give the seconds after which what was added is durable at the latest, above 0, "
+            "such as 2.0; or None for no journal"
+        )
+    return float(journal_s)

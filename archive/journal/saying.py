@@ -1,0 +1,141 @@
+"""Pure, no I/O: what the next tick says beside steps: what is gone, values of columns and attributes, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.base import ColumnError, Undo, escape, jsontree
+from archive.journal.entries import JournalColumn, Steps
+from archive.write import BufferWriter, Column, cut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Name = tuple[str, str]  # of a buffer, and of its column or attribute
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of a column for the live steps of one episode."""
+
+    steps: tuple[Steps, ...]
+    column: Column
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one tick says. `live`: rows of what a resumed rank began with. By buffer and name: column values by
+    episode, the newest alone; attributes by episode id."""
+
+    gone: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
+    live: pa.Table | None = None
+    columns: Mapping[Name, Mapping[str, Values]] = field(default_factory=dict)
+    attributes: Mapping[Name, Mapping[str, Any]] = field(default_factory=dict)
+    progress: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.columns or self.attributes) or None is not self.progress or self.live is not None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns by path in the object's group, in stored form."""
+        return {
+            _path(*name): np.concatenate([one.column.array for one in of.values()]) for name, of in self.columns.items()
+        }
+
+    @property
+    def entries(self) -> dict[str, dict[str, JournalColumn]]:
+        """The columns as the object's index has them."""
+        out: dict[str, dict[str, JournalColumn]] = {}
+        for (buffer, name), of in self.columns.items():
+            steps = tuple(run for one in of.values() for run in one.steps)
+            dtype = next(iter(of.values())).column.dtype
+            out.setdefault(buffer, {})[name] = JournalColumn(_path(buffer, name), dtype, steps)
+        return out
+
+    @property
+    def texts(self) -> dict[str, dict[str, str]]:
+        """The attributes as the object's index has them."""
+        out: dict[str, dict[str, str]] = {}
+        for (buffer, name), values in self.attributes.items():
+            out.setdefault(buffer, {})[name] = jsontree.dumps(dict(values), where=f"attributes.{name}")
+        return out
+
+
+def _path(buffer: str, name: str) -> str:
+    """No field has such a path: `%c` is no escape."""
+    return f"%columns/{escape(buffer)}/{escape(name)}"
+
+
+class Saying:
+    """What was said since the last tick. Calls are serialised by the writer's lock."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self._columns: dict[Name, dict[str, Values]] = {}
+        self._attributes: dict[Name, dict[str, Any]] = {}
+        self._progress: str | None = None
+        self._live: pa.Table | None = None
+
+    def columns(self, inner: BufferWriter, columns: Mapping[str, Mapping[str, Any]]) -> None:
+        """Values of columns of a buffer: name -> {episode id: one value a live step of it}."""
+        made = {(inner.name, name): _values(inner, name, values) for name, values in columns.items()}
+        for name, values in made.items():
+            _check_alike(name, self._columns.get(name, {}) | values)
+        self._undo.attributes(self, "_columns")
+        merged = {name: self._columns.get(name, {}) | values for name, values in made.items() if values}
+        self._columns = self._columns | merged
+
+    def attributes(self, inner: BufferWriter, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Values of attributes of a buffer: name -> {episode id: JSON value}."""
+        runs, _ = inner.live_runs()
+        made = {
+            (inner.name, name): jsontree.loads(cut.attribute(name, values, runs, inner.streams.records))
+            for name, values in attributes.items()
+        }
+        self._undo.attributes(self, "_attributes")
+        merged = {name: self._attributes.get(name, {}) | values for name, values in made.items() if values}
+        self._attributes = self._attributes | merged
+
+    def progress(self, value: Any) -> None:
+        """The run's counters, as JSON."""
+        text = jsontree.dumps(value, where="progress")
+        self._undo.attributes(self, "_progress")
+        self._progress = text
+
+    def live(self, rows: pa.Table) -> None:
+        """What a resumed rank began with."""
+        self._live = rows
+
+    def take(self, gone: Mapping[str, tuple[Steps, ...]]) -> Said:
+        """All of it, and what is gone; the next tick begins anew."""
+        self._undo.attributes(self, "_columns", "_attributes", "_progress", "_live")
+        said = Said(gone, self._live, self._columns, self._attributes, self._progress)
+        self._columns, self._attributes, self._progress, self._live = {}, {}, None, None
+        return said
+
+
+def _values(inner: BufferWriter, name: str, values: Any) -> dict[str, Values]:
+    if not isinstance(values, Mapping):
+        raise ColumnError(f"column {name!r}: give a dict of episode id to array, one value a live step of the episode")
+    records = inner.streams.records
+    numbers = {key: number for key in values if (number := records.number_of(key)) is not None}
+    runs = inner.live_set.runs()
+    runs = runs.pick((runs.length > 0) & np.isin(runs.episode, list(numbers.values())))
+    out = {}
+    for key, value in values.items():
+        mine = runs.pick(runs.episode == numbers.get(key, -1))
+        column = cut.column(name, {key: value}, mine, records)
+        out[key] = Values(tuple(map(tuple, inner.addresses(mine))), column)  # type: ignore[arg-type]
+    return out
+
+
+def _check_alike(name: Name, values: Mapping[str, Values]) -> None:
+    """Those of one tick lie in one array."""
+    kinds = {(one.column.dtype, one.column.array.shape[1:]) for one in values.values() if len(one.column.array)}
+    if len(kinds) > 1:
+        raise ColumnError(f"column {name[1]!r} of buffer {name[0]!r} has values of several dtypes or shapes: {kinds}")

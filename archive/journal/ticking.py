@@ -1,0 +1,89 @@
+"""Threads, but no I/O of its own: when the next tick of a journal is due, and a thread that makes it then."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+QUIET_S = 0.02  # without a call: what belongs together was said
+SOON_S = 0.1  # at most, where a shard is full
+_EARLIEST = 0.75  # of the time within which a tick is due: from then on a quiet moment is waited for
+_LATE_S = 0.01
+_END_S = 1.0
+
+
+class Ticker:
+    """Calls `work`, a method of its owner, at most `within_s` after the oldest note; ends when its owner is gone.
+
+    It belongs to the process that made it: a forked child has no such thread.
+    """
+
+    def __init__(self, within_s: float, work: Callable[[], None]) -> None:
+        self.within_s = within_s
+        self.oldest: float | None = None
+        self._latest = 0.0
+        self._hurry: float | None = None  # since when the next tick is to come soon
+        self._work = weakref.WeakMethod(work)
+        self._woken = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="archive-journal", daemon=True)
+        weakref.finalize(work.__self__, self._wake).atexit = False  # type: ignore[attr-defined]
+        self._thread.start()
+
+    def note(self, *, soon: bool = False) -> None:
+        """Something was added; `soon`: and much is pending."""
+        self._latest = now = time.monotonic()
+        if soon and self._hurry is None:
+            self._hurry = now
+            self._wake()
+        if self.oldest is None:
+            self.oldest = now
+            self._wake()
+
+    def take(self) -> None:
+        """A tick was made."""
+        self.oldest = self._hurry = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the tick is overdue, because the thread did not get its turn."""
+        return self.oldest is not None and time.monotonic() > self.oldest + self.within_s + _LATE_S
+
+    def stop(self) -> None:
+        """End the thread, once it has done what it is doing; it is waited for no longer than a moment, as the caller
+        may hold what it waits for."""
+        self._stopped = True
+        self._wake()
+        self._thread.join(_END_S)
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wait(None)
+            if self._work() is None:
+                return
+            self._await_moment()
+            work = self._work()
+            if work is not None and not self._stopped:
+                work()
+            del work
+
+    def _await_moment(self) -> None:
+        """Until the tick is due, or nobody wants one any more."""
+        while (oldest := self.oldest) is not None and not self._stopped:
+            now, begin, end = time.monotonic(), oldest + _EARLIEST * self.within_s, oldest + self.within_s
+            if (hurry := self._hurry) is not None:
+                begin, end = min(begin, hurry), min(end, hurry + SOON_S)
+            quiet = self._latest + QUIET_S
+            due = min(end, max(begin, quiet))
+            if now >= due:
+                return
+            self._wait(due - now)
+
+    def _wait(self, seconds: float | None) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()

@@ -1,0 +1,86 @@
+"""The verbs of a writer that keeps a journal; a thin face over `archive.journal`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from archive.base import UsageError
+from archive.journal import Durable, Journal
+from archive.write import Buffer, BufferWriter
+
+if TYPE_CHECKING:
+    import threading
+
+
+class Journaled(Buffer):
+    """What `arc.writer(journal_s=2.0)` can beside writing: say how far it is durable, and wait for it."""
+
+    _closed: bool
+    _lock: threading.RLock
+    _journal: Journal | None
+    _buffers: dict[str, BufferWriter]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
+        with self._writer._entered():
+            yield
+
+    def journal(
+        self,
+        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        progress: Any = None,
+        buffer: str | None = None,
+    ) -> None:
+        """Journal values with the next tick, so that a recovery finds them: for what every checkpoint says anew.
+
+        columns: name -> {episode id: one value a live step of it}, of live episodes only.  attributes: name -> {episode
+        id: JSON value}.  progress: the run's counters, rank 0's.  buffer: whose episodes, "replay" by default.
+        """
+        if buffer is None:
+            super().journal(columns, attributes, progress)
+            return
+        if buffer not in self._buffers:
+            raise UsageError(f"there is no buffer {buffer!r}; make it with w.buffer(...) first")
+        Buffer(self._writer, self._buffers[buffer]).journal(columns, attributes, progress)
+
+    @property
+    def durable_until(self) -> Durable:
+        """How far what was added is durable: positions of each stream, seconds behind, the journal's next number."""
+        with self._writer._entered():
+            return self._kept().durable
+
+    def sync(self, timeout_s: float = 60.0) -> Durable:
+        """Journal everything added so far, and wait until it is durable; how far that is.
+
+        Raises what storing it failed with; NotDurableError (a TimeoutError) after the time. What was added is kept.
+        """
+        stop = time.monotonic() + timeout_s
+        with self._writer._entered():
+            journal = self._kept()
+            journal.send()
+        journal.await_durable(timeout_s, stop, self._looked)
+        return self._looked()
+
+    def _tick(self) -> None:
+        """By the journal's thread."""
+        with self._lock:
+            if self._journal is not None and not self._closed:
+                self._journal.in_background()
+
+    def _say(self, inner: BufferWriter, columns: Any, attributes: Any, progress: Any) -> None:
+        """Keep values for the next tick."""
+        self._kept().say(inner, columns, attributes, progress)
+
+    def _looked(self) -> Durable:
+        with self._lock:
+            return self._kept().durable
+
+    def _kept(self) -> Journal:
+        if self._journal is None:
+            raise UsageError("this writer keeps no journal: open it with arc.writer(journal_s=2.0)")
+        return self._journal
