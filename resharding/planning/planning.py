@@ -11,6 +11,7 @@ from archive.checkpoint import Checkpoint
 from archive.manifest import place as writer_place
 from resharding.placing import Rules, Source, filtered, identity, place, within_bounds
 from resharding.planning.plans import Plan
+from resharding.planning.tails import with_tails
 
 
 def plan(
@@ -27,6 +28,7 @@ def plan(
     filter: Any = None,
     weights: str | None = None,
     allow_missing: bool = False,
+    tails: str | None = None,
 ) -> Plan:
     """Plan the redistribution of a checkpoint over `world_size` ranks (default: this job's). Reads no data.
 
@@ -41,12 +43,16 @@ def plan(
     (default), "continue" (default where nothing moves; else only the one at the end of each row) or "drop".
     filter: a condition, or what `Episodes.filter` takes.
     allow_missing: plan without the ranks that a crash checkpoint lacks.
+    tails: what becomes of what the run's newest session journaled beyond the checkpoint (`arc.writer(journal_s=)`).
+    "live": it is in the buffers, as `arc.recover()` has it; "archive": it stays an episode of the archive, and is in no
+    buffer; "ignore": it is left behind. Default: "live" for the newest whole checkpoint of a run that keeps a journal.
     """
     if not checkpoint.whole and not allow_missing:
         raise PartialCheckpointError(
             f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to "
             f"do without them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
         )
+    checkpoint, origin = with_tails(checkpoint, tails)
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"
     room = _capacities(capacity, source)
@@ -67,7 +73,7 @@ def plan(
         placements[name] = (
             identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
         )
-    return Plan(source, world_size, rules, placements, same, None if filter is None else str(filter))
+    return Plan(source, world_size, rules, placements, same, None if filter is None else str(filter), origin)
 
 
 def _capacities(capacity: int | Mapping[str, int] | None, source: Source) -> dict[str, int | None]:

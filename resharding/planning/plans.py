@@ -16,7 +16,7 @@ import numpy as np
 
 from archive.base import UsageError, cached_property, size, visible
 from archive.checkpoint import Checkpoint
-from archive.manifest import place
+from archive.manifest import Origin, place
 from archive.views import plots, reports
 from resharding.placing import FILTERED, Dropped, Parts, Placement, Rules, Source
 from resharding.sharing import Share
@@ -34,6 +34,7 @@ class Plan:
     placements: Mapping[str, Placement]
     is_identity: bool
     conditions: str | None = None
+    origin: Origin | None = None  # what a session goes on from, if not what the checkpoint says
 
     def __post_init__(self) -> None:
         for placement in self.placements.values():
@@ -43,7 +44,7 @@ class Plan:
         object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
 
     def __reduce__(self) -> Any:
-        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.conditions)
+        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.conditions, self.origin)
         return Plan, (self.source, self.world_size, *rest)
 
     @property
@@ -194,6 +195,7 @@ class Plan:
         body = {
             "format": FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
             "world_size": self.world_size, "identity": self.is_identity, "conditions": self.conditions,
+            "origin": None if self.origin is None else list(self.origin),
             "buffers": {
                 name: {"rules": vars(self.rules[name]), "parts": _lists(p.parts), "dropped": _lists(p.dropped)}
                 for name, p in self.placements.items()
@@ -216,8 +218,16 @@ class Plan:
         return cls(
             Source(checkpoint), body["world_size"], {n: Rules(**e["rules"]) for n, e in entries.items()},
             {n: Placement(Parts(*map(_ints, e["parts"])), _dropped(e["dropped"])) for n, e in entries.items()},
-            body["identity"], body["conditions"],
+            body["identity"], body["conditions"], _origin(body.get("origin")),
         )  # fmt: skip
+
+
+def _origin(values: list[Any] | None) -> Origin | None:
+    """From JSON, in which ranks are strings."""
+    if values is None:
+        return None
+    session, run, commit, *counts = values
+    return Origin(session, run, commit, *({int(r): n for r, n in of.items()} if of else of for of in counts))
 
 
 def _lists(columns: Any) -> list[Any]:

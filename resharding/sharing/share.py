@@ -11,7 +11,7 @@ from archive.arrays import Ints
 from archive.base import NotFoundError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.fields import FieldSpec, Path
-from archive.manifest import Resume
+from archive.manifest import Origin, Resume
 from archive.read import Episodes
 from resharding.placing import Placement, Rules, Source
 from resharding.sharing.sharebuffer import Layout, ShareBuffer, ShareEpisode
@@ -39,6 +39,9 @@ class Dealt(Protocol):
 
     @property
     def is_identity(self) -> bool: ...
+
+    @property
+    def origin(self) -> Origin | None: ...
 
     @property
     def dropped(self) -> dict[str, dict[str, int]]: ...
@@ -172,7 +175,7 @@ class Share:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
         buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
-        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number, ck.origin, ck.name)
+        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number, self.plan.origin or ck.origin, ck.name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "rank": self.rank}
