@@ -29,8 +29,8 @@ def with_tails(checkpoint: Checkpoint, tails: str | None) -> tuple[Checkpoint, O
         if tails is None:
             return checkpoint, None
         raise UsageError(
-            f"tails={tails!r}: checkpoint {checkpoint.name!r} is not the newest whole one of run {checkpoint.run!r}, so "
-            "what came after it is no tail; plan arc.checkpoints.latest, or with tails='ignore'"
+            f"tails={tails!r}: checkpoint {checkpoint.name!r} is not the newest whole one of run {checkpoint.run!r}, "
+            "so what came after it is no tail; plan arc.checkpoints.latest, or with tails='ignore'"
         )
     return (checkpoint, newest.origin) if tails == ARCHIVE else (newest, None)
 
