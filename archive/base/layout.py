@@ -19,10 +19,11 @@ FEATURES = frozenset({JOURNAL})  # that this library knows; an archive has those
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
 PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
+_JOURNALED = re.compile(r"journal/(?P<session>[^/.]+)/rank-(?P<rank>[0-9]{5,})/(?P<number>[0-9]{9})\.zip")
 _MADE = (  # by writers: nothing else is ever deleted
     re.compile(r"manifest/[0-9a-f]{8}-(?P<session>[^/.]+)\.[a-z]+\.parquet"),
     re.compile(r"shards/[0-9a-f]{8}-(?P<session>[^/.]+)-[0-9]{5,}\.(?:zip|zarr)"),
-    re.compile(r"journal/(?P<session>[^/.]+)/rank-[0-9]{5,}/[0-9]{9}\.zip"),
+    _JOURNALED,
     re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
 )
 
@@ -52,6 +53,12 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
 def journal_key(session: str, rank: int, number: int) -> str:
     """What a rank of a session made durable at one tick; numbers count from 0, without gaps."""
     return f"journal/{escape(session)}/rank-{rank:05d}/{number:09d}.zip"
+
+
+def journal_place(key: str) -> tuple[str, int, int] | None:
+    """Of an object of a journal its session (escaped), rank and number; None for all else."""
+    found = _JOURNALED.fullmatch(key)
+    return None if found is None else (found["session"], int(found["rank"]), int(found["number"]))
 
 
 def request_key(name: str) -> str:

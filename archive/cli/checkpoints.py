@@ -1,5 +1,5 @@
-"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes,
-and asking for one more."""
+"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes, and asking for one
+more; `tails`, `recover`: what was journaled since, and making a checkpoint of it."""
 
 from __future__ import annotations
 
@@ -81,3 +81,32 @@ def request_checkpoint(target: Target) -> None:
     key = requests.post(target.open().storage)
     looks = f"The job looks every {requests.POLL_S:.0f} s; `archive checkpoints` shows when it is done"
     target.answer({"request": key}, f"requested: {key}. {looks}")
+
+
+_of_journal = click.option("--run", default="main", show_default=True, metavar="NAME", help="Of this run.")
+
+
+@click.command()
+@on_archive()
+@_of_journal
+def tails(target: Target, run: str) -> None:
+    """What a run's newest session has journaled beyond its newest checkpoint, and why each rank's journal ends."""
+    found = target.open().tails(run)
+    target.answer(found.to_json(), str(found))
+
+
+@click.command()
+@on_archive(time_travel=False, writes=True)
+@_of_journal
+@click.option("--dry-run", is_flag=True, help="Say what would be recovered; as `archive tails` does.")
+def recover(target: Target, run: str, dry_run: bool) -> None:
+    """Make a checkpoint of what a dead job has journaled beyond its newest one. The next job does so by itself."""
+    arc = target.open()
+    found = arc.tails(run)
+    if dry_run or not found:
+        text = f"{found}\n{'nothing is recovered yet' if found else 'nothing is to be recovered'}"
+        target.answer({"commit": None, "checkpoint": None, "tails": found.to_json()}, text)
+        return
+    made = arc.recover(run)
+    text = f"{found}\ncheckpoint {made.name!r}, commit {made.number}, has it"
+    target.answer({"commit": made.number, "checkpoint": made.name, "tails": found.to_json()}, text)

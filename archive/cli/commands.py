@@ -24,6 +24,8 @@ COMMANDS = {  # name: module and function; the order of --help
     "plan": "checkpoints:plan",
     "reshard": "transfer:reshard",
     "request-checkpoint": "checkpoints:request_checkpoint",
+    "tails": "checkpoints:tails",
+    "recover": "checkpoints:recover",
     "merge": "transfer:merge",
     "split": "transfer:split",
     "filter": "transfer:filter_",

@@ -26,6 +26,8 @@ YES = click.option("--yes", is_flag=True, help="Do it; without this, say what wo
 def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums.
 
+    So is what was journaled since the newest checkpoints: what of it is damaged is a warning.
+
     Exit code 1 if something is wrong; 2 if nothing is,
     but shards of other archives were left out for want of --allow-base.
     """
@@ -42,6 +44,7 @@ def verify(target: Target, deep: bool) -> None:
 
 def _show_report(report: maintenance.Report, deep: bool) -> None:
     looked = f"{report.commits} commits, {report.manifests} tables, {report.states} states, {report.shards} shards"
+    looked += f", {report.journaled} objects of journals" if report.journaled else ""
     output.say(f"{looked}, {size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}")
     if report.findings:
         example = "episodes there, for example"
@@ -49,6 +52,9 @@ def _show_report(report: maintenance.Report, deep: bool) -> None:
         output.table(rows, ("object", "problem", example))
     elif report.sound:
         output.say("all sound")
+    if report.warnings:
+        output.say("what was journaled since the newest checkpoint cannot all be recovered:")
+        output.table([{"object": f.object, "problem": f.problem} for f in report.warnings], ("object", "problem"))
     if report.not_allowed:
         options = " ".join(f"--allow-base {output.cell(url, limit=None)}" for url in report.not_allowed)
         output.say(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Steps = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
 ROWS = ("segments", "ledger", "live")  # tables of which it may have rows, as members <table>.parquet
+_END, _END_BYTES = b"PK\x05\x06", 22  # of a ZIP: its last record
 _REMEDY = "what this rank journaled from here on is lost"
 
 
@@ -109,6 +110,8 @@ def parse(data: bytes, key: str, where: str) -> Read:
     entry = Entry.from_json(body, what=f"the index of {where}", error=CorruptStateError, remedy=_REMEDY)
     if entry.key != key:
         raise CorruptStateError(f"{where} says that it is {entry.key}: it does not belong there; {_REMEDY}")
+    if data[-_END_BYTES:][:4] != _END:
+        raise CorruptStateError(f"{where} ends before its end, as what was torn does; {_REMEDY}")
     for member in entry.members:
         _check(data[stop + member.offset : stop + member.offset + member.size], member, where)
     return Read(entry, data, stop)

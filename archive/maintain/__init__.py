@@ -6,6 +6,7 @@ from __future__ import annotations
 from archive.maintain import drafting, forgetting, maintenance, moving, repairing, standing, tags
 from archive.maintain.asking import Asked, asked
 from archive.maintain.drafting import Decided, Draft
+from archive.maintain.journaled import Journaled
 from archive.maintain.keeping import read_tags
 from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan, Redacted
 from archive.maintain.maintenance import verify
@@ -29,6 +30,7 @@ __all__ = [
     "ForgetPlan",
     "Held",
     "Info",
+    "Journaled",
     "Mask",
     "Moved",
     "Piece",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.base import ArchiveError, layout
 from archive.checkpoint import Checkpoint, StagedFile
+from archive.journal import Tails, tails
 from archive.maintain import splices
 from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
@@ -66,7 +67,9 @@ class Report:
     shards: int = 0
     states: int = 0
     bytes: int = 0
+    journaled: int = 0  # objects of journals beyond the newest checkpoints
     findings: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)  # what no commit promises, and is lost as it stands
     not_allowed: dict[str, int] = field(default_factory=dict)  # URL of another archive -> its shards, not looked at
 
     @property
@@ -80,6 +83,9 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     resume left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is
     as it was written. Where something was let go of, the tables, checkpoints and shards are those that the newest
     commit and the tagged ones lead to: what else there was need not be there.
+
+    So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
+    beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
 
     Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
     counted, and the report is not sound then.
@@ -96,6 +102,7 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     _check_chains(archive, resumes, report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
         _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
+    _check_tails(archive, report)
     looked_at: set[str] = set()
     for table in _tables_of_shards(archive, report, reach):
         for index, episodes in _shards(archive, table, looked_at, report):
@@ -173,6 +180,31 @@ def _check_staged(
             resumes.add(Checkpoint(archive.storage, commit), index)
             if report.deep:
                 _attempt(report, staged.key, file.check)
+
+
+def _check_tails(archive: Opened, report: Report) -> None:
+    """What the newest session of each run has journaled since its newest checkpoint."""
+    for run, entry in archive.head.runs.items():
+        if not entry.journal:
+            continue
+        found: Tails | None = _attempt(report, f"the journal of run {run!r}", partial(_tails, archive, run))
+        for one in () if found is None else found.ranks:
+            report.journaled += one.objects
+            if one.ended == tails.DAMAGED:
+                key = layout.journal_key(entry.session, one.rank, one.next)
+                lost = _count_from(archive.storage, key)
+                problem = f"{one.why}; if the job dies now, this and what comes after it, {lost} objects, are lost"
+                report.warnings.append(Finding(key, problem))
+
+
+def _tails(archive: Opened, run: str) -> Tails:
+    return tails.of_run(archive.storage, archive.head, run)
+
+
+def _count_from(storage: Storage, key: str) -> int:
+    """How many objects of a journal are there from this one on."""
+    folder, _, name = key.rpartition("/")
+    return sum(other >= name for other in storage.list(folder))
 
 
 def _tables_of_shards(archive: Opened, report: Report, reach: Reach | None) -> Iterator[pa.Table]:

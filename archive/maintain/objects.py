@@ -12,7 +12,7 @@ from archive.store import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FOLDERS = ("manifest", "shards", "states")
+_FOLDERS = ("journal", "manifest", "shards", "states")
 Sizes = dict[str, int]  # key -> bytes
 
 
@@ -38,8 +38,8 @@ def no_longer(storage: Storage, before: Collection[str], after: Collection[str])
 
 
 def check_made(storage: Storage, keys: Iterable[str]) -> None:
-    """Refuse to let go of, or to delete, what is no shard, staged object or manifest file of the archive: a table that
-    names such a thing is damaged, or made up."""
+    """Refuse to let go of, or to delete, what is no shard, object of a journal, staged object or manifest file of the
+    archive: a table that names such a thing is damaged, or made up."""
     strange = [key for key in keys if layout.session_of(key) is None]
     if strange:
         raise CorruptManifestError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import layout, size
+from archive.maintain.journaled import Journaled
 from archive.maintain.retained import retained_reach, walk
 from archive.manifest import (
     Commit,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _DIRECTORY = ".zarr/"  # after the name of a shard that is a folder of objects
-_PRUNED = ("shards/", "states/", "manifest/")  # what a prune may delete
+_PRUNED = ("shards/", "states/", "manifest/", "journal/")  # what a prune may delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Held:
 class Usage:
     """What an archive takes: each object counts once, where it comes first.
 
-    live: what the newest checkpoint of each run needs, and the tables of the newest commit.  checkpoints: what only
+    live: what the newest checkpoint of each run needs, what was journaled since, and the tables of the newest commit.
+    checkpoints: what only
     other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as forget(episodes="unreferenced")
     lets go of.  prunable: what nothing that is retained leads to, as prune() deletes once it is old enough.  other:
     commits, claims of sessions and the like, which stay.
@@ -91,12 +93,12 @@ class Info:
 def usage(storage: Storage, head: Commit) -> Usage:
     """What the archive takes as of this commit: tables, and one listing of all objects, are read, no data."""
     reach = retained_reach(storage, head).keys
-    live, held = _live(storage, head), _held(storage, head)
+    live, held, tails = _live(storage, head), _held(storage, head), Journaled.of(head)
     out = dict.fromkeys(Usage.__slots__, Held())
     for found in storage.scan(""):
         key = _shard_of(found.key)
         reason = "other"
-        if key in live:
+        if key in live or tails.awaited(key):
             reason = "live"
         elif key.startswith(_PRUNED) and not key.endswith(layout.PRUNED):
             reason = _reason(key, reach, held, forgot=head.let_go is not None)

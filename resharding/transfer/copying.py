@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AT_ONCE = 4
 SHARDS_PER_TASK = 8
 METADATA = "zarr.json"
-_SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z")
+_SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z|journal/[A-Za-z0-9_%-]+/rank-[0-9]{5,}/[0-9]{9}\.zip\Z")
 
 Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its members as rows of the chunk table
 
@@ -40,7 +40,9 @@ def copy_shards(
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
-    present = set(target.list("shards"))
+    present = {f"shards/{name}" for name in target.list("shards")}
+    if any(_plain(shard).startswith("journal/") for shard in rows):
+        present.update(one.key for one in target.scan("journal"))
     jobs = [
         job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
     ]
@@ -63,8 +65,7 @@ def _plain(shard: str) -> str:
 
 def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
     """A packed shard is there whole or not at all; of a directory the group's metadata comes last."""
-    name = shard.removeprefix("shards/")
-    return name in present or (f"{name}/" in present and target.exists(f"{shard}/{METADATA}"))
+    return shard in present or (f"{shard}/" in present and target.exists(f"{shard}/{METADATA}"))
 
 
 def copy_all(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from archive.base import escape, layout
-from archive.maintain import check_made, read_pins, retained, walk
+from archive.maintain import Journaled, check_made, read_pins, retained, walk
 from archive.maintain.pruning.past import Past
 from archive.maintain.pruning.plans import Going, Group, grouped
 from archive.maintain.pruning.scanning import Scan
@@ -24,6 +24,7 @@ RUNNING = "of a session that may still commit"
 YOUNG = "not committed yet, and younger than the wait"
 STRANGE = "of no session: not made by this library"
 LIST = "the list of an earlier prune"
+_OF_STEPS = ("shards/", "journal/")  # what shards lie below
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,10 @@ class Chooser:
         if not keys:
             return
         self._past.follow(head)
-        if self._past.lost_rows and any(key.startswith("shards/") for key in keys):
+        if self._past.lost_rows and any(key.startswith(_OF_STEPS) for key in keys):
             self._past.read_shards(self._there())
         running = {escape(entry.session) for entry in head.runs.values()}
+        journaled = Journaled.of(head)
         for key in keys:
             if key in pins:
                 yield Fate(key, PINNED)
@@ -107,7 +109,7 @@ class Chooser:
             elif key in self._past.named or key in self._past.shards:
                 yield self._superseded(head, key)
             else:
-                yield self._left(key, running)
+                yield self._left(key, running - ({layout.session_of(key)} if journaled.passed(key) else set()))
 
     def _superseded(self, head: Commit, key: str) -> Fate:
         """Of what commits named that are not retained: all stay that can still be opened, which those from the last

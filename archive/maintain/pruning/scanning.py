@@ -10,7 +10,7 @@ from typing import NamedTuple
 from archive.base import layout
 from archive.store import Storage
 
-FOLDERS = ("manifest", "shards", "states")
+FOLDERS = ("journal", "manifest", "shards", "states")
 
 
 class Seen(NamedTuple):

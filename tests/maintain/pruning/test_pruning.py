@@ -254,8 +254,14 @@ def test_what_another_archive_refers_to_stays(tmp_path: Path) -> None:
 
 def test_what_nobody_knows_stays(tmp_path: Path) -> None:
     arc = let_go(turned(tmp_path))
-    keys = ["shards/notes.txt", "states/readme", "manifest/x.parquet", "shards/0000000g-s-00000.zip"]
-    elsewhere = ["notes.txt", "requests/1-00000000.json", "damaged/x", "clock/1", "journal/s/rank-00000/1.zip"]
+    keys = [
+        "shards/notes.txt",
+        "states/readme",
+        "manifest/x.parquet",
+        "shards/0000000g-s-00000.zip",
+        "journal/s/rank-00000/1.zip",
+    ]
+    elsewhere = ["notes.txt", "requests/1-00000000.json", "damaged/x", "clock/1"]
     arc.storage.put_many((key, b"mine") for key in keys + elsewhere)
     plan = arc.prune(dry_run=False, **NOW)
     assert why(plan)[choosing.STRANGE] == len(keys)
