@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from archive.base import UsageError
-from archive.journal import Durable, Journal
-from archive.write import Buffer, BufferWriter
+from archive.journal import Durable, Journal, JournalPipeline
+from archive.write import Buffer, BufferWriter, Changes, Pipeline
 
 if TYPE_CHECKING:
     import threading
@@ -22,6 +23,11 @@ class Journaled(Buffer):
     _lock: threading.RLock
     _journal: Journal | None
     _buffers: dict[str, BufferWriter]
+    _changes: Changes
+
+    @abstractmethod
+    def _sent(self) -> object:
+        """Send off everything added so far, with the lock held."""
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -65,6 +71,24 @@ class Journaled(Buffer):
             journal.send()
         journal.await_durable(timeout_s, stop, self._looked)
         return self._looked()
+
+    def _journal_of(self, pipeline: Pipeline, journal_s: float | None) -> Journal | None:
+        if journal_s is None or not isinstance(pipeline, JournalPipeline):
+            return None
+        return Journal(pipeline, self._changes, self._buffers, self._sent, self._tick, journal_s)
+
+    def _tick_late(self) -> None:
+        """By a thread that makes a call, as the journal's own does not get its turn; not in the midst of what belongs
+        together."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            with self._lock:
+                self._sent()
+
+    def _journal_the_rest(self) -> None:
+        """As there will be no commit of it."""
+        if self._journal is not None and not self._closed and not self._changes.broken:
+            with self._lock:
+                self._journal.finish()
 
     def _tick(self) -> None:
         """By the journal's thread."""

@@ -7,33 +7,28 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from archive.base import ClosedError, DuplicateEpisodeError, UsageError, check_text, one_line
+from archive.base import ClosedError, UsageError, check_text, one_line
 from archive.checkpoint import (
     Keep,
     Pending,
-    RankRows,
     Saver,
-    added,
     finish_at_exit,
-    fresh_rows,
     git_revision,
-    ledger_files,
     next_sequence,
     rows_of,
-    stamped,
     watch,
 )
+from archive.committing import RowCommits
 from archive.fields import Schema
-from archive.journal import Journal, JournalPipeline
+from archive.journal import JournalPipeline
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers, Seen, TakenOver, loading
-from archive.manifest import Commit, CommitLog, Place, Resume, Snapshot, commits, open_session, tablefiles
+from archive.manifest import Commit, CommitLog, Place, Resume, commits, open_session
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
 
@@ -62,25 +57,22 @@ class Writer(Journaled):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._known_at = -1
         open_session(log, place, None if keep is None else keep.rule, resume, journal=journal_s is not None)
         on_commit(log.head)
-        self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
-        self._journal: Journal | None = None
-        if journal_s is not None:
-            came_from = None if resume is None else resume.checkpoint
-            self._pipeline = pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from)
+        came_from = None if resume is None else resume.checkpoint
+        if journal_s is None:
+            self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
+        else:
+            self._pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from)
+        self._rows = RowCommits(log, place)
         self._changes = Changes(self._pipeline)
-        self._ids = Ids(place, self._known_ids, self._changes.undo)
-        self._saver = Saver(
-            storage, log, place, self._pipeline.wait, self._saved, None if resume is None else resume.checkpoint, then
-        )
+        self._ids = Ids(place, self._rows.known_ids, self._changes.undo)
+        self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
         taken = TakenOver(self._ledger_rows, dict)
         self._ledgers = Ledgers(self, place, self._ids, taken)
-        if journal_s is not None:
-            self._journal = Journal(pipeline, self._changes, self._buffers, self._sent, self._tick, journal_s)
+        self._journal = self._journal_of(self._pipeline, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():
@@ -201,7 +193,7 @@ class Writer(Journaled):
                 unconsumed = rewind()
             request = self._saver.request(
                 step, name, save_replay=save_replay, progress=progress, unconsumed=unconsumed, metrics=metrics,
-                config=config, partial=partial, known_at=self._known_at,
+                config=config, partial=partial, known_at=self._rows.known_at,
             )  # fmt: skip
             given = {MAIN_BUFFER: {"columns": columns, "attributes": attributes, "state": state}, **(buffers or {})}
             cuts = [self._cut(name, given.pop(name, {}), incomplete) for name in list(self._buffers)]
@@ -253,9 +245,7 @@ class Writer(Journaled):
         if os.getpid() != self._pid:  # a forked child that ends by an exception; the writer goes on in its parent
             return
         self._saver.give_up()  # other ranks may be gone for good
-        if self._journal is not None and not self._closed and not self._changes.broken:
-            with self._lock:
-                self._journal.finish()
+        self._journal_the_rest()
         if failed := self._end():
             error.add_note(f"a checkpoint that was under way failed too: {failed}")
 
@@ -275,9 +265,8 @@ class Writer(Journaled):
         if self._changes.left_over and not self._lock._is_owned():  # type: ignore[attr-defined]
             with self._lock:  # nobody else is within a call now, so an interrupt has left it
                 self._changes.settle()
-        if self._journal is not None and self._journal.ticker.late and not self._lock._is_owned():  # type: ignore[attr-defined]
-            with self._lock:
-                self._sent()
+        if self._journal is not None and self._journal.ticker.late:
+            self._tick_late()
         return self._lock
 
     def _check_process(self) -> None:
@@ -307,9 +296,7 @@ class Writer(Journaled):
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
-                if self._journal is not None:
-                    with self._lock:
-                        self._journal.finish()
+                self._journal_the_rest()
             except Exception:
                 logging.getLogger("archive").exception("a checkpoint failed while the interpreter was ending")
 
@@ -367,35 +354,10 @@ class Writer(Journaled):
             self._pipeline.forget(works)
             return self._log.head
 
-        def build(parent: Commit, attempt: int) -> Commit:
-            commits.fence(parent, self.run, self.session)
-            return self._draft(parent, attempt, rows, message)
-
-        # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
-        commit = self._log.append(f"{self.session}/{self.rank}/rows-{rows.next_sequence - 1}", build)
+        commit = self._rows.commit(rows, self._ids.claimed, message)
         self._saved(commit, works)
         self._take_note()
         return commit
-
-    def _draft(self, parent: Commit, attempt: int, rows: RankRows, message: str | None) -> Commit:
-        """The commit of these rows, after writing the manifest files that it names."""
-        fresh, sequences = fresh_rows(parent, self._place, {self.rank: rows})
-        self._check_claims(parent, fresh.segments["episode_id"].to_pylist())
-        places = fresh.chunks
-        chunk_file = tablefiles.write(self._storage, self.session, "chunks", places) if places.num_rows else None
-        segments = stamped(fresh.segments, chunk_file)
-        return parent.after(
-            "commit",
-            run=self.run,
-            session=self.session,
-            rank=self.rank,
-            runs={**parent.runs, self.run: replace(parent.runs[self.run], sequences=sequences)},
-            segments=tablefiles.add_rows(self._storage, self.session, "segments", parent, segments, fold=attempt == 0),
-            chunks=chunk_file,
-            added=added(fresh),
-            message=message,
-            **ledger_files(self._storage, self.session, parent, fresh.ledger, fold=attempt == 0),
-        )
 
     def _record_of(self, episode_id: str) -> EpisodeRecord | None:
         """What one of the buffers knows of an episode; None if none knows it."""
@@ -408,20 +370,3 @@ class Writer(Journaled):
     def _ledger_rows(self, name: str) -> Seen:
         """What this session takes over of a ledger: nothing of its own."""
         return loading.seen(self._storage, self._log.catch_up(), name, self.session, {})
-
-    def _known_ids(self) -> set[str]:
-        self._known_at = self._log.catch_up().number
-        return set(Snapshot(self._storage, self._log.head).columns(["episode_id"])["episode_id"].to_pylist())
-
-    def _check_claims(self, parent: Commit, fresh: Sequence[str]) -> None:
-        """Ids given by the user may have been committed by another writer since they were claimed."""
-        claimed = self._ids.claimed.intersection(fresh)
-        if not claimed or parent.number <= self._known_at:
-            return
-        taken = Snapshot(self._storage, parent).columns(["episode_id"])["episode_id"].to_pylist()
-        clash = sorted(claimed.intersection(taken))
-        if clash:
-            raise DuplicateEpisodeError(
-                f"another writer committed an episode {clash[0]!r} at the same time ({len(clash)} in all); nothing was "
-                "committed: write these episodes again under other ids, or with replace=True"
-            )

@@ -36,6 +36,7 @@ class Journal:
         self.ticker = Ticker(within_s, background)
         changes.kept = self._kept
         pipeline.failed = self.ticker.note
+        pipeline.took = self.ticker.took
 
     def begin(self, resumed: bool) -> None:
         """The buffers are as they begin; those that were resumed are journaled at once."""

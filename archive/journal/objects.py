@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class Tick(Work):
         self.positions = positions
         self.oldest = oldest
         self.jobs: list[ObjectJob] = []  # complete once it is laid out
+        self.made = time.monotonic()
 
     @property
     def durable(self) -> bool:
@@ -68,13 +70,15 @@ class _Growing:
 class ObjectJob(Job):
     """One object on its way to the store; run again if it failed, and done once."""
 
-    def __init__(self, pipeline: JournalPipeline, growing: _Growing, said: Said, *, goes_on: bool) -> None:
+    def __init__(self, pipeline: JournalPipeline, growing: _Growing, said: Said, made: float | None) -> None:
+        """made: when the tick that it ends was; None if it goes on."""
         self.rows = growing.tables
         super().__init__(pipeline, growing.slab, growing.key, self.rows.get("segments"), growing.nbytes)
         self.number = growing.number
         self._objects = pipeline
         self._said: Said | None = said
-        self._goes_on = goes_on
+        self._goes_on = made is None
+        self._made = made
         self._nonce = secrets.token_hex(8)
         self._sequence = pipeline.sequence
         self._packed: tuple[list[Any], pa.Table | None] | None = None  # kept until it is in the store
@@ -95,6 +99,7 @@ class ObjectJob(Job):
         try:
             if self._packed is None:
                 self._packed = self._pack()
+                self._objects.packed(self._made)
             buffers, chunks = self._packed
             self._objects.create(self.key, buffers, self._nonce)
         except BaseException as error:
@@ -139,12 +144,17 @@ class JournalPipeline(Pipeline):
         self.sequence = 0  # rows of this rank below it are in the objects so far
         self.ticks: deque[Tick] = deque()  # that may not be durable yet
         self.failed: Callable[[], None] = lambda: None  # called in the background when something failed
+        self.took: Callable[[float], None] = lambda seconds: (
+            None
+        )  # called there with how long the objects of a tick took
         self._growing: _Growing | None = None
         self._jobs: list[ObjectJob] = []  # of the tick that goes on
         self._pressed = threading.Event()
         self._broken: BaseException | None = None
 
     def hand_in(self, work: Work, *, wait: bool = True) -> None:
+        if isinstance(work, Tick):
+            self._wanted.set()  # whoever made it has waited for a moment already
         super().hand_in(work, wait=wait)
         if isinstance(work, Tick) and work not in self.ticks:
             self.ticks.append(work)
@@ -175,12 +185,12 @@ class JournalPipeline(Pipeline):
         if self._pressed.is_set():
             self._pressed.clear()
             if self._growing is not None:
-                self._complete(Said(), goes_on=True)
+                self._complete(Said(), None)
 
     def send_off(self, work: Work, slab: Slab, describe: Describe, nbytes: int) -> None:
         self._check_whole()
         if self._growing is not None and self._growing.slab is not None:
-            self._complete(Said(), goes_on=True)
+            self._complete(Said(), None)
         growing = self._open_object()
         growing.works.append(work)
         growing.carrier, growing.slab, growing.nbytes = work, slab, nbytes
@@ -206,7 +216,7 @@ class JournalPipeline(Pipeline):
             return
         self._open_object().works.append(tick)
         tick.jobs = self._jobs
-        self._complete(tick.said, goes_on=False)
+        self._complete(tick.said, tick.made)
         self._jobs = []
 
     def _open_object(self) -> _Growing:
@@ -215,11 +225,11 @@ class JournalPipeline(Pipeline):
             self._growing = _Growing(self.number, layout.journal_key(place.session, place.rank, self.number))
         return self._growing
 
-    def _complete(self, said: Said, *, goes_on: bool) -> None:
+    def _complete(self, said: Said, made: float | None) -> None:
         """Nothing more comes to the object; its rows are its carrier's."""
         growing = self._open_object()
         self.sequence = max(self.sequence, next_sequence(*growing.rows["segments"], *growing.rows["ledger"]))
-        job = ObjectJob(self, growing, said, goes_on=goes_on)
+        job = ObjectJob(self, growing, said, made)
         self._growing = None
         self.number += 1
         self._jobs.append(job)
@@ -252,6 +262,11 @@ class JournalPipeline(Pipeline):
                 job = work.laid_out.result()
                 assert isinstance(job, Job)
                 job.future = self.retry(work, job)
+
+    def packed(self, made: float | None) -> None:
+        """All that ends a tick which was made then is ready to be stored."""
+        if made is not None:
+            self.took(time.monotonic() - made)
 
     def create(self, key: str, buffers: list[Any], nonce: str) -> None:
         """Store an object, create-only."""

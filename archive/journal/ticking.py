@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 QUIET_S = 0.02  # without a call: what belongs together was said
 SOON_S = 0.1  # at most, where a shard is full
-_EARLIEST = 0.75  # of the time within which a tick is due: from then on a quiet moment is waited for
+_PATIENCE = 0.25  # of the time within which a tick is due: how long before a quiet moment is waited for
+_MOST_LEAD = 0.5  # of that time
 _LATE_S = 0.01
 _END_S = 1.0
 
 
 class Ticker:
-    """Calls `work`, a method of its owner, at most `within_s` after the oldest note; ends when its owner is gone.
+    """Calls `work`, a method of its owner, early enough for what was noted to be on its way to the store `within_s`
+    after the oldest note; ends when its owner is gone.
 
     It belongs to the process that made it: a forked child has no such thread.
     """
@@ -25,6 +27,7 @@ class Ticker:
         self.oldest: float | None = None
         self._latest = 0.0
         self._hurry: float | None = None  # since when the next tick is to come soon
+        self._lead_s = 0.0  # before what was added is on its way to the store
         self._work = weakref.WeakMethod(work)
         self._woken = threading.Event()
         self._stopped = False
@@ -46,10 +49,18 @@ class Ticker:
         """A tick was made."""
         self.oldest = self._hurry = None
 
+    def took(self, seconds: float) -> None:
+        """So long it took to make an object of a tick: the next one comes so much earlier."""
+        self._lead_s = min(max(seconds, (self._lead_s + seconds) / 2), _MOST_LEAD * self.within_s)
+
+    def _due(self, oldest: float) -> float:
+        return oldest + self.within_s - self._lead_s
+
     @property
     def late(self) -> bool:
         """Whether the tick is overdue, because the thread did not get its turn."""
-        return self.oldest is not None and time.monotonic() > self.oldest + self.within_s + _LATE_S
+        oldest = self.oldest
+        return oldest is not None and time.monotonic() > self._due(oldest) + _LATE_S
 
     def stop(self) -> None:
         """End the thread, once it has done what it is doing; it is waited for no longer than a moment, as the caller
@@ -75,7 +86,8 @@ class Ticker:
     def _await_moment(self) -> None:
         """Until the tick is due, or nobody wants one any more."""
         while (oldest := self.oldest) is not None and not self._stopped:
-            now, begin, end = time.monotonic(), oldest + _EARLIEST * self.within_s, oldest + self.within_s
+            now, end = time.monotonic(), self._due(oldest)
+            begin = end - _PATIENCE * self.within_s
             if (hurry := self._hurry) is not None:
                 begin, end = min(begin, hurry), min(end, hurry + SOON_S)
             quiet = self._latest + QUIET_S
