@@ -1,0 +1,251 @@
+"""What a writer with `journal_s=` was given is durable at each tick, by one object, before any commit."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import archive
+from archive.base import layout
+from tests.support.archives import contents, fresh, identical, reopened
+from tests.support.backends import Backend
+from tests.support.golden import FIRST, GOLDEN
+from tests.support.ticks import NEVER_S, group, journal, steps, until
+
+
+def test_a_tick_is_one_create_and_nothing_else(backend: Backend) -> None:
+    arc = archive.create(backend.url, storage_options=backend.storage_options)
+    w = arc.writer(journal_s=NEVER_S)
+    for i in range(3):
+        before = arc.io_stats()
+        ids = [w.add_episode(steps(4, 10 * i + k)) for k in range(3)]
+        w.journal(attributes={"status": {ids[0]: "new"}})
+        w.sync()
+        done = arc.io_stats() - before
+        assert (done.create, done.put, done.get, done.list, done.head, done.delete) == (1, 0, 0, 0, 0, 0)
+    objects = journal(arc, w.session)
+    assert [one.entry.number for one in objects] == [0, 1, 2]
+    assert [one.entry.rows for one in objects] == [{"segments": 3}] * 3
+    assert [one.entry.sequence for one in objects] == [3, 6, 9]
+    assert not any(one.entry.goes_on for one in objects)
+    assert len(archive.open(backend.url, storage_options=backend.storage_options).episodes) == 0
+    w.close()
+    arc = archive.open(backend.url, storage_options=backend.storage_options)
+    assert len(arc.episodes) == 9
+    assert all(key.startswith("journal/") for key in arc.shards)
+    assert [e.read()["obs"].tolist() for e in arc.episodes][4] == [11, 12, 13, 14]
+
+
+def test_what_is_added_is_durable_by_itself_and_read_back_without_a_commit() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=0.2)
+    w.add_episode(steps(5), episode_id="a")
+    assert w.durable_until.seconds_behind > 0
+    until(lambda: not w.durable_until.seconds_behind)
+    state = w.durable_until
+    assert (state.positions, state.number, state.pending_bytes) == ({("replay", -1): 5}, 1, 0)
+    assert repr(state) == "<durable: all, next object 1>"
+    table = journal(arc, w.session)[0].table("segments", "the test")
+    assert table["episode_id"].to_pylist() == ["a"]
+    found = group(arc, w.session, 0)
+    np.testing.assert_array_equal(found["obs"][:], np.arange(5, dtype=np.float32))
+    w.close()
+
+
+def test_a_commit_and_a_checkpoint_upload_no_step_again() -> None:
+    arc = fresh()
+    big = {"x": np.random.default_rng(0).integers(0, 255, (200, 2000), np.uint8).astype(np.uint8)}
+    w = arc.writer(journal_s=NEVER_S)
+    for _ in range(5):
+        w.add_episode(big)
+    w.sync()
+    before = arc.io_stats()
+    w.commit()
+    assert (arc.io_stats() - before).bytes_out < 64 * 1024
+    w.add_episode(big)
+    ck = w.checkpoint(1, columns={"p": np.zeros(1200)}).result()
+    assert arc.head.runs["main"].journal == {0: 2}
+    for _ in range(20):
+        w.add_episode(big)
+        w.sync()
+    before = arc.io_stats()
+    again = w.checkpoint(2, columns={"p": np.zeros(5200)}).result()
+    assert (arc.io_stats() - before).bytes_out < 64 * 1024
+    assert arc.head.runs["main"].journal == {0: 22}
+    w.close()
+    assert not any(found.key.startswith("shards/") for found in arc.storage.scan(""))
+    assert (len(ck.episodes), len(again.episodes)) == (6, 26)
+    assert all(identical(e.read(), big) for e in reopened(arc).episodes)
+
+
+def test_a_checkpoint_takes_the_number_of_its_cut_and_not_of_later_ticks() -> None:
+    arc = fresh()
+    with arc.writer(journal_s=NEVER_S) as w:
+        w.checkpoint(0).result()
+        assert arc.head.runs["main"].journal == {0: 0}
+        w.add_episode(steps(2))
+        pending = w.checkpoint(1)
+        w.add_episode(steps(2))
+        w.sync()
+        pending.result()
+        assert arc.head.runs["main"].journal == {0: 1}
+        assert w.durable_until.number == 2
+        w.checkpoint(2, save_replay=False).result()
+        assert arc.head.runs["main"].journal == {0: 1}
+        w.checkpoint(3).result()
+        assert arc.head.runs["main"].journal == {0: 2}
+
+
+def test_a_commit_does_not_move_where_a_tail_begins() -> None:
+    arc = fresh()
+    with arc.writer(journal_s=NEVER_S) as w:
+        w.add_episode(steps(2))
+        w.commit()
+        assert arc.head.runs["main"].journal == {0: 0}
+        assert len(arc.episodes) == 1
+
+
+def test_ranks_say_together_whether_there_is_a_journal() -> None:
+    arc = fresh()
+    plain = arc.writer(rank=0, world_size=2, session="s")
+    assert arc.head.runs["main"].journal is None
+    assert layout.JOURNAL not in arc.head.format["features"]
+    kept = arc.writer(rank=1, world_size=2, session="s", journal_s=NEVER_S)
+    assert arc.head.kind == "session"
+    assert (arc.head.runs["main"].journal, arc.head.format["features"]) == ({0: 0, 1: 0}, ["journal"])
+    plain.add_episode(steps(1))
+    kept.add_episode(steps(2))
+    kept.sync()
+    assert len(journal(arc, "s", 1)) == 1
+    pendings = [w.checkpoint(1) for w in (plain, kept)]
+    assert pendings[0].result().number == pendings[1].result().number
+    assert arc.refresh().head.runs["main"].journal == {0: 0, 1: 1}
+    plain.close()
+    kept.close()
+    arc.writer(session="t").close()
+    assert arc.head.runs["main"].journal is None
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "2", True, float("inf")])
+def test_nonsense_is_refused_before_anything_is_opened(wrong: Any) -> None:
+    arc = fresh()
+    with pytest.raises(archive.UsageError, match="journal_s="):
+        arc.writer(journal_s=wrong)
+    assert arc.refresh().head.number == 0
+
+
+def test_without_a_journal_its_verbs_say_what_is_missing() -> None:
+    with fresh().writer() as w:
+        for call in (w.sync, lambda: w.durable_until, lambda: w.journal(progress=1)):
+            with pytest.raises(archive.UsageError, match="journal_s="):
+                call()
+        with w.together():
+            w.add_episode(steps(1))
+
+
+def test_packed_objects_also_where_shards_are_folders(tmp_path: Path) -> None:
+    arc = archive.create(tmp_path / "a", layout="directory")
+    with arc.writer(journal_s=NEVER_S) as w:
+        w.add_episode(steps(3), episode_id="a")
+        w.sync()
+        w.checkpoint(1).result()
+    assert reopened(arc).shards == [f"journal/{w.session}/rank-00000/000000000.zip"]
+    assert identical(contents(arc)["a"], steps(3))
+    with reopened(arc).writer() as w:
+        w.add_episode(steps(3), episode_id="b")
+    assert identical(contents(arc)["b"], steps(3))
+
+
+def test_several_buffers_and_schemas_make_one_tick_of_several_objects() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    with w.together():
+        w.add_episode(steps(3), episode_id="a")
+        w.add_episode({"text": np.array(["x", "y"])}, episode_id="b")
+        w.buffer("demo").add_episode(steps(2), episode_id="c")
+        w.append(steps(4), env_ids=2, first=True)
+        w.close_episodes([2])
+        w.evict(2, before=1)
+    w.sync()
+    objects = journal(arc, w.session)
+    assert [one.entry.goes_on for one in objects] == [True, True, False]
+    assert [bool(one.entry.gone) for one in objects] == [False, False, True]
+    assert sum(one.entry.rows.get("segments", 0) for one in objects) >= 4
+    w.close()
+    assert sorted(e.length for e in reopened(arc).episodes) == [2, 2, 3, 4]
+
+
+def test_what_is_said_together_is_in_one_tick() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=0.05)
+    for i in range(5):
+        with w.together():
+            w.add_episode(steps(2, i), episode_id=f"a{i}")
+            threading.Event().wait(0.12)
+            w.journal(attributes={"status": {f"a{i}": i}})
+    w.sync()
+    for one in journal(arc, w.session):
+        ids = set(one.table("segments", "the test")["episode_id"].to_pylist())
+        said = one.entry.attributes.get("replay", {}).get("status", "{}")
+        assert all(name in said for name in ids)
+    w.close()
+
+
+def test_a_full_slab_comes_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 4000)
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    for i in range(30):
+        w.add_episode(steps(40, i))
+    until(lambda: len(journal(arc, w.session)) > 0)
+    w.close()
+    assert len(reopened(arc).episodes) == 30
+    assert journal(arc, w.session)[-1].entry.sequence == 30
+
+
+def test_a_call_that_is_larger_than_memory_allows_is_one_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("archive.write.changes.MAX_HELD_BYTES", 40_000)
+    monkeypatch.setattr("archive.write.pipeline.MAX_UNDER_WAY_BYTES", 30_000)
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    with w.together():
+        w.append({"x": np.arange(20_000, dtype=np.float64)}, env_ids=0, first=True, last=True)
+        until(lambda: len(journal(arc, w.session)) > 1)
+        assert all(one.entry.goes_on for one in journal(arc, w.session))
+        assert w.durable_until.seconds_behind > 0
+    w.sync()
+    objects = journal(arc, w.session)
+    assert len(objects) > 5
+    assert [one.entry.goes_on for one in objects] == [True] * (len(objects) - 1) + [False]
+    w.close()
+    assert reopened(arc).episodes[0].read()["x"].tolist() == list(range(20_000))
+
+
+def test_an_archive_of_the_first_version_says_how_to_go_on(tmp_path: Path) -> None:
+    arc = archive.open(shutil.copytree(GOLDEN / FIRST[0], tmp_path / "old"))
+    with pytest.raises(archive.UsageError, match=r"arc\.upgrade\(\)"):
+        arc.writer(journal_s=2.0)
+    arc.upgrade()
+    with arc.writer(journal_s=2.0) as w:
+        w.add_episode(steps(1))
+        w.sync()
+
+
+def test_ticks_go_on_while_others_add_without_a_pause() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=0.1)
+    stop = time.monotonic() + 1.5
+    count = 0
+    while time.monotonic() < stop:
+        w.add_episode(steps(2, count))
+        count += 1
+    assert len(journal(arc, w.session)) >= 3
+    w.close()
+    assert len(reopened(arc).episodes) == count

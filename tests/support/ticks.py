@@ -1,0 +1,83 @@
+"""What lies in the journals of an archive, as whoever knows their names reads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+import archive
+from archive.journal import Read, parse
+
+NEVER_S = 3600.0  # a journal that ticks when it is told to
+
+
+def steps(n: int, base: int = 0) -> dict[str, Any]:
+    """An episode of n steps."""
+    return {"obs": np.arange(base, base + n, dtype=np.float32), "reward": np.ones(n, np.float32)}
+
+
+def journal(arc: archive.Archive, session: str, rank: int = 0) -> list[Read]:
+    """A rank's objects by number, up to the first that is missing."""
+    out: list[Read] = []
+    while True:
+        key = f"journal/{session}/rank-{rank:05d}/{len(out):09d}.zip"
+        if not arc.storage.exists(key):
+            return out
+        out.append(parse(arc.storage.get_all([key])[0], key, key))
+
+
+def gone(arc: archive.Archive, session: str) -> dict[str, list[tuple[Any, ...]]]:
+    """All that left each buffer, as the journal says."""
+    out: dict[str, list[tuple[Any, ...]]] = {}
+    for one in journal(arc, session):
+        for name, ranges in one.entry.gone.items():
+            out.setdefault(name, []).extend(tuple(r) for r in ranges)
+    return out
+
+
+def left_of(arc: archive.Archive, session: str, buffer: str = "replay") -> set[tuple[Any, ...]]:
+    """The addresses (session, rank, env, position) of the steps that a journal says are live in one rank's buffer."""
+    out: set[tuple[Any, ...]] = set()
+    for one in journal(arc, session):
+        for row in one.table("live", "the test").to_pylist():
+            if row["buffer"] == buffer:
+                stream = (row["session"], row["stream_rank"], row["stream_env"])
+                out |= {(*stream, p) for p in range(row["lo"], row["hi"])}
+        for row in one.table("segments", "the test").to_pylist():
+            if row["buffer"] == buffer:
+                stream = (row["session"], row["rank"], row["env_id"])
+                out |= {(*stream, p) for p in range(row["position"], row["position"] + row["length"])}
+    for found in gone(arc, session).get(buffer, []):
+        *named, lo, hi = found
+        out -= {(*named, p) for p in range(lo, hi)}
+    return out
+
+
+def live_of(w: Any, buffer: str = "replay") -> set[tuple[Any, ...]]:
+    """The addresses of the steps that are live in a writer's buffer."""
+    inner = w._buffers[buffer]
+    runs = inner.live_set.runs()
+    return {
+        (r.session, r.rank, r.env, p)
+        for r, n in zip(inner.addresses(runs), runs.length.tolist(), strict=True)
+        for p in range(r.lo, r.lo + n)
+    }
+
+
+def group(arc: archive.Archive, session: str, number: int) -> Any:
+    """An object of rank 0 in memory, as zarr opens it."""
+    import zarr
+
+    key = f"journal/{session}/rank-00000/{number:09d}.zip"
+    return zarr.open_group(f"zip::{arc.storage.full_url(key)}", mode="r", zarr_format=3)
+
+
+def until(done: Any, seconds: float = 10.0) -> None:
+    """Wait until something has happened."""
+    stop = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < stop, "nothing happened"
+        threading.Event().wait(0.005)
