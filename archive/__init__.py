@@ -10,7 +10,7 @@ and a training job brought back from there.
 | to | see |
 |---|---|
 | make or open one; write, find, read | `create`, `open`, `Archive`, `Writer`, `Episodes`, `Checkpoint` |
-| retain some of the checkpoints | `archive.Keep` |
+| retain some of the checkpoints; train on what was trained on, again | `archive.Keep`; `replay` |
 | go on with another number of ranks; merge, split, filter, compact | the package `resharding` |
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
 | rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from archive.manifest import Commit as Commit
     from archive.read import Episode as Episode
     from archive.read import Episodes as Episodes
+    from archive.replaying import replay as replay
     from archive.write import Buffer as Buffer
     from archive.writer import Writer as Writer
 
@@ -57,6 +58,7 @@ __all__ = [
     "create",
     "errors",
     "open",
+    "replay",
 ]
 
 _LAZY = {  # name -> the room, or the facade's module, that has it
@@ -72,6 +74,7 @@ _LAZY = {  # name -> the room, or the facade's module, that has it
     "Writer": "writer",
     "create": "facade",
     "open": "facade",
+    "replay": "replaying",
 }
 
 

@@ -22,7 +22,7 @@ from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
 from archive.checkpoint.retention import Candidate, Keep
 from archive.checkpoint.revision import git_revision
-from archive.checkpoint.runs import Runs
+from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
 from archive.checkpoint.staged import StagedFile
@@ -42,6 +42,7 @@ __all__ = [
     "Pending",
     "RankRows",
     "Request",
+    "Run",
     "Runs",
     "SavedColumns",
     "Saver",

@@ -8,6 +8,7 @@ from typing import Any
 from archive.base import NotFoundError, cached_property, one_line
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import Checkpoint
+from archive.ledger import LedgerView, loading, of_run
 from archive.manifest import Commit, EpisodeIndex, Mark, RunEntry
 from archive.read import Episodes
 from archive.views import plots, reports
@@ -36,6 +37,20 @@ class Run:
     def newest(self) -> Checkpoint | None:
         """Its newest whole checkpoint; None if it has none."""
         return self.checkpoints.latest
+
+    @property
+    def archived(self) -> Episodes:
+        """All episodes of the archive, which those that it went on with are among."""
+        return self._written
+
+    @property
+    def ledgers(self) -> list[str]:
+        """The names of the ledgers of prompts in the archive."""
+        return loading.names(self._every._storage, self._every._head)
+
+    def ledger(self, name: str) -> LedgerView:
+        """What has become of prompts, as its newest session sees it."""
+        return of_run(self._every._storage, self._every._head, name, self.name)
 
     @cached_property
     def episodes(self) -> Episodes:

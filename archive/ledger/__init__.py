@@ -4,6 +4,7 @@ and what is to be done again."""
 from __future__ import annotations
 
 from archive.ledger import loading
+from archive.ledger.batches import Batch, batches
 from archive.ledger.folding import Seen
 from archive.ledger.ledger import Ledger, Ledgers, TakenOver
 from archive.ledger.looking import Standing
@@ -30,6 +31,7 @@ __all__ = [
     "STARTED",
     "TRAINED",
     "WHOLE_KEY",
+    "Batch",
     "Group",
     "Key",
     "Ledger",
@@ -40,6 +42,7 @@ __all__ = [
     "Seen",
     "Standing",
     "TakenOver",
+    "batches",
     "loading",
     "of_run",
 ]

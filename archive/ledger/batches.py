@@ -1,0 +1,55 @@
+"""Pure, no I/O: what was trained on, batch by batch, in the order in which it was; out of a ledger's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.ledger.keys import parsed
+from archive.ledger.terms import SEALED, TRAINED, Key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Batch(NamedTuple):
+    """What one call of `train` took: the step it was for, when, the keys, and the ids of their episodes by sibling."""
+
+    step: int
+    at: datetime
+    keys: Sequence[Key]
+    episodes: Sequence[str]
+
+
+def batches(rows: pa.Table) -> list[Batch]:
+    """The batches that these rows tell of, oldest first. A step is the update count or, where none was told, the
+    batch's place."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    state = rows["state"].cast(pa.string())
+    sealed = _sealed(rows.filter(pc.equal(state, SEALED)))
+    out: list[Batch] = []
+    call: Any = None
+    names = ["session", "rank", "created_at", "update_count", "key", "round"]
+    for *said, key, number in _tuples(rows.filter(pc.equal(state, TRAINED)), names):
+        if said != call:
+            call = said
+            out.append(Batch(len(out) if said[3] is None else said[3], said[2], [], []))
+        of = sealed.get((key, number), {})
+        out[-1].keys.append(parsed(key))  # type: ignore[attr-defined]
+        out[-1].episodes.extend(of[sibling] for sibling in sorted(of))  # type: ignore[attr-defined]
+    return out
+
+
+def _sealed(rows: pa.Table) -> dict[tuple[str, int], dict[int, str]]:
+    """(key, round) -> sibling -> its episode, the one that was sealed last."""
+    out: dict[tuple[str, int], dict[int, str]] = {}
+    for key, number, sibling, episode in _tuples(rows, ["key", "round", "sibling", "episode_id"]):
+        out.setdefault((key, number), {})[sibling] = episode
+    return out
+
+
+def _tuples(rows: pa.Table, names: Sequence[str]) -> Any:
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)

@@ -1,0 +1,111 @@
+"""The rollouts of a run again, in the order in which its trainer took them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from archive.base import NotFoundError, UsageError
+from archive.facade import Archive, open
+from archive.ledger import Batch, Key, LedgerView, batches
+from archive.manifest import DEFAULT_RUN
+from archive.read import Episodes
+
+if TYPE_CHECKING:
+    from archive.checkpoint import Run
+
+
+class Replayed(NamedTuple):
+    """What the trainer took at one step: when, the keys of the ledger, and their episodes, to be read."""
+
+    step: int
+    at: datetime
+    keys: Sequence[Key]
+    episodes: Episodes
+
+
+class Replay:
+    """Steps of a run again, in order: `len()`, slices of it, and iteration, at the pace that was asked for."""
+
+    def __init__(self, found: Sequence[Batch], every: Episodes, speed: float | None) -> None:
+        self._batches = found
+        self._every = every
+        self._speed = speed
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, key: int | slice) -> Replayed | Replay:
+        if isinstance(key, slice):
+            return Replay(self._batches[key], self._every, self._speed)
+        return self._replayed(self._batches[key])
+
+    def __iter__(self) -> Iterator[Replayed]:
+        """One after the other. Each comes no sooner after the first than it did then, divided by the speed."""
+        began = time.monotonic()
+        for batch in self._batches:
+            if self._speed is not None:
+                passed = (batch.at - self._batches[0].at).total_seconds() / self._speed
+                time.sleep(max(0.0, began + passed - time.monotonic()))
+            yield self._replayed(batch)
+
+    def _replayed(self, batch: Batch) -> Replayed:
+        return Replayed(batch.step, batch.at, batch.keys, self._every[self._places(batch.episodes)])
+
+    def _places(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where these episodes stand among all; NotFoundError if one is gone."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = pa.array(names, pa.string())
+        found = pc.index_in(wanted, value_set=self._every.table["episode_id"].combine_chunks())
+        if found.null_count:
+            lost = names[found.to_pylist().index(None)]
+            raise NotFoundError(
+                f"episode {lost!r}, which was trained on, is no longer in the archive: it was forgotten"
+            )
+        places: np.ndarray[Any, np.dtype[np.int64]] = found.to_numpy().astype(np.int64)
+        return places
+
+    def __repr__(self) -> str:
+        steps = f", steps {self._batches[0].step} to {self._batches[-1].step}" if self._batches else ""
+        return f"<Replay of {len(self)} batches{steps}>"
+
+
+def replay(
+    run: Archive | Run | str, *, from_step: int | None = None, speed: float | None = None, ledger: str | None = None
+) -> Replay:  # fmt: skip
+    """The rollouts of a run again, in the order in which its trainer took them: to debug training without generation.
+
+        for step, at, keys, episodes in archive.replay(arc.runs["main"], from_step=100):
+            loss = train(episodes.read())
+
+    run: a run of `arc.runs`, an Archive or its URL (then its run "main").  from_step: leave out what came before that
+    update count.  speed: 1.0 waits between steps as long as it took then, 10.0 a tenth of it; None does not wait.
+    ledger: its name, needed where there are several. What was trained after a checkpoint to which the run went back is
+    not part of it. NotFoundError without a ledger: nothing else says what was trained on.
+    """
+    if speed is not None and not speed > 0:
+        raise UsageError(f"speed={speed!r}: give a number above 0, or None not to wait")
+    if isinstance(run, str):
+        run = open(run)
+    found = run.runs[DEFAULT_RUN] if isinstance(run, Archive) else run
+    every = batches(_only(found, ledger).rows)
+    return Replay([one for one in every if from_step is None or one.step >= from_step], found.archived, speed)
+
+
+def _only(run: Run, name: str | None) -> LedgerView:
+    """The ledger that is meant."""
+    names = run.ledgers
+    if name is None and len(names) > 1:
+        raise UsageError(f"run {run.name!r} has several ledgers: say which, ledger={names[0]!r}; all: {names}")
+    if not names or name not in (None, *names):
+        raise NotFoundError(
+            f"run {run.name!r} has no ledger{'' if name is None else f' {name!r}'} that says what was trained on; "
+            f"there is: {', '.join(names) or 'none'}. Keep one with w.ledger('prompts')"
+        )
+    return run.ledger(names[0] if name is None else name)

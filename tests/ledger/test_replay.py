@@ -1,0 +1,110 @@
+"""What was trained on comes again, in that order."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import archive
+import resharding
+from tests.support.archives import fresh
+
+
+def trained(arc: archive.Archive, keys: int = 4, *, ledger: str = "prompts") -> list[list[str]]:
+    """A job that trains on keys two by two, the newest first; the ids of the episodes of each batch."""
+    out = []
+    with arc.writer() as w:
+        book = w.ledger(ledger)
+        book.draw([f"k{i}" for i in range(keys)], siblings=2)
+        made = {}
+        for i in range(keys):
+            for sibling in (1, 0):
+                steps = {"token": np.full(3, 10 * i + sibling)}
+                made[i, sibling] = w.add_episode(steps, model_weights_uuid="w", update_count=i)
+                book.seal(f"k{i}", sibling, episode_id=made[i, sibling])
+        for step, first in enumerate(range(keys - 2, -1, -2)):
+            book.train([f"k{first}", f"k{first + 1}"], update_count=100 + step)
+            out.append([made[i, s] for i in (first, first + 1) for s in (0, 1)])
+            time.sleep(0.002)
+    arc.refresh()
+    return out
+
+
+def test_batches_come_in_the_order_of_training() -> None:
+    arc = fresh()
+    batches = trained(arc)
+    replay = archive.replay(arc.runs["main"])
+    assert len(replay) == 2
+    assert [item.episodes.table["episode_id"].to_pylist() for item in replay] == batches
+    assert [(item.step, list(item.keys)) for item in replay] == [(100, ["k2", "k3"]), (101, ["k0", "k1"])]
+    assert [steps["token"].tolist() for steps in replay[0].episodes.read()] == [[20] * 3, [21] * 3, [30] * 3, [31] * 3]
+
+
+def test_from_a_step_on() -> None:
+    arc = fresh()
+    batches = trained(arc)
+    for run in (arc, arc.url):
+        assert [i.episodes.table["episode_id"].to_pylist() for i in archive.replay(run, from_step=101)] == batches[1:]
+    assert len(archive.replay(arc, from_step=102)) == 0
+
+
+def test_at_the_pace_of_then() -> None:
+    arc = fresh()
+    trained(arc)
+    then = [item.at for item in archive.replay(arc)]
+    gap = (then[1] - then[0]).total_seconds()
+    began = time.monotonic()
+    assert len(list(archive.replay(arc, speed=gap / 0.2))) == 2
+    assert time.monotonic() - began >= 0.2
+
+
+def test_what_a_resume_left_behind_is_no_part_of_it() -> None:
+    arc = fresh()
+    with arc.writer(session="first") as w:
+        book = w.ledger("prompts")
+        book.draw(["a", "b"])
+        for key in ("a", "b"):
+            book.seal(key, episode_id=w.add_episode({"token": np.ones(2)}, episode_id=key))
+        book.train(["a"])
+        ck = w.checkpoint(1, wait=True).result()
+        book.train(["b"])
+    with arc.writer(resume=resharding.plan(ck, world_size=1, tails="ignore").share(0), session="second") as w:
+        (left,) = w.ledger("prompts").to_train()
+        assert left.key == "b"
+        w.ledger("prompts").train(["b"])
+    arc.refresh()
+    assert [list(item.keys) for item in archive.replay(arc)] == [["a"], ["b"]]
+
+
+def test_errors_say_what_there_is() -> None:
+    arc = fresh()
+    with pytest.raises(archive.NotFoundError, match="no run"):
+        archive.replay(arc)
+    with arc.writer() as w:
+        w.add_episode({"token": np.ones(2)})
+    arc.refresh()
+    with pytest.raises(archive.NotFoundError, match=r"has no ledger.*there is: none"):
+        archive.replay(arc)
+    trained(arc)
+    with pytest.raises(archive.NotFoundError, match=r"no ledger 'x'.*there is: prompts"):
+        archive.replay(arc, ledger="x")
+    trained(arc, ledger="seeds")
+    with pytest.raises(archive.UsageError, match="several ledgers"):
+        archive.replay(arc)
+    assert len(archive.replay(arc, ledger="seeds")) == 2
+    with pytest.raises(archive.UsageError, match="speed=0"):
+        archive.replay(arc, speed=0)
+
+
+def test_an_episode_that_was_forgotten_is_named() -> None:
+    arc = fresh()
+    gone = trained(arc)[0][1]
+    arc.writer().close()  # what a run's newest session wrote stays
+    arc.refresh()
+    arc.forget(ids=[gone]).commit()
+    arc.refresh()
+    assert gone not in arc.episodes.table["episode_id"].to_pylist()
+    with pytest.raises(archive.NotFoundError, match=gone):
+        list(archive.replay(arc))
