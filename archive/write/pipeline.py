@@ -167,7 +167,7 @@ class Pipeline:
         newest work stays as it is."""
         if wait:
             self._wanted.set()
-        self._begin()
+            self._begin()
         while wait and not self._has_room(work.nbytes):
             self._pause(_LOOK_S)
         if work not in self._works[-1:]:
@@ -247,6 +247,7 @@ class Pipeline:
             works[0].begun = True
             works[0].lay_out(self)
         self._wanted.clear()  # last, lest what comes next begins while its caller is at it
+        self.memory.prepare()
 
     def lay_out(self, work: Work, blocks: list[Block], reward: str | None, describe: Describe, nbytes: int) -> _Job:
         """Lay blocks out, and send them off; on the ordered thread."""
