@@ -80,7 +80,7 @@ class Memory:
         return self._open[start : start + nbytes]
 
     def prepare(self) -> None:
-        """Once a piece was used, have another that was written to before: in the background, as that takes long."""
+        """Once, after a piece was used: have another that was written to. For the background, as that takes long."""
         if self._prepared or not 0 < len(self._kept) < self._keep:
             return
         self._prepared = True
@@ -91,7 +91,6 @@ class Memory:
 
     def release(self) -> None:
         """Keep no piece that is free."""
-        self._prepared = False
         self._kept.clear()
         self._open = None
 
