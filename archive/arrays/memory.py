@@ -6,6 +6,7 @@ Fresh memory costs more than the copy itself: a page fault every 4 KB.
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import threading
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Memory:
         self._open: Array | None = None  # what `empty` cuts from
         self._at = 0
         self._idle = 0  # how many refer to it while nobody has what was cut from it
+        self._prepared = False
         self._lock = threading.Lock()
 
     def take(self) -> Array:
@@ -76,6 +78,16 @@ class Memory:
             self._idle = sys.getrefcount(self._open)
         start, self._at = self._at, self._at + -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
         return self._open[start : start + nbytes]
+
+    def prepare(self) -> None:
+        """Once, after a piece was used: have another that was written to. For the background, as that takes long."""
+        if self._prepared or not 0 < len(self._kept) < self._keep:
+            return
+        self._prepared = True
+        piece = fresh((self.piece_bytes,), np.uint8)
+        piece[:: mmap.PAGESIZE] = 0
+        with self._lock:
+            self._kept.insert(0, piece)
 
     def release(self) -> None:
         """Keep no piece that is free."""

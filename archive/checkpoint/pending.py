@@ -20,7 +20,7 @@ class Attempt:
     """One try at a checkpoint. `run` may be called any number of times, and runs it once; whether it did."""
 
     def __init__(self, work: Callable[[], Checkpoint]) -> None:
-        self._work = work
+        self._work: Callable[[], Checkpoint] | None = work
         self._claim = threading.Lock()
         self.future: Future[Checkpoint] = Future()
         self.hurry = threading.Event()  # no longer wait for other ranks
@@ -32,8 +32,10 @@ class Attempt:
     def run(self) -> bool:
         if not self._claim.acquire(blocking=False):
             return False
+        work, self._work = self._work, None  # what it has copied is let go of when it is done
+        assert work is not None
         try:
-            self.future.set_result(self._work())
+            self.future.set_result(work())
         except BaseException as error:
             self.future.set_exception(error)
         return True

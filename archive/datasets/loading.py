@@ -12,6 +12,7 @@ from archive.base import UsageError
 from archive.datasets import sharedmemory
 from archive.datasets.collating import as_kind, check_kind
 from archive.datasets.collating import collate as collated
+from archive.datasets.datasets import EpisodeDataset
 from archive.datasets.epoch import Epoch, InEpochs
 from archive.datasets.items import Items
 from archive.datasets.iterable import StreamDataset, fetch
@@ -129,7 +130,9 @@ class _Lane(IterableDataset[Any]):
         dataset, at_once = self._dataset, size * self._read_batches
         if getattr(dataset, "keeps_chunks", False):
             at_once = size
-            dataset = dataset if sender is None or self._collate is not collated else dataset.placing(sender.empty)
+        reads_itself = getattr(type(dataset), "__getitems__", None) is EpisodeDataset.__getitems__
+        if sender is not None and reads_itself and self._collate is collated:  # so that nobody keeps a part of a batch
+            dataset = dataset.placing(sender.empty)
         for start in range(0, len(items), at_once):
             found = fetch(dataset, items[start : start + at_once])
             for first in range(0, len(found), size):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from archive.base import ArchiveError, layout
+from archive.base import ArchiveError, CorruptManifestError, layout
 from archive.checkpoint import Checkpoint, StagedFile
 from archive.journal import Tails, tails
 from archive.maintain import splices
@@ -15,6 +15,7 @@ from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
     Commit,
+    FileRef,
     Reach,
     ShardIndex,
     Snapshot,
@@ -152,11 +153,27 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
 
 def _check_files(archive: Opened, commit: Commit, seen: set[str], report: Report, reach: Reach | None) -> None:
     """The manifest files that a commit names, each once."""
+    segments = {ref.path for ref in commit.files("segments")}
     for ref in commit.all_files:
         if ref.path not in seen and (reach is None or ref.path in reach.manifests):
             seen.add(ref.path)
             report.manifests += 1
-            _attempt(report, ref.path, partial(tablefiles.fetch, _roots(archive), [ref]))
+            data = _attempt(report, ref.path, partial(tablefiles.fetch, _roots(archive), [ref]))
+            if data is not None and ref.path in segments:
+                _attempt(report, ref.path, partial(_check_segments, _roots(archive), ref, data))
+
+
+def _check_segments(roots: Roots, ref: FileRef, data: list[bytes]) -> None:
+    """A segments file must be of the commits that are said of it, and have as many steps: readers go by that."""
+    import pyarrow.compute as pc
+
+    rows = tablefiles.parsed(roots, "segments", [ref], data, ["commit", "length"])
+    commits, steps = tuple(pc.min_max(rows["commit"]).as_py().values()), pc.sum(rows["length"]).as_py()
+    if ref.commit not in (None, commits) or ref.steps not in (None, steps):
+        raise CorruptManifestError(
+            f"{roots.full_url(ref.path)} has rows of commits {commits} with {steps} steps; the commit that names it "
+            f"says {ref.commit} and {ref.steps}"
+        )
 
 
 def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> None:

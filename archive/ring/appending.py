@@ -67,7 +67,7 @@ def append(
         _append_unseen(inner, ring, start, {path: plain(leaf) for path, leaf in leaves.items()}, how)
         evicted = np.flatnonzero(ring.pos > ring.size)
         inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
-        return {name: _as_numpy(ring.live.take(value), name) for name, value in (columns or {}).items()}
+        return {name: _as_numpy(ring.live.take(value, inner.column), name) for name, value in (columns or {}).items()}
 
 
 def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:

@@ -32,13 +32,16 @@ from archive.write.streams import Assigned, Rows, Streams
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_COLUMNS_BYTES = 16 * 1024 * 1024  # a piece of memory for columns; larger ones have their own
+
 
 class BufferWriter:
     """The verbs of a writer for one of its buffers. Calls are serialised by the writer's lock.
 
     `Buffer.exclusive()` hands it out to code that keeps a live buffer in step with the archive: beside the verbs such
     code needs `declare`, `next_position`, `knows` and `live_runs`, and nothing else of it; and `empty(shape, dtype)`,
-    memory for what it appends as `owned`, used before where there is such: new pages cost more than the copy.
+    memory for what it appends as `owned`, used before where there is such: new pages cost more than the copy. So is
+    `column(shape, dtype)`, for what a checkpoint copies.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class BufferWriter:
         self.place = place
         self.schema = schema
         self.empty = memory.empty
+        self.column = Memory(_COLUMNS_BYTES, keep=4).empty
         self._changes = changes
         self._undo = changes.undo
         self.streams = Streams(self._undo)
@@ -305,7 +309,7 @@ class BufferWriter:
         made = cut.make(
             self.name, (self.place.session, self.place.rank), self.live_set.runs(), self.streams.records, self._foreign,
             (self.streams.positions(), opened), columns=columns, attributes=attributes, state=state,
-            incomplete=incomplete,
+            incomplete=incomplete, empty=self.column,
         )  # fmt: skip
         return replace(made, discarded=self.losses.unreported(made.discarded))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Array = np.ndarray[Any, Any]
+Empty = Callable[[tuple[int, ...], Any], Array]  # (shape, dtype) -> memory
 POLICIES = ("keep", "drop")
 
 
@@ -69,18 +70,19 @@ class Cut:
 def make(
     name: str, place: tuple[str, int], runs: Runs, records: EpisodeRecords, streams: Sequence[Stream],
     positions: tuple[dict[int, int], dict[int, str]], *, columns: Mapping[str, Any] | None,
-    attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str,
+    attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str, empty: Empty = np.empty,
 ) -> Cut:  # fmt: skip
-    """Copy what belongs to the checkpoint; errors name what does not fit, and nothing is written."""
+    """Copy what belongs to the checkpoint; errors name what does not fit, and nothing is written.
+    empty: memory for the columns."""
     if incomplete not in POLICIES:
         raise UsageError(f"incomplete={incomplete!r}: give 'keep' or 'drop'")
-    made = {n: column(n, v, runs, records) for n, v in (columns or {}).items()}
+    made = {n: column(n, v, runs, records, empty) for n, v in (columns or {}).items()}
     texts = {n: attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
     flat = None if state is None else trees.flatten(state, where="state")
     dropped: dict[str, dict[str, int]] = {}
     if incomplete == "drop":
         dropped, keep = _incomplete(runs, records)
-        made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length)) for n, c in made.items()}
+        made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length), empty) for n, c in made.items()}
         runs = runs.pick(keep)
     return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped)
 
@@ -135,7 +137,7 @@ def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str
     return counts, ~np.isin(runs.episode, list(headless | unfinished))
 
 
-def column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column:
+def column(name: str, value: Any, runs: Runs, records: EpisodeRecords, empty: Empty = np.empty) -> Column:
     """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
     fit."""
     check_text(name, "column name")
@@ -147,15 +149,17 @@ def column(name: str, value: Any, runs: Runs, records: EpisodeRecords) -> Column
             "order of w.live, or a dict of episode id to array"
         )
     stored, logical = dtypes.to_stored(array)
-    return _copied(stored, logical)
+    return _copied(stored, logical, empty)
 
 
-def _copied(stored: Array, logical: str) -> Column:
-    return Column(np.array(stored, copy=True, order="C"), logical)
+def _copied(stored: Array, logical: str, empty: Empty) -> Column:
+    own = empty(stored.shape, stored.dtype)
+    own[...] = stored
+    return Column(own, logical)
 
 
-def _picked(column: Column, steps: Any) -> Column:
-    return _copied(column.array[steps], column.dtype)
+def _picked(column: Column, steps: Any, empty: Empty) -> Column:
+    return _copied(column.array[steps], column.dtype, empty)
 
 
 def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> Array:

@@ -176,7 +176,7 @@ class Pipeline:
         newest work stays as it is."""
         if wait:
             self._wanted.set()
-        self._begin()
+            self._begin()
         while wait and not self._has_room(work.nbytes):
             self.press()
             self._pause(_LOOK_S)
@@ -257,6 +257,7 @@ class Pipeline:
             works[0].begun = True
             works[0].lay_out(self)
         self._wanted.clear()  # last, lest what comes next begins while its caller is at it
+        self.memory.prepare()
 
     def to_begin(self) -> list[Work]:
         """Those that are to be begun now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 import archive
 import resharding
 from archive.checkpoint.livesteps import LiveSteps
+from archive.maintain import maintenance
 from archive.manifest import Commit, FileRef, RunEntry, Snapshot, chains, tablefiles, tables
 from archive.manifest.records import CheckpointRecord, Lineage, StagedObject
+from tests.support import tampering
 from tests.support.checkpoints import fresh, reopened, serials, steps
 
 SESSIONS = ["s0", "s1", "s2"]
@@ -234,3 +237,18 @@ def test_a_checkpoint_costs_the_same_at_any_age() -> None:
             spent.append((used.requests, used.bytes_in + used.bytes_out))
     early, late = np.mean(spent[5:45], axis=0), np.mean(spent[-40:], axis=0)
     assert (late <= 1.2 * early).all(), (early, late)
+
+
+# -- what readers go by is verified ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "said"), [("steps", 7), ("commit", [1, 1])])
+def test_what_is_said_of_a_segments_file_is_verified(tmp_path: Path, key: str, said: Any) -> None:
+    tampering.write_some(tmp_path)
+    newest = tampering.commit_files(tmp_path)[-1]
+    wrong = tampering.body(newest)
+    wrong["segments"][0][key] = said
+    tampering.seal(newest, wrong)
+    (finding,) = maintenance.verify(archive.open(str(tmp_path))).findings
+    assert finding.object.endswith(".segments.parquet")
+    assert "rows of commits (2, 2) with 15 steps" in finding.problem

@@ -107,6 +107,7 @@ DATASETS = [
     lambda eps: at.WindowDataset(eps, 8, derive="next_r"),
     lambda eps: at.StepDataset(eps),
     lambda eps: at.EpisodeDataset(eps),
+    lambda eps: at.join(at.StepDataset(eps), at.StepDataset(eps, fields=["x", "r", "done"])),
     lambda eps: at.WindowDataset(eps, 8, transform=lambda item: {"x": item["x"], "mean": item["r"].mean()}),
 ]
 

@@ -20,7 +20,7 @@ from archive.fields.nesting import flatten
 from archive.ring import appending
 from archive.ring.rings import RingSteps
 from archive.torch import ring
-from archive.write import bufferwriter, pipeline
+from archive.write import bufferwriter, intake, pipeline
 from tests.support.places import DATA
 from tests.support.rings import RankShare, Ring
 
@@ -361,6 +361,40 @@ def test_appended_arrays_are_copied_once() -> None:
     kept = {array.ctypes.data for array in block.data.values()}
     assert kept <= addresses
     assert not kept & mine
+    w.close()
+
+
+def test_fields_of_slabs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    original = intake.normalise
+
+    def counting(nest: Any, schema: Any) -> Any:
+        looked.append(1)
+        return original(nest, schema)
+
+    monkeypatch.setattr(intake, "normalise", counting)
+    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 400)
+    source, arc = Ring(3, 16).run(16), new_archive()
+    plain = {"obs": torch.arange(3 * 16 * 5).reshape(3, 16, 5), "reward": np.ones((3, 16), np.float32)}
+    with arc.writer() as w:
+        ring.append(w, plain, **source.how())
+    assert len(looked) == 1
+    read = np.concatenate([ep.read()["obs"] for ep in arc.episodes])
+    assert sorted(read[:, 0].tolist()) == plain["obs"][..., 0].flatten().tolist()
+
+
+def test_what_comes_next_waits_while_what_was_saved_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next checkpoint's caller takes note of the last one, and the background does not begin beside him for it."""
+    monkeypatch.setattr(pipeline, "_MOMENT_S", 60.0)
+    source = Ring(3, 16).run(4)
+    w = new_archive().writer()
+    save(w, source, 1)
+    source.run(4)
+    ring.append(w, source.buffers, **source.how())
+    with w._changes(wait=False):
+        w._inner.send()
+    w._settle()
+    assert [work.begun for work in w._pipeline.uncommitted()] == [False]
     w.close()
 
 

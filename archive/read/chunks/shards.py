@@ -17,6 +17,7 @@ from archive.shard import ShardView
 from archive.store import Buffer, Filling, Roots
 
 MAX_AHEAD_BYTES = 64 * 1024 * 1024
+MAX_FILLING_BYTES = 128 * 1024 * 1024  # under way to their places: 16 of the largest requests, where each waits 20 ms
 REMOTE_GAP_BYTES = 256 * 1024  # between chunks of a batch: these bytes come sooner than the answer to another request
 MAX_VIEWS = 1024  # shards whose metadata is kept
 Owners = Mapping[str, str]  # shard -> an episode that lies in it, for errors
@@ -119,7 +120,7 @@ class Shards:
     ) -> None:
         """Fill memory from shards of these names, and call `use` with the number of each filling that is done."""
         try:
-            self._roots.fill(fillings, use, max_bytes=MAX_AHEAD_BYTES)
+            self._roots.fill(fillings, use, max_bytes=MAX_FILLING_BYTES)
         except StorageError as e:
             culprit = next((name for name in names if name in str(e)), None)
             if culprit is None:
