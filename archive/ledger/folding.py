@@ -75,9 +75,10 @@ def fold(seen: Seen) -> Found:
 
 def _grouped(table: pa.Table) -> _Grouped:
     encoded = table["key"].combine_chunks().dictionary_encode()
-    key, number = encoded.indices.to_numpy().astype(np.int64), table["round"].to_numpy()
-    pairs, group = np.unique(np.stack([key, number]), axis=1, return_inverse=True)
-    return _Grouped(encoded.dictionary, pairs[0], pairs[1], group.reshape(-1))
+    numbers, number = np.unique(table["round"].to_numpy(), return_inverse=True)
+    codes = encoded.indices.to_numpy().astype(np.int64) * len(numbers) + number
+    groups, group = np.unique(codes, return_inverse=True)
+    return _Grouped(encoded.dictionary, groups // len(numbers), numbers[groups % len(numbers)], group)
 
 
 def _ended(table: pa.Table, word: Ints, grouped: _Grouped) -> Ints:
@@ -91,18 +92,39 @@ def _ended(table: pa.Table, word: Ints, grouped: _Grouped) -> Ints:
 
 def _opened(table: pa.Table, word: Ints, grouped: _Grouped, ended: Ints, wanted: Any) -> dict[Key, Rounds]:
     """The rounds of keys that have one which has not ended."""
+    at = np.flatnonzero((ended < 0)[grouped.group])
+    groups, first, count = np.unique(grouped.group[at], return_index=True, return_counts=True)
+    alone = (count == 1) & (word[at[first]] == _WORDS.index(DRAWN))  # drawn and no more: most, and quickly made
+    rows = at[np.isin(grouped.group[at], groups[~alone])]
+    made = _fresh(table, grouped, groups[alone], at[first[alone]]) | _made(table, word, grouped, rows)
+    order = groups[np.argsort(first)].tolist()  # as they were drawn
+    over = np.flatnonzero(wanted & (ended >= 0)).tolist()
+    rounds = [made[group] for group in order]
+    rounds += [Round.drawn(int(grouped.number[group]), 0, 0).end(_WORDS[ended[group]]) for group in over]
+    return _by_key(grouped, [*order, *over], rounds)
+
+
+def _fresh(table: pa.Table, grouped: _Grouped, groups: Ints, rows: Ints) -> dict[int, Round]:
+    """Rounds of which nothing was started; all that are alike are one."""
+    siblings = table["siblings"].fill_null(0).to_numpy()[rows].tolist()
+    kinds = list(zip(grouped.number[groups].tolist(), siblings, strict=True))
+    alike = {(number, count): Round(number, bytes([LEFT_WAITING]) * count, {}, 0) for number, count in set(kinds)}
+    return dict(zip(groups.tolist(), map(alike.__getitem__, kinds), strict=True))
+
+
+def _made(table: pa.Table, word: Ints, grouped: _Grouped, at: Ints) -> dict[int, Round]:
+    """Rounds of which these are the rows."""
     import pyarrow as pa
 
-    at = np.flatnonzero(wanted[grouped.group] & (ended[grouped.group] < 0))
     rows = table.select(_OPEN_COLUMNS).take(pa.array(at))
     columns = (rows[name].to_pylist() for name in _OPEN_COLUMNS)
-    made: dict[int, _Making] = {}
-    for group, code, sibling, siblings, episode in zip(
-        grouped.group[at].tolist(), word[at].tolist(), *columns, strict=True
-    ):
-        one = made.setdefault(group, _Making())
-        one.add(_WORDS[code], sibling, siblings, episode)
-    return _by_key(made, grouped, ended, np.flatnonzero(wanted & (ended >= 0)).tolist())
+    making: dict[int, _Making] = {}
+    for group, code, *row in zip(grouped.group[at].tolist(), word[at].tolist(), *columns, strict=True):
+        one = making.get(group) or making.setdefault(group, _Making())
+        one.add(_WORDS[code], *row)
+    numbers = grouped.number
+    rounds = {group: Round(int(numbers[group]), one.rollouts, one.sealed, 0) for group, one in making.items()}
+    return {group: one.end(DROPPED) if one.given_up else one for group, one in rounds.items()}
 
 
 class _Making:
@@ -126,19 +148,21 @@ class _Making:
             self.sealed[sibling] = episode or ""
 
 
-def _by_key(made: Mapping[int, _Making], grouped: _Grouped, ended: Ints, over: Sequence[int]) -> dict[Key, Rounds]:
-    """Each key's rounds in order; `made` is in the order in which they were drawn."""
-    shared: dict[tuple[int, bytes], Round] = {}  # most are alike
-    out: dict[int, dict[int, Round]] = {}
-    for group, one in made.items():
-        number = int(grouped.number[group])
-        drawn = shared.setdefault((number, one.rollouts), Round(number, one.rollouts, {}, 0))
-        rounds = out.setdefault(int(grouped.key_of[group]), {})
-        rounds[number] = drawn._replace(sealed=one.sealed) if one.sealed else drawn
-    for group in over:
-        number = int(grouped.number[group])
-        out[int(grouped.key_of[group])][number] = Round.drawn(number, 0, 0).end(_WORDS[ended[group]])
-    return {parsed(grouped.key[key].as_py()): tuple(r for _, r in sorted(of.items())) for key, of in out.items()}
+def _by_key(grouped: _Grouped, groups: Sequence[int], rounds: Sequence[Round]) -> dict[Key, Rounds]:
+    """Each key's rounds in their order; the keys in that of the groups."""
+    import pyarrow as pa
+
+    codes = grouped.key_of[np.array(groups, np.int64)]
+    keys = parsed(grouped.key.take(pa.array(codes)).to_pylist())
+    out: dict[Key, Rounds] = {}
+    shared: dict[int, Rounds] = {}  # most are alike
+    for key, one in zip(keys, rounds, strict=True):
+        before = out.get(key)
+        if before is not None:
+            out[key] = tuple(sorted((*before, one)))
+        else:
+            out[key] = shared.get(id(one)) or shared.setdefault(id(one), (one,))
+    return out
 
 
 def _cursors(rows: pa.Table) -> dict[int, Any]:

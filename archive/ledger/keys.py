@@ -62,17 +62,25 @@ def texts(keys: Iterable[Key]) -> list[str]:
     return [quoted(key) if type(key) is str else str(key) for key in keys]
 
 
-def parsed(text: str) -> Key:
-    """The key of a JSON text; CorruptManifestError if it is none."""
+def parsed(many: Sequence[str]) -> list[Key]:
+    """The keys of JSON texts; CorruptManifestError if one is none."""
+    try:
+        keys = json.loads(f"[{','.join(many)}]")
+    except ValueError:
+        keys = []
+    if len(keys) == len(many) and set(map(type, keys)) <= _PLAIN:
+        return list(keys)
+    return [_parsed(text) for text in many]
+
+
+def _parsed(text: str) -> Key:
     try:
         key = json.loads(text)
     except ValueError:
         key = None
-    if not isinstance(key, (str, int)) or isinstance(key, bool):
-        raise CorruptManifestError(
-            f"a row of the ledger table has key {text!r:.80}, which is none; run `archive verify`"
-        )
-    return key
+    if type(key) not in _PLAIN:
+        raise CorruptManifestError(f"a row of a ledger has key {text!r:.80}, which is none; run `archive verify`")
+    return key  # type: ignore[no-any-return]
 
 
 class Ended:

@@ -41,7 +41,7 @@ class Round(NamedTuple):
         if to == LOST:
             sealed = {s: episode for s, episode in sealed.items() if s != sibling}
         made = Round(self.number, bytes(rollouts), sealed, owner)
-        return made.end(DROPPED) if made.rollouts.count(LOST) == len(rollouts) else made
+        return made.end(DROPPED) if made.given_up else made
 
     @property
     def missing(self) -> list[int]:
@@ -52,6 +52,11 @@ class Round(NamedTuple):
     def left(self) -> list[int]:
         """Siblings that an earlier session drew or started, and that nobody has taken up since."""
         return [s for s, far in enumerate(self.rollouts) if far >= LEFT_WAITING]
+
+    @property
+    def given_up(self) -> bool:
+        """Whether all rollouts are dropped."""
+        return bool(self.rollouts) and self.rollouts.count(LOST) == len(self.rollouts)
 
     @property
     def complete(self) -> bool:

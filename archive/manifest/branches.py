@@ -48,12 +48,13 @@ class Rows:
     def __init__(self, sessions: list[str], session: Ints, rank: Ints, sequence: Ints) -> None:
         """sessions: names; session: each row's, as its place among them."""
         self.sequence = sequence
-        writers, self._writer = np.unique(np.stack([session, rank]), axis=1, return_inverse=True)
-        self._writer = self._writer.reshape(-1)
+        least = int(rank.min(initial=0))
+        ranks = int(rank.max(initial=0)) - least + 1
+        writers, self._writer = np.unique(session * ranks + rank - least, return_inverse=True)
         self._of: dict[str, list[tuple[int, int]]] = {}  # session -> its ranks, and their numbers
-        for number, (s, r) in enumerate(writers.T.tolist()):
-            self._of.setdefault(sessions[s], []).append((r, number))
-        self._count = len(writers.T)
+        for number, code in enumerate(writers.tolist()):
+            self._of.setdefault(sessions[code // ranks], []).append((code % ranks + least, number))
+        self._count = len(writers)
 
     @classmethod
     def of(cls, table: pa.Table) -> Rows:

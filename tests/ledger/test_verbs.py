@@ -58,11 +58,11 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
             (lambda: ledger.draw(["c", "a"]), archive.UsageError, "still in flight"),
             (lambda: ledger.draw(["c", "c"]), archive.UsageError, "twice"),
             (lambda: ledger.draw([True]), archive.UsageError, "a string or an integer"),
-            (lambda: ledger.draw([1.5]), archive.UsageError, "a string or an integer"),
+            (lambda: ledger.draw([1.5]), archive.UsageError, "a string or an integer"),  # type: ignore[list-item]
             (lambda: ledger.draw(["c"], siblings=0), archive.UsageError, "at least"),
             (lambda: ledger.start(["b", "a"]), archive.UsageError, "sealed already"),
             (lambda: ledger.drop(["b", "c"], "no"), archive.NotFoundError, "never drawn"),
-            (lambda: ledger.to_reissue("prompt"), archive.UsageError, "granularity"),
+            (lambda: ledger.to_reissue("prompt"), archive.UsageError, "granularity"),  # type: ignore[arg-type]
         ):
             before = ledger.table
             with pytest.raises(error, match=words):
