@@ -80,14 +80,15 @@ class Memory:
         return self._open[start : start + nbytes]
 
     def prepare(self) -> None:
-        """Once, after a piece was used: have another that was written to. For the background, as that takes long."""
-        if self._prepared or not 0 < len(self._kept) < self._keep:
-            return
-        self._prepared = True
-        piece = fresh((self.piece_bytes,), np.uint8)
-        piece[:: mmap.PAGESIZE] = 0
+        """Once, after `empty` has cut from a piece: have another that was written to, where no more than are kept come
+        of it. For the background, as that takes long."""
         with self._lock:
-            self._kept.insert(0, piece)
+            if self._prepared or self._open is None or len(self._kept) >= self._keep:
+                return
+            self._prepared = True
+            piece = fresh((self.piece_bytes,), np.uint8)
+            self._kept.insert(0, piece)  # nobody else takes it as long as it is referred to here
+        piece[:: mmap.PAGESIZE] = 0
 
     def release(self) -> None:
         """Keep no piece that is free."""

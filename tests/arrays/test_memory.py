@@ -32,14 +32,24 @@ def test_what_somebody_has_is_not_taken() -> None:
     assert (held == 7).all()
 
 
-def test_a_piece_is_prepared_once_and_only_after_one_was_used() -> None:
+def test_a_piece_is_prepared_once_and_only_after_something_was_cut_from_one() -> None:
     memory = Memory(PIECE, keep=4)
+    held = memory.take()
     memory.prepare()
-    assert memory._kept == []
-    mine = memory.take()
+    assert len(memory._kept) == 1
+    cut = memory.empty((PIECE,), np.uint8)
     memory.prepare()
     memory.prepare()
-    assert len(memory._kept) == 2
+    assert len(memory._kept) == 3
     other = memory.take()
     assert other is memory._kept[0]
-    assert other is not mine
+    assert not np.shares_memory(other, cut)
+    assert other is not held
+
+
+def test_no_more_is_prepared_than_is_kept() -> None:
+    memory = Memory(PIECE, keep=1)
+    cut = memory.empty((PIECE,), np.uint8)
+    memory.prepare()
+    assert len(memory._kept) == 1
+    assert cut.base is memory._kept[0]
