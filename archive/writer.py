@@ -70,7 +70,7 @@ class Writer(Journaled):
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
-        taken = TakenOver(self._ledger_rows, dict)
+        taken = TakenOver(self._ledger_rows, dict if resume is None else resume.holders)
         self._ledgers = Ledgers(self, place, self._ids, taken)
         self._journal = self._journal_of(self._pipeline, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)

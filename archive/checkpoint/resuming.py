@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -81,7 +82,22 @@ def same_rank(source: Source, rank: int) -> Resume:
         pieces = source.located.pick(mine[source.located.run])
         env = source.live["env_id"].to_numpy()[pieces.run]
         buffers[name] = take_over(source, pieces, env, pieces.position, entry.next_positions, entry.open_episodes)
-    return Resume(rank, source.world_size, source.run, buffers, source.number, source.origin, source.name)
+    taken = (source.number, source.origin, source.name, None, partial(holders, source))
+    return Resume(rank, source.world_size, source.run, buffers, *taken)
+
+
+def holders(source: Source) -> dict[str, int]:
+    """Episode id -> the rank that has it live, the first if several have steps of it."""
+    ranks = source.live["rank"].to_numpy()[source.located.run]
+    return first_ranks(source.index, source.index.episode_of_row[source.located.row], ranks)
+
+
+def first_ranks(index: EpisodeIndex, episodes: Ints, ranks: Ints) -> dict[str, int]:
+    """The id of each of these episodes -> the first of its ranks."""
+    numbers, first = np.unique(episodes, return_index=True)
+    known = numbers >= 0
+    names = index.column("episode_id").take(numbers[known]).to_pylist()
+    return dict(zip(names, ranks[first[known]].tolist(), strict=True))
 
 
 def take_over(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +62,4 @@ class Resume:
     origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
     name: str | None = None  # of that checkpoint
     forked_from: ForkedFrom | None = None  # where a new run begins there
+    holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live

@@ -9,7 +9,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import NotFoundError
-from archive.checkpoint import MAIN_BUFFER, Checkpoint
+from archive.checkpoint import MAIN_BUFFER, Checkpoint, resuming
 from archive.fields import FieldSpec, Path
 from archive.manifest import Origin, Resume
 from archive.read import Episodes
@@ -175,7 +175,16 @@ class Share:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
         buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
-        return Resume(self.rank, self.world_size, ck.run, buffers, ck.number, self.plan.origin or ck.origin, ck.name)
+        taken = (ck.number, self.plan.origin or ck.origin, ck.name, None, self._holders)
+        return Resume(self.rank, self.world_size, ck.run, buffers, *taken)
+
+    def _holders(self) -> dict[str, int]:
+        """Episode id -> the rank that gets it, the first if several get steps of it."""
+        index, out = self.plan.checkpoint.index, dict[str, int]()
+        for name, placement in self.plan.placements.items():
+            numbers = self.plan.source.buffers[name].number[placement.parts.unit]
+            out = resuming.first_ranks(index, numbers, placement.parts.target) | out
+        return out
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "rank": self.rank}
