@@ -55,6 +55,11 @@ class Base:
         return "" if self.about is None else self.about.name
 
     @property
+    def recovered(self) -> bool:
+        """Whether that one was recovered, too."""
+        return self.about is not None and self.about.record.recovered is not None
+
+    @property
     def commit(self) -> int | None:
         """Its commit."""
         return None if self.about is None else self.about.number

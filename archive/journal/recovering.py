@@ -69,7 +69,7 @@ def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankT
     base = Base.of(log.storage, head, entry, found)
     left = Survivors(log.storage, head, entry, base, found)
     place = Place(0, left.world_size, run, entry.session)
-    name = f"{base.name.partition(MARK)[0]}{MARK if base.name else MARK[1:]}{secrets.token_hex(4)}"
+    name = _name(base)
     with ThreadPoolExecutor(AT_ONCE, "archive-recover") as pool:
         ranks = range(left.world_size)
         parts = list(pool.map(partial(_staged, log, place, name, base, left, found), ranks))
@@ -79,6 +79,13 @@ def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankT
     )
     _tell(run, made, found, left)
     return made
+
+
+def _name(base: Base) -> str:
+    """A new one: "step-1000+tail-1a2b3c4d", or "tail-1a2b3c4d" where there was nothing before."""
+    stem = base.name.partition(MARK)[0] if base.recovered else base.name
+    stem = "" if base.recovered and stem.startswith(MARK[1:]) else stem
+    return f"{stem}{MARK if stem else MARK[1:]}{secrets.token_hex(4)}"
 
 
 def _check_same(run: str, entry: RunEntry, parent: Commit) -> None:

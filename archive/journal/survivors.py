@@ -51,10 +51,13 @@ class Survivors:
 
     def _runs(self) -> dict[Part, Runs]:
         """What was live before, and came, less what left."""
+        import pyarrow.compute as pc
+
         held = self._before if self._base.own else self._resumed()
         new: dict[Part, Runs] = {}
-        for tail in self._found.values():
-            new |= appended(tail.held.table("segments"), self._streams)
+        for rank, tail in self._found.items():
+            rows = tail.held.table("segments")
+            new |= appended(rows.filter(pc.greater_equal(rows["sequence"], self._base.sequence(rank))), self._streams)
         parts = {*held, *new, *((rank, buffer) for rank in range(self.world_size) for buffer in self._named(rank))}
         none = Runs.empty()
         return {p: self._left(p, together(held.get(p, none), new.get(p, none))) for p in sorted(parts)}
@@ -80,7 +83,7 @@ class Survivors:
         """Buffers of a rank, also those in which nothing is live."""
         tail, held = self._found.get(rank), self._base.held
         out = set() if tail is None else {*tail.held.gone, *tail.held.columns, *tail.held.attributes}
-        if held is not None and rank in held.ranks and (self._base.own or rank not in self._found):
+        if held is not None and rank in held.ranks:
             out |= set(held.staged(rank).index.buffers)
         return out
 
@@ -163,13 +166,13 @@ class Survivors:
         """The parts of the earlier checkpoint in which values of these steps may lie."""
         held = self._base.held
         if held is not None:
-            same = (one for one in self._before if one[1] == part[1])
-            yield from ((held, one) for one in same if one == part or not self._base.own)
+            ranks = [rank for rank in held.ranks if rank == part[0] or not self._base.own]
+            yield from ((held, (rank, part[1])) for rank in ranks)
 
     def _columns(self, part: Part, runs: Runs) -> dict[str, Column]:
         given: dict[str, list[Given]] = {}
         for held, source in self._sources(part):
-            keys = addresses(self._before[source], self._span)
+            keys = addresses(self._before.get(source, Runs.empty()), self._span)
             for name, ref in held.staged(source[0]).index.columns.get(part[1], {}).items():
                 (array,) = held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array]
                 given.setdefault(name, []).append(Given(ref.dtype, array, keys))

@@ -1,62 +1,315 @@
-"""What was journaled comes back as a checkpoint, as it was."""
+"""What was journaled comes back as a checkpoint: by hand, before a plain restart, once for all who ask."""
 
 from __future__ import annotations
 
+import logging
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
+import pytest
 
+import archive
+import resharding
+from archive.base import NotFoundError, SupersededError, layout
 from tests.support.archives import fresh
-from tests.support.journals import Rank, keep
+from tests.support.journals import NEVER_S, copy_of, die
 
 
-def episode(n: int, base: int = 0) -> dict[str, np.ndarray]:
+def episode(n: int, base: int = 0) -> dict[str, Any]:
     return {"obs": np.arange(base, base + n, dtype=np.int64), "reward": np.ones(n, np.float32)}
 
 
-def test_a_run_without_a_checkpoint() -> None:
-    arc = fresh()
-    rank = Rank(arc)
-    keep(arc, "main", 1)
-    rank.writer.add_episode(episode(5), episode_id="a")
-    rank.tick()
-    rank.writer.add_episode(episode(7, 10), episode_id="b")
-    rank.tick(progress={"n": 3})
-    rank.die()
-    print(arc.tails("main"))
-    ck = arc.recover()
-    print(ck, ck.record)
-    assert ck.episodes.table["episode_id"].to_pylist() == ["a", "b"]
-    assert ck.episodes["b"].read()["obs"].tolist() == list(range(10, 17))
-    assert ck.progress == {"n": 3}
-    assert arc.recover().number == ck.number
+def ids(checkpoint: Any) -> list[str]:
+    return list(checkpoint.episodes.table["episode_id"].to_pylist())
 
 
-def test_checkpoint_then_tail_with_columns() -> None:
-    arc = fresh()
-    rank = Rank(arc)
-    keep(arc, "main", 1)
-    w = rank.writer
+def crashed(arc: archive.Archive | None = None, **options: Any) -> archive.Archive:
+    """An archive whose job has died after a checkpoint and a tick."""
+    arc = arc or fresh()
+    w = arc.writer(journal_s=NEVER_S, **options)
     w.add_episode(episode(5), episode_id="a")
-    rank.tick()
     w.add_episode(episode(4, 10), episode_id="b")
-    base = rank.checkpoint(
-        100, state={"x": np.arange(3), "k": 4}, columns={"p": np.arange(9.0)}, attributes={"q": {"a": 1, "b": 2}}
+    columns = {"p": np.arange(9.0), "kind": np.array(["x"] * 9), "n": np.arange(9), "half": np.ones(9, np.float16)}
+    w.checkpoint(
+        100, state={"x": np.arange(3), "k": 4}, columns=columns, progress={"n": 1}, metrics={"r": 2.0}, wait=True
     )
     w.add_episode(episode(3, 20), episode_id="c")
     w.remove(["a"])
-    rank.tick(columns={"p": np.arange(7.0) * 10})
-    w.add_episode(episode(2, 30), episode_id="d")
-    rank.tick(attributes={"q": {"d": 9}})
-    rank.die()
-    ck = arc.recover()
-    assert ck.name.startswith("step-100+tail-")
-    assert ck.record.recovered.base == base.number
-    assert ck.episodes.table["episode_id"].to_pylist() == ["b", "c", "d"]
-    np.testing.assert_array_equal(ck.column("p", 0), [0, 10, 20, 30, 40, 50, 60, np.nan, np.nan])
-    assert ck.attributes(0) == {"q": {"b": 2, "d": 9}}
-    assert ck.state(0)["k"] == 4
-    assert ck.state(0)["x"].tolist() == [0, 1, 2]
-    with arc.writer(resume=ck) as again:
-        assert again.live["episode_id"].to_pylist() == ["b", "c", "d"]
-        again.add_episode(episode(1), episode_id="e")
-        again.checkpoint(200, wait=True)
-    assert arc.checkpoints.latest.episodes.table["episode_id"].to_pylist() == ["b", "c", "d", "e"]
+    w.journal(columns={"p": {"b": np.full(4, 7.0)}}, progress={"n": 2})
+    w.sync()
+    w.add_episode(episode(9, 30), episode_id="lost")
+    die(w)
+    return arc.refresh()
+
+
+def test_columns_states_and_progress_come_along(caplog: pytest.LogCaptureFixture) -> None:
+    arc = crashed()
+    caplog.set_level(logging.INFO, "archive")
+    made = arc.recover()
+    assert ids(made) == ["b", "c"]
+    np.testing.assert_array_equal(made.column("p", 0), [7, 7, 7, 7, np.nan, np.nan, np.nan])
+    assert made.column("kind", 0).tolist() == ["x"] * 4 + [""] * 3
+    assert made.column("n", 0).tolist() == [5, 6, 7, 8, 0, 0, 0]
+    assert np.isnan(made.column("half", 0)[4:]).all()
+    assert made.column("half", 0).dtype == np.float16
+    state = made.state(0)
+    assert (state["k"], state["x"].tolist()) == (4, [0, 1, 2])
+    assert made.progress == {"n": 2}
+    assert made.metrics == {"r": 2.0}
+    told = caplog.text
+    assert "took 1 objects of the journal of rank 0, with 3 steps of 1 episodes, up to number 2: there is no" in told
+    assert "column 'p' of buffer 'replay', rank 0: 3 steps were journaled without a value" in told
+
+
+def test_a_recovered_checkpoint_is_one_like_any_other() -> None:
+    arc = crashed()
+    base = arc.checkpoints.latest
+    made = arc.recover()
+    assert made.record.recovered is not None
+    assert made.record.recovered.base == base.number
+    assert base.record.ranks[0].key in (made.record.borrowed or ())
+    assert arc.checkpoints.latest.number == made.number
+    assert arc.recover().number == made.number
+    again = pickle.loads(pickle.dumps(made))
+    assert again.state(0)["k"] == 4
+    plan = resharding.plan(made, 2)
+    assert sum(plan.steps) == 7
+    assert plan.share(0).source_states[0]["k"] == 4
+    with arc.writer(resume=made) as w:
+        assert w.live["episode_id"].to_pylist() == ["b", "c"]
+        w.add_episode(episode(1), episode_id="e")
+        w.checkpoint(200, wait=True)
+    assert ids(arc.checkpoints.latest) == ["b", "c", "e"]
+    assert sorted(arc.episodes.table["episode_id"].to_pylist()) == ["a", "b", "c", "e"]
+    assert arc.refresh().forget(archive.Keep(last=1), dry_run=False)
+    arc.prune("0s", dry_run=False, force=True)
+    assert arc.refresh().checkpoints.latest.episodes["c"].read()["obs"].tolist() == [20, 21, 22]
+
+
+def test_the_base_may_be_forgotten() -> None:
+    arc = crashed()
+    made = arc.recover()
+    arc.forget(archive.Keep(last=1), dry_run=False)
+    arc.prune("0s", dry_run=False, force=True)
+    found = archive.open(arc.url).checkpoints.latest
+    assert found.number == made.number
+    assert found.state(0)["k"] == 4
+    assert ids(found) == ["b", "c"]
+
+
+def test_a_plain_restart_loses_nothing() -> None:
+    arc = crashed()
+    with archive.open(arc.url).writer() as w:
+        w.add_episode(episode(2), episode_id="new")
+    found = archive.open(arc.url)
+    assert set(found.episodes.table["episode_id"].to_pylist()) == {"a", "b", "c", "new"}
+    assert found.checkpoints.latest.name.startswith("step-100+tail-")
+
+
+def test_all_ranks_of_a_plain_restart_recover_once() -> None:
+    arc = crashed()
+    with ThreadPoolExecutor(4) as pool:
+        writers = list(pool.map(lambda r: archive.open(arc.url).writer(r, 4, session="next"), range(4)))
+    die(*writers)
+    names = archive.open(arc.url).checkpoints.table["name"].to_pylist()
+    assert len(names) == 2
+
+
+def test_a_resume_from_what_is_older_says_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    arc = crashed()
+    with arc.writer(resume=arc.checkpoints.latest) as w:
+        assert w.live["episode_id"].to_pylist() == ["a", "b"]
+    assert "has journaled beyond its newest checkpoint (rank 0)" in caplog.text
+    caplog.clear()
+    recovered = crashed()
+    with recovered.writer(resume=recovered.recover()):
+        assert "journaled beyond" not in caplog.text
+
+
+def test_many_recover_at_once() -> None:
+    arc = crashed()
+    opened = [archive.open(arc.url) for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        numbers = set(pool.map(lambda one: one.recover().number, opened))
+    assert len(numbers) == 1
+    assert len(archive.open(arc.url).checkpoints) == 2
+
+
+def test_a_session_that_goes_on_is_recovered_again_and_commits_by_itself() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a")
+    w.sync()
+    first = arc.recover()
+    assert first.name.startswith("tail-")
+    w.add_episode(episode(2), episode_id="b")
+    w.sync()
+    second = arc.recover()
+    assert second.record.recovered.base == first.number
+    assert second.name.count("tail-") == 1
+    assert ids(second) == ["a", "b"]
+    w.add_episode(episode(2), episode_id="c")
+    w.checkpoint(5, wait=True)
+    assert ids(arc.refresh().checkpoints.latest) == ["a", "b", "c"]
+    assert arc.episodes.table["episode_id"].to_pylist() == ["a", "b", "c"]
+    assert not arc.tails()
+    w.close()
+
+
+def test_what_a_zombie_writes_after_the_next_session_began_is_never_seen() -> None:
+    arc = fresh()
+    zombie = arc.writer(journal_s=NEVER_S)
+    zombie.add_episode(episode(2), episode_id="a")
+    zombie.sync()
+    other = archive.open(arc.url)
+    with other.writer(resume=other.recover()) as w:
+        zombie.add_episode(episode(2), episode_id="z")
+        zombie.sync()
+        w.add_episode(episode(2), episode_id="b")
+    assert not archive.open(arc.url).tails()
+    third = archive.open(arc.url)
+    with third.writer(resume=third.recover()):
+        pass
+    with pytest.raises(SupersededError):
+        zombie.commit()
+    die(zombie)
+    found = archive.open(arc.url)
+    assert set(found.episodes.table["episode_id"].to_pylist()) == {"a", "b"}
+
+
+def test_another_session_that_was_opened_meanwhile_ends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from archive.journal import recovering
+
+    arc = crashed()
+    before = arc.checkpoints.latest
+    staged = recovering._staged
+
+    def late(*arguments: Any) -> Any:
+        archive.open(arc.url).writer(resume=before).close()
+        return staged(*arguments)
+
+    monkeypatch.setattr(recovering, "_staged", late)
+    assert arc.recover().number == before.number
+    assert "was not recovered" in caplog.text
+    assert len(archive.open(arc.url).checkpoints) == 1
+
+
+def test_a_checkpoint_that_was_committed_meanwhile_is_the_new_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    from archive.journal import recovering
+
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a")
+    w.sync()
+    staged, done = recovering._staged, []
+
+    def late(*arguments: Any) -> Any:
+        if not done:
+            done.append(w.checkpoint(9, wait=True))
+            w.add_episode(episode(3), episode_id="b")
+            w.sync()
+        return staged(*arguments)
+
+    monkeypatch.setattr(recovering, "_staged", late)
+    made = archive.open(arc.url).recover()
+    die(w)
+    assert made.name.startswith("step-9+tail-")
+    assert ids(made) == ["a", "b"]
+
+
+def test_there_is_nothing_to_recover() -> None:
+    arc = fresh()
+    with pytest.raises(NotFoundError, match="no run 'main'"):
+        arc.tails()
+    with pytest.raises(NotFoundError, match="no checkpoint"):
+        arc.recover()
+    with arc.writer() as w:
+        w.add_episode(episode(2))
+        w.checkpoint(1, wait=True)
+    assert arc.recover().name == "step-1"
+    assert str(arc.tails()).count("\n") == 2
+
+
+def test_a_pinned_archive_shows_tails_and_adopts_none() -> None:
+    arc = crashed()
+    pinned = archive.open(arc.url, commit=arc.head.number)
+    assert pinned.tails().total.steps == 3
+    with pytest.raises(archive.UsageError):
+        pinned.recover()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("dead", [None, 0])
+def test_on_another_number_of_ranks_nothing_is_lost(world: int, dead: int | None) -> None:
+    """Two ranks; then another number, of which one may die before its first tick."""
+    arc = fresh()
+    first = [arc.writer(r, 2, session="first", journal_s=NEVER_S) for r in range(2)]
+    for rank, w in enumerate(first):
+        for i in range(4):
+            w.append({"obs": np.arange(3) + 100 * rank + 10 * i}, env_ids=i, last=[False, False, i % 2 == 0])
+    pending = [w.checkpoint(3, columns={"p": np.arange(12.0) + 100 * r}, state={"r": r}) for r, w in enumerate(first)]
+    for p in pending:
+        p.result(30)
+    die(*first)
+    arc.refresh()
+    base = arc.checkpoints.latest
+    plan = resharding.plan(base, world)
+    second = [
+        archive.open(arc.url).writer(resume=plan.share(r), session="second", journal_s=NEVER_S) for r in range(world)
+    ]
+    for rank, w in enumerate(second):
+        if rank != dead or world == 1:
+            w.add_episode({"obs": np.arange(2) + 1000 * (rank + 1)})
+            w.sync()
+    die(*second)
+    made = archive.open(arc.url).recover()
+    assert made.world_size == max(world, 2)
+    steps = sorted(n for e in made.episodes for n in e.read()["obs"].tolist())
+    new = [n for r in range(world) if r != dead or world == 1 for n in (1000 * (r + 1), 1000 * (r + 1) + 1)]
+    assert steps == sorted([*(n for e in base.episodes for n in e.read()["obs"].tolist()), *new])
+    assert [made.state(r)["r"] for r in range(2)] == [0, 1]
+    values = np.concatenate([made.column("p", r) for r in made.ranks if "p" in made.staged(r).index.columns["replay"]])
+    assert sorted(values[~np.isnan(values)].tolist()) == [*range(12), *range(100, 112)]
+    opened = {n for r in base.ranks for n in base.staged(r).index.buffers["replay"].open_episodes.values()}
+    still = {n for r in made.ranks for n in made.staged(r).index.buffers["replay"].open_episodes.values()}
+    closed = {e.id for e in made.episodes if e.complete or e.metadata.get("reason")}
+    assert opened - closed >= still
+    for source in (1, 2, 4):
+        again = resharding.plan(made, source)
+        assert sum(again.steps) == len(steps)
+    with archive.open(arc.url).writer(resume=resharding.plan(made, 1).share(0)) as w:
+        assert sum(w.live["length"].to_pylist()) == len(steps)
+
+
+def test_a_checkpoint_without_buffers_says_how_far_training_had_got() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a")
+    w.checkpoint(1, progress={"n": 1}, wait=True)
+    w.add_episode(episode(2), episode_id="b")
+    w.sync()
+    w.checkpoint(2, progress={"n": 2}, save_replay=False, unconsumed=["k"], wait=True)
+    w.add_episode(episode(2), episode_id="c")
+    w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert (made.step, made.progress, made.unconsumed) == (2, {"n": 2}, ["k"])
+    assert ids(made) == ["a", "b", "c"]
+    w = arc.writer(resume=arc.checkpoints[-2], journal_s=NEVER_S)  # the one without buffers
+    w.add_episode(episode(2), episode_id="d")
+    w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert (made.step, made.progress) == (2, {"n": 2})
+    assert ids(made) == ["d"]
+
+
+def test_archives_of_the_journal_name_the_feature() -> None:
+    arc = crashed()
+    arc.recover()
+    assert layout.JOURNAL in archive.open(arc.url).head.format["features"]
+    assert copy_of(arc).checkpoints.latest.state(0)["k"] == 4

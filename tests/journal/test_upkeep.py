@@ -11,30 +11,38 @@ import pytest
 import archive
 import resharding
 from archive.base import layout
+from archive.journal import Durable
 from archive.maintain import maintenance
 from tests.support.archives import fresh
 from tests.support.commands import call as run
-from tests.support.journals import Rank, keep
+from tests.support.journals import NEVER_S, die
 from tests.support.tampering import steps
 
 
-def journaled(url: str | None = None) -> tuple[archive.Archive, Rank]:
-    """An archive with a checkpoint and, beyond it, two objects of a journal."""
+def journaled(url: str | None = None) -> tuple[archive.Archive, Durable]:
+    """An archive with a checkpoint and, beyond it, two objects of a journal; how far it was durable."""
     arc = fresh() if url is None else archive.create(url)
-    rank = Rank(arc)
-    keep(arc, "main", 1)
-    rank.writer.add_episode(steps(4), episode_id="a")
-    rank.tick(columns={"p": np.zeros(4)})
-    rank.checkpoint(1)
-    rank.writer.add_episode(steps(3), episode_id="b")
-    rank.tick()
-    rank.die()
-    return arc.refresh(), rank
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(steps(4), episode_id="a")
+    w.sync()
+    w.journal(columns={"p": {"a": np.zeros(4)}})
+    w.sync()
+    w.checkpoint(1, wait=True)
+    w.add_episode(steps(3), episode_id="b")
+    w.sync()
+    w.journal(progress=3)
+    durable = w.sync()
+    die(w)
+    return arc.refresh(), durable
+
+
+def newest(arc: archive.Archive, number: int) -> str:
+    return layout.journal_key(arc.head.runs["main"].session, 0, number)
 
 
 def test_usage_counts_what_may_be_recovered_as_live() -> None:
-    arc, rank = journaled()
-    key = layout.journal_key(rank.writer.session, 0, rank.number - 1)
+    arc, durable = journaled()
+    key = newest(arc, durable.number - 1)
     before = arc.usage
     size = len(arc.storage.get(key))
     arc.storage.delete([key])
@@ -45,12 +53,12 @@ def test_usage_counts_what_may_be_recovered_as_live() -> None:
 
 
 def test_what_is_sound_and_what_is_damaged_is_told_by_verify(tmp_path: Path) -> None:
-    arc, rank = journaled(str(tmp_path))
+    arc, durable = journaled(str(tmp_path))
     report = maintenance.verify(arc, deep=True)
     assert report.sound
     assert not report.warnings
     assert report.journaled == 2
-    key = layout.journal_key(rank.writer.session, 0, rank.number - 1)
+    key = newest(arc, durable.number - 1)
     (tmp_path / key).write_bytes((tmp_path / key).read_bytes()[:-30])
     report = maintenance.verify(arc)
     assert report.sound
@@ -102,11 +110,11 @@ def test_tails_and_recover_on_the_command_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recovered", [False, True])
 def test_prune_keeps_what_may_be_recovered(tmp_path: Path, recovered: bool) -> None:
-    arc, rank = journaled(str(tmp_path))
+    arc, _ = journaled(str(tmp_path))
     if recovered:
         arc.recover()
     before = {p.relative_to(tmp_path).as_posix() for p in (tmp_path / "journal").rglob("*.zip")}
-    columns_alone = layout.journal_key(rank.writer.session, 0, 1)
+    columns_alone = newest(arc, 1)
     assert columns_alone in before
     arc.prune("0s", dry_run=False, force=True)
     after = {p.relative_to(tmp_path).as_posix() for p in (tmp_path / "journal").rglob("*.zip")}

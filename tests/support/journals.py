@@ -1,182 +1,237 @@
-"""Ranks that keep journals, tick by tick, and the plain model of what they held."""
+"""Jobs that keep journals, the plain model of what their buffers hold, and what is there once they have died."""
 
 from __future__ import annotations
 
-import json
-import secrets
+import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import archive
-from archive import journal
 from archive.base import layout
-from archive.fields import dtypes
-from archive.manifest import Commit, tables
-from archive.shard import Member, groups, inflate
-from archive.store import Storage
+
+BUFFERS = ("replay", "demo")
+NEVER_S = 3600.0  # a journal that ticks when it is told to
 
 
-def keep(arc: archive.Archive, run: str, world_size: int, numbers: Mapping[int, int] | None = None) -> None:
-    """Have the newest session of a run keep a journal, from these numbers on."""
-
-    def build(parent: Commit, attempt: int) -> Commit:
-        entry = replace(parent.runs[run], journal=numbers or dict.fromkeys(range(world_size), 0))
-        made = parent.after("session", run=run, session=entry.session, runs={**parent.runs, run: entry})
-        return replace(made, format=layout.with_feature(parent.format, layout.JOURNAL))
-
-    arc._log().append(secrets.token_hex(8), build)
-    arc.refresh()
+def die(*writers: Any) -> None:
+    """The processes are gone, with what they have not journaled."""
+    for w in writers:
+        w._journal = None
+        w._end()
 
 
-class Rank:
-    """A writer that journals what it has when it is told to."""
+def copy_of(arc: archive.Archive) -> archive.Archive:
+    """A copy of an archive in memory, to try something out."""
+    url = f"memory://{uuid.uuid4().hex}"
+    other = archive.create(url)
+    keys = [one.key for one in arc.storage.scan("")]
+    other.storage.put_many(zip(keys, arc.storage.get_all(keys), strict=True))
+    return archive.open(url)
 
-    def __init__(self, arc: archive.Archive, resume: Any = None, **options: Any) -> None:
-        self.arc = arc
-        self.writer = arc.writer(resume=resume, **options)
-        self.storage: Storage = arc.storage
-        self.number = 0
-        self._done: set[int] = set()
-        self._held = self._live()
-        self._resumed = getattr(resume, "number", None)
-        self._live_rows = None if resume is None else self._live_table()
 
-    def _buffers(self) -> dict[str, Any]:
-        return self.writer._buffers
+def cut(arc: archive.Archive, session: str, rank: int, number: int) -> None:
+    """Take a rank's objects from this number on away."""
+    while arc.storage.exists(key := layout.journal_key(session, rank, number)):
+        arc.storage.delete([key])
+        number += 1
 
-    def _live_table(self) -> Any:
-        from archive.write.cut import live_table
 
-        w = self.writer
-        parts = [
-            live_table(name, (w.session, w.rank), b.live_set.runs(), b._foreign) for name, b in self._buffers().items()
-        ]
-        return tables.concat("live", parts)
+@dataclass
+class Held:
+    """What one buffer of one rank holds: plain Python."""
 
-    def _live(self) -> dict[str, set[tuple[str, int, int, int]]]:
-        """Buffer -> addresses of its live steps."""
-        out: dict[str, set[tuple[str, int, int, int]]] = {}
-        for row in self._live_table().to_pylist():
-            steps = range(row["lo"], max(row["hi"], row["lo"] + 1))
-            stream = (row["session"], row["stream_rank"], row["stream_env"])
-            out.setdefault(row["buffer"], set()).update((*stream, at) for at in steps)
-        return out
+    steps: dict[tuple[int, int], int] = field(default_factory=dict)  # env row, position -> the step's number
+    empty: dict[tuple[int, int], str] = field(default_factory=dict)  # of episodes without steps their ids
+    owner: dict[int, str] = field(default_factory=dict)  # number of a step -> its episode
+    next: dict[int, int] = field(default_factory=dict)
+    open: dict[int, str] = field(default_factory=dict)
+    column: dict[int, float] | None = None  # number of a step -> value
+    attribute: dict[str, int] | None = None  # episode -> value
 
-    def tick(
-        self, columns: Mapping[str, Any] | None = None, attributes: Mapping[str, Any] | None = None,
-        progress: Any = None,
-    ) -> list[str]:  # fmt: skip
-        """Journal what came since the last time; the keys of its objects."""
-        w = self.writer
-        works = [work for work in w._sent() if id(work) not in self._done]
-        self._done.update(map(id, works))
-        written = w._pipeline.wait(works)
-        now = self._live()
-        parts: list[tuple[Any, list[Member]]] = []
-        arrived: dict[str, set[tuple[str, int, int, int]]] = {}
-        for one in written:
-            if one.segments is None:
-                continue
-            for row in one.segments.to_pylist():
-                steps = range(row["position"], row["position"] + max(row["length"], 1 if row["shard"] else 0))
-                stream = (row["session"], row["rank"], row["env_id"])
-                arrived.setdefault(row["buffer"], set()).update((*stream, at) for at in steps)
-            parts.append((one.segments, [] if one.chunks is None else self._members(one.chunks)))
-        gone = {
-            name: sorted((self._held.get(name, set()) | arrived.get(name, set())) - now.get(name, set()))
-            for name in {*self._held, *arrived}
-        }
-        self._held = now
-        said = self._columns(columns or {})
-        parts.append((tables.concat("segments", []), said[1]))
-        keys = []
-        for at, (segments, members) in enumerate(parts):
-            last = at == len(parts) - 1
-            keys.append(
-                self._put(
-                    segments,
-                    members,
-                    goes_on=not last,
-                    gone={n: tuple((*g[:3], g[3], g[3] + 1) for g in of) for n, of in gone.items() if of}
-                    if last
-                    else {},
-                    columns=said[0] if last else {},
-                    attributes={"replay": {n: json.dumps(v) for n, v in (attributes or {}).items()}} if last else {},
-                    progress=json.dumps(progress) if last and progress is not None else None,
-                )
-            )
-        return keys
-
-    def _members(self, chunks: Any) -> list[Member]:
-        rows = chunks.to_pylist()
-        data = self.storage.get(rows[0]["shard"])
-        out = []
-        for row in rows:
-            part = data[row["offset"] : row["offset"] + row["size"]]
-            plain = row["member"].endswith("zarr.json")
-            out.append(
-                Member(
-                    row["member"],
-                    inflate(part) if plain else part,
-                    row["array"],
-                    row["chunk"],
-                    row["rows"],
-                    row["crc32c"],
-                )
-            )
-        return out
-
-    def _columns(self, columns: Mapping[str, Any]) -> tuple[dict[str, Any], list[Member]]:
-        """Values of all live steps of the main buffer, in live order."""
-        if not columns:
-            return {}, []
-        rows = [row for row in self._live_table().to_pylist() if row["buffer"] == "replay" and row["hi"] > row["lo"]]
-        steps = tuple((r["session"], r["stream_rank"], r["stream_env"], r["lo"], r["hi"]) for r in rows)
-        stored = {name: dtypes.to_stored(np.asarray(value)) for name, value in columns.items()}
-        arrays = {f"%columns/replay/{name}": array for name, (array, _) in stored.items()}
-        said = {
-            name: journal.JournalColumn(f"%columns/replay/{name}", logical, steps)
-            for name, (_, logical) in stored.items()
-        }
-        return {"replay": said}, groups.encode(arrays, attributes={})
-
-    def _put(self, segments: Any, members: list[Member], **said: Any) -> str:
-        w = self.writer
-        key = layout.journal_key(w.session, w.rank, self.number)
-        shards = [None if s is None else key for s in segments["shard"].to_pylist()]
-        rows = {
-            "segments": tables.from_columns(
-                "segments", {n: segments[n] for n in segments.column_names} | {"shard": shards}
-            )
-        }
-        counts = {"segments": segments.num_rows}
-        if self.number == 0 and self._live_rows is not None:
-            rows["live"] = self._live_rows
-            counts["live"] = self._live_rows.num_rows
-        entry = journal.Entry(
-            w.run, w.session, w.rank, self.number, secrets.token_hex(8), w._ids.sequence, rows=counts,
-            resumed_from=self._resumed, **said,
+    def copy(self) -> Held:
+        return Held(
+            dict(self.steps), dict(self.empty), dict(self.owner), dict(self.next), dict(self.open),
+            None if self.column is None else dict(self.column),
+            None if self.attribute is None else dict(self.attribute),
         )  # fmt: skip
-        self.storage.create(key, journal.pack(entry, journal.row_members(rows), members)[0])
-        self.number += 1
-        return key
 
-    def checkpoint(self, step: int, **options: Any) -> Any:
-        """A checkpoint, from which on the journal counts."""
-        made = self.writer.checkpoint(step, **options).result(30)
-        self._done.update(map(id, self.writer._pipeline.uncommitted()))
-        self._held = self._live()
-        keep(
-            self.arc,
-            self.writer.run,
-            1,
-            {**(self.arc.refresh().head.runs[self.writer.run].journal or {}), self.writer.rank: self.number},
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the live steps in live order."""
+        return [self.steps[at] for at in sorted(self.steps)]
+
+    @property
+    def episodes(self) -> set[str]:
+        return {self.owner[number] for number in self.steps.values()} | set(self.empty.values())
+
+    def leave(self, gone: Any) -> None:
+        self.steps = {at: n for at, n in self.steps.items() if not gone(at, self.owner[n])}
+        self.empty = {at: name for at, name in self.empty.items() if not gone(at, name)}
+
+
+class Job:
+    """One rank: a writer and the model beside it. `seen[n]`: what was held when object n came next."""
+
+    def __init__(self, writer: Any, rng: np.random.Generator, held: Mapping[str, Held] | None = None) -> None:
+        self.w = writer
+        self.rng = rng
+        self.buffers = {"replay": writer, "demo": writer.buffer("demo")}
+        self.held = {name: Held() for name in BUFFERS} if held is None else {n: h.copy() for n, h in held.items()}
+        self.progress: Any = None
+        self.seen: dict[int, tuple[dict[str, Held], Any]] = {}
+        self.count = int(rng.integers(1, 1 << 40)) << 10
+
+    def _numbers(self, n: int) -> list[int]:
+        self.count += n
+        return list(range(self.count - n, self.count))
+
+    def add(self, name: str) -> None:
+        """An episode of its own, sometimes without a step."""
+        held, numbers = self.held[name], self._numbers(int(self.rng.integers(0, 5)))
+        given = self.buffers[name].add_episode({"obs": np.array(numbers, np.int64)})
+        start = held.next.get(-1, 0)
+        held.next[-1] = start + max(len(numbers), 1)
+        held.steps |= {(-1, start + i): number for i, number in enumerate(numbers)}
+        held.owner |= dict.fromkeys(numbers, given)
+        if not numbers:
+            held.empty[-1, start] = given
+
+    def append(self, name: str) -> None:
+        """Steps of an env row, whose episode may end."""
+        held, env = self.held[name], int(self.rng.integers(0, 3))
+        numbers, last = self._numbers(int(self.rng.integers(1, 5))), bool(self.rng.integers(0, 2))
+        flags = [False] * (len(numbers) - 1) + [last]
+        episode = held.open.get(env) or f"episode-{numbers[0]}"
+        self.buffers[name].append(
+            {"obs": np.array(numbers, np.int64)}, env_ids=env, last=flags, episode_ids=[episode] * len(numbers)
         )
-        return made
+        start = held.next.get(env, 0)
+        held.next[env] = start + len(numbers)
+        held.steps |= {(env, start + i): number for i, number in enumerate(numbers)}
+        held.owner |= dict.fromkeys(numbers, episode)
+        held.open.pop(env, None)
+        if not last:
+            held.open[env] = episode
 
-    def die(self) -> None:
-        """The process is gone."""
-        self.writer._end()
+    def evict(self, name: str) -> None:
+        """Some steps of an env row, or all before one."""
+        held = self.held[name]
+        if not held.next:
+            return
+        env = int(self.rng.choice(sorted(held.next)))
+        known = None if env < 0 else env
+        if self.rng.integers(0, 2):
+            before = int(self.rng.integers(0, held.next[env] + 1))
+            self.buffers[name].evict(env_id=known, before=before)
+            held.leave(lambda at, _: at[0] == env and at[1] < before)
+        else:
+            places = set(self.rng.integers(0, held.next[env], 3).tolist())
+            self.buffers[name].evict(env_id=known, positions=np.array(sorted(places)))
+            held.leave(lambda at, _: at[0] == env and at[1] in places)
+
+    def remove(self, name: str) -> None:
+        """An episode that is closed."""
+        held = self.held[name]
+        names = sorted(held.episodes - set(held.open.values()))
+        if names:
+            gone = str(self.rng.choice(names))
+            self.buffers[name].remove([gone])
+            held.leave(lambda _, episode: episode == gone)
+
+    def close(self, name: str) -> None:
+        """The open episodes."""
+        self.buffers[name].close_episodes(truncated=True, reason="enough")
+        self.held[name].open.clear()
+
+    def say(self, name: str) -> None:
+        """Values of a column and an attribute, of some episodes; progress."""
+        held = self.held[name]
+        names = sorted(held.episodes)
+        chosen = [n for n in names if self.rng.integers(0, 2)]
+        with_steps = [n for n in chosen if n in {held.owner[number] for number in held.steps.values()}]
+        column: dict[str, list[float]] = {}
+        for episode in with_steps:
+            mine = [number for number in held.order if held.owner[number] == episode]
+            column[episode] = self.rng.random(len(mine)).tolist()
+            held.column = {**(held.column or {}), **dict(zip(mine, column[episode], strict=True))}
+        attribute = {n: int(self.rng.integers(0, 100)) for n in chosen}
+        if attribute:
+            held.attribute = {**(held.attribute or {}), **attribute}
+        self.progress = int(self.rng.integers(0, 1000))
+        said = {"columns": {"p": column} if column else None, "attributes": {"q": attribute} if attribute else None}
+        self.w.journal(**said, progress=self.progress, buffer=name)
+
+    def tick(self) -> None:
+        """All that was done is durable."""
+        number = self.w.sync().number
+        self.seen[number] = ({name: held.copy() for name, held in self.held.items()}, self.progress)
+
+    def checkpoint(self, step: int) -> Any:
+        """Begin one, with a value for each live step and some episodes."""
+        given = {}
+        for name, held in self.held.items():
+            column, some = self.rng.random(len(held.order)), sorted(held.episodes)[:3]
+            held.column = dict(zip(held.order, column.tolist(), strict=True))
+            held.attribute = dict.fromkeys(some, step)
+            given[name] = {
+                "columns": {"p": column},
+                "attributes": {"q": held.attribute},
+                "state": {"at": step, "name": name},
+            }
+        self.progress = {"step": step}
+        main = given.pop("replay")
+        return self.w.checkpoint(step, **main, buffers=given, progress=self.progress)
+
+    def act(self, count: int) -> None:
+        """So many things at random, and a tick now and then."""
+        verbs = [self.add, self.append, self.append, self.evict, self.remove, self.close, self.say]
+        for _ in range(count):
+            verbs[int(self.rng.integers(0, len(verbs)))](BUFFERS[int(self.rng.integers(0, 4)) // 3])
+            if not self.rng.integers(0, 3):
+                self.tick()
+
+
+def job(arc: archive.Archive, seed: int, held: Any = None, **options: Any) -> Job:
+    """A rank that journals when it is told to."""
+    return Job(arc.writer(journal_s=NEVER_S, **options), np.random.default_rng(seed), held)
+
+
+def check(checkpoint: Any, rank: int, held: Mapping[str, Held], progress: Any) -> None:
+    """A recovered checkpoint must hold for a rank what the model says."""
+    index = checkpoint.staged(rank).index
+    for name, want in held.items():
+        got = steps_of(checkpoint, rank, name)
+        assert got == want.order
+        if name not in index.buffers:
+            assert want.next == {}
+            continue
+        about = index.buffers[name]
+        assert dict(about.next_positions) == want.next
+        assert dict(about.open_episodes) == want.open
+        assert about.steps == len(want.order)
+        assert about.episodes == len(want.episodes)
+        if want.column is not None:
+            values = [want.column.get(number, np.nan) for number in want.order]
+            np.testing.assert_array_equal(checkpoint.column("p", rank, name), values)
+        if want.attribute is not None:
+            live = {k: v for k, v in want.attribute.items() if k in want.episodes}
+            assert checkpoint.attributes(rank, name)["q"] == live
+    if rank == 0 and progress is not None:
+        assert checkpoint.progress == progress
+
+
+def steps_of(checkpoint: Any, rank: int, name: str) -> list[int]:
+    """Numbers of the live steps of a rank's buffer, in live order."""
+    live = checkpoint.live.to_pylist()
+    mine = {i for i, row in enumerate(live) if row["rank"] == rank and row["buffer"] == name}
+    heads, _ = checkpoint.groups
+    runs = checkpoint.located.run[heads].tolist()
+    return [
+        number
+        for episode, run in zip(checkpoint.episodes, runs, strict=True)
+        if run in mine
+        for number in episode.read()["obs"].tolist()
+    ]
