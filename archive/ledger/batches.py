@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_SAID = ("session", "rank", "created_at", "update_count", "key", "round")  # the first four: in which call
+
+
 class Batch(NamedTuple):
     """What one call of `train` took: the step it was for, when, the keys, and the ids of their episodes by sibling."""
 
     step: int
     at: datetime
-    keys: Sequence[Key]
-    episodes: Sequence[str]
+    keys: list[Key]
+    episodes: list[str]
 
 
 def batches(rows: pa.Table) -> list[Batch]:
@@ -30,16 +33,16 @@ def batches(rows: pa.Table) -> list[Batch]:
 
     state = rows["state"].cast(pa.string())
     sealed = _sealed(rows.filter(pc.equal(state, SEALED)))
+    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _SAID))
     out: list[Batch] = []
     call: Any = None
-    names = ["session", "rank", "created_at", "update_count", "key", "round"]
-    for *said, key, number in _tuples(rows.filter(pc.equal(state, TRAINED)), names):
+    for key, (*said, text, number) in zip(parsed([text for *_, text, _ in trained]), trained, strict=True):
         if said != call:
             call = said
             out.append(Batch(len(out) if said[3] is None else said[3], said[2], [], []))
-        of = sealed.get((key, number), {})
-        out[-1].keys.append(parsed(key))  # type: ignore[attr-defined]
-        out[-1].episodes.extend(of[sibling] for sibling in sorted(of))  # type: ignore[attr-defined]
+        of = sealed.get((text, number), {})
+        out[-1].keys.append(key)
+        out[-1].episodes.extend(of[sibling] for sibling in sorted(of))
     return out
 
 
