@@ -71,7 +71,9 @@ class LedgerView(Standing):
 
 
 def of_run(storage: Storage, head: Commit, name: str, run: str) -> LedgerView:
-    """A ledger as the newest session of a run sees it; NotFoundError if there is no such run."""
+    """A ledger as the newest session of a run sees it that knows of any (a restore opens one that knows nothing);
+    NotFoundError if there is no such run."""
     if run not in head.runs:
         raise NotFoundError(f"there is no run {run!r} at {storage.url}; there is: {', '.join(head.runs) or 'none'}")
-    return LedgerView(storage, head, name, head.runs[run].session)
+    known, sessions = loading.sessions(storage, head), head.runs[run].sessions
+    return LedgerView(storage, head, name, next((one for one in reversed(sessions) if one in known), sessions[-1]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archive.base import layout
+from archive.maintain import sealing
 from archive.maintain.keeping import CheckpointFate
 from archive.maintain.moving import Moved, replaced
 from archive.maintain.objects import Sizes, no_longer
@@ -89,8 +90,9 @@ def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Comm
         ref = write("segments", table)
         finds.know(ref, table)
         rows = Snapshot.of(storage, made, table)
+        made = replace(made, segments=(ref,) if table.num_rows else (), ledger=_ledger(decided, table, write))
         labels, late = _beside(decided, table, write, finds.know)
-        made = replace(made, segments=(ref,) if table.num_rows else (), labels=labels, late=late)
+        made = replace(made, labels=labels, late=late)
     served = _Serving(storage, parent, known, rows, made.number)
     places = {one.commit: served.manifest(one.commit, one.manifest) for one in decided.kept}
     runs = {run: _marked(entry, served) for run, entry in parent.runs.items()}
@@ -211,6 +213,13 @@ def _beside(
     return _rewritten(
         labels, _taken(labels, _labels_of(labels, kept)), parent.labels, partial(write, "labels")
     ), late_files
+
+
+def _ledger(decided: Decided, kept: pa.Table, write: Write) -> Files:
+    """The files of the ledger table, without what names an episode that goes."""
+    ledger = tablefiles.load(decided.snapshot.storage, "ledger", decided.parent.files("ledger"))
+    gone = sealing.of_gone(ledger, decided.snapshot.columns(["episode_id"]), kept)
+    return _rewritten(ledger, _taken(ledger, ~gone), decided.parent.ledger, partial(write, "ledger"))
 
 
 def _rewritten(table: pa.Table, left: pa.Table, files: Files, write: Callable[[pa.Table], FileRef]) -> Files:

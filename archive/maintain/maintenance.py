@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archive.base import ArchiveError, CorruptManifestError, layout
 from archive.checkpoint import Checkpoint, StagedFile
 from archive.journal import Tails, tails
-from archive.maintain import splices
+from archive.maintain import sealing, splices
 from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
@@ -101,6 +101,7 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
         _check_staged(archive, commit, resumes, report, reach)
         tell(report)
     _check_chains(archive, resumes, report)
+    _check_sealed(archive, report)
     for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
         _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
     _check_tails(archive, report)
@@ -181,6 +182,21 @@ def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> 
     table = "the segments table"
     for splice in _attempt(report, table, lambda: list(splices.find(archive.snapshot, resumes))) or ():
         report.findings.append(Finding(table, str(splice), (splice.episode_id,)))
+
+
+def _check_sealed(archive: Opened, report: Report) -> None:
+    """No rollout of a prompt may be sealed with an episode that is not there."""
+    table = "the ledger table"
+    for name, key, episode in _attempt(report, table, lambda: list(_without_episode(archive))) or ():
+        problem = f"key {key} of ledger {name!r} is sealed with episode {episode!r}, of which there is no row"
+        report.findings.append(Finding(table, problem, (episode,)))
+
+
+def _without_episode(archive: Opened) -> Iterator[tuple[str, str, str]]:
+    files = archive.head.files("ledger")
+    ledger = tablefiles.load(archive.storage, "ledger", files, ["ledger", "key", "episode_id"])
+    if ledger.num_rows:
+        yield from sealing.of_unknown(ledger, archive.snapshot.columns(["episode_id"]))
 
 
 def _check_staged(

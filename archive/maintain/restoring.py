@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BETWEEN = frozenset({"compact", "merge", "restore"})  # what an undo cannot go back behind
-_ROWS = ("segments", "checkpoints", "labels", "late")  # tables that a forgetting takes rows from
+_ROWS = ("segments", "checkpoints", "labels", "late", "ledger")  # tables that a forgetting takes rows from
 
 
 def undo(log: CommitLog) -> Commit:

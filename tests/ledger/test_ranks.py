@@ -41,7 +41,9 @@ def left_by_four(**more: Any) -> tuple[archive.Archive, list[Rollout], list[Grou
     """An archive in which four ranks had prompts in flight; what is left, and who held the episodes."""
     arc = fresh()
     writers = world(arc, 4)
-    left, ready, held = [], [], {}
+    left: list[Rollout] = []
+    ready: list[Group] = []
+    held: dict[str, int] = {}
     for w in writers:
         keys = [f"{w.rank}-{i}" for i in range(5)]
         ledger = w.ledger("prompts")
@@ -89,6 +91,6 @@ def test_the_same_ranks_go_on_where_they_were(replay: bool) -> None:
     assert together(ledger.to_reissue() for ledger in ledgers) == sorted(left)
     assert together(ledger.to_train() for ledger in ledgers) == ready
     if replay:
-        assert all(group.key.startswith(str(w.rank)) for w in writers for group in w.ledger("prompts").to_train())
+        assert all(str(group.key).startswith(str(w.rank)) for w in writers for group in w.ledger("prompts").to_train())
     for w in writers:
         w.close()

@@ -15,7 +15,7 @@ from archive.store import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SAYS = {"segments": ("episode_id", "shard"), "labels": ("episode_id",), "late": ("shard",)}
+_SAYS = {"segments": ("episode_id", "shard"), "labels": ("episode_id",), "late": ("shard",), "ledger": ("episode_id",)}
 
 
 class Mentions:
@@ -51,7 +51,8 @@ class Mentions:
     def _in_object(self, key: str, nonce: str | None) -> bool:
         if key not in self._staged:
             file = StagedFile(self._storage, key, nonce)
-            named = any(_has(table["episode_id"], self._ids) for table in file.tables("segments"))
+            kinds = [kind for kind in ("segments", "ledger") if file.has(f"{kind}.parquet")]
+            named = any(_has(table["episode_id"], self._ids) for table in file.tables(*kinds))
             self._staged[key] = named or any(_says(value, self._ids) for value in _values(file))
         return self._staged[key]
 

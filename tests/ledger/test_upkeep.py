@@ -1,0 +1,141 @@
+"""A ledger beside what lets go: forgotten, undone, restored, pruned, merged, split and redacted; and verified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import archive
+import resharding
+from archive.base import layout
+from archive.ledger import Group, Rollout
+from archive.maintain.maintenance import verify
+from archive.manifest import Commit, CommitLog
+from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.tampering import change_table, replace_text
+
+
+def filled(arc: archive.Archive) -> dict[str, str]:
+    """Three prompts, sealed, of which one was trained on, and one in flight; and a newer run with a checkpoint."""
+    with arc.writer(run="old") as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b", "c", "d"])
+        names = {key: w.add_episode(steps([i]), episode_id=f"of {key}") for i, key in enumerate("abc")}
+        ledger.seal(list(names), 0, list(names.values()))
+        ledger.train("a")
+        w.checkpoint(1, wait=True)
+        w.clear()
+        w.checkpoint(2, wait=True)
+    with reopened(arc).writer(run="old", resume=reopened(arc).checkpoints["step-2"]) as w:
+        w.checkpoint(3, wait=True)
+    return names
+
+
+def urls(arc: archive.Archive) -> list[str]:
+    """The files of the ledger table."""
+    return [arc.storage.full_url(file.path) for file in arc.refresh().head.files("ledger")]
+
+
+def looked_at(arc: archive.Archive) -> tuple[Any, Any, Any]:
+    view = arc.ledger("prompts", run="old")
+    return view.to_reissue(), view.to_train(), view.counts
+
+
+def test_what_is_forgotten_with_its_steps_is_to_be_done_again_until_it_is_undone() -> None:
+    arc = fresh()
+    filled(arc)
+    arc.refresh()
+    before = looked_at(arc)
+    assert before[:2] == ([Rollout("d", 0)], [Group("b", ["of b"]), Group("c", ["of c"])])
+    arc.forget(keep=archive.Keep(last=1), ids=["of a", "of b"], dry_run=False)
+    assert looked_at(arc)[:2] == ([Rollout("b", 0), Rollout("d", 0)], [Group("c", ["of c"])])
+    assert arc.ledger("prompts", run="old").state("a") == "trained"
+    assert verify(reopened(arc)).sound
+    arc.undo()
+    assert looked_at(arc) == before
+    assert verify(reopened(arc)).sound
+
+
+def test_nothing_names_an_episode_that_was_redacted(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "archive"))
+    filled(arc)
+    arc.refresh()
+    arc.forget(keep=archive.Keep(last=1), dry_run=False)
+    plan = arc.forget(keep=archive.Keep(last=1), ids=["of b"], redact=True)
+    assert not plan.obstacles, plan.obstacles
+    plan.commit()
+    assert looked_at(arc)[0] == [Rollout("b", 0), Rollout("d", 0)]
+    assert all("of b" not in pq.read_table(url)["episode_id"].to_pylist() for url in urls(arc))
+    assert verify(reopened(arc)).sound
+
+
+def test_a_restore_has_the_ledger_of_then_and_a_resume_goes_on_from_it() -> None:
+    arc = fresh()
+    filled(arc)
+    arc.refresh()
+    number, before = arc.head.number, looked_at(arc)
+    with reopened(arc).writer(run="old", resume=arc.checkpoints["step-3"]) as w:
+        w.ledger("prompts").train(["b", "c"])
+        w.ledger("prompts").drop("d", "late")
+    arc.refresh()
+    assert looked_at(arc)[:2] == ([], [])
+    arc.restore(commit=number)
+    assert looked_at(arc) == before
+    with reopened(arc).writer(resume=reopened(arc).checkpoints["step-3"]) as w:
+        assert w.ledger("prompts").to_reissue() == [Rollout("d", 0)]
+        assert w.ledger("prompts").to_train() == before[1]
+
+
+def test_a_merge_leaves_ledgers_where_they_are_and_keeps_its_own(tmp_path: Path) -> None:
+    one, two = (archive.create(str(tmp_path / name)) for name in ("one", "two"))
+    filled(one)
+    with two.writer() as w:
+        w.ledger("others").draw("x")
+    resharding.merge([one.url], to=two.url)
+    merged = archive.open(two.url, allow_bases=True)
+    assert merged.ledgers == ["others"]
+    assert len(merged.episodes) == 3
+    resharding.merge([one.url], to=str(tmp_path / "three"), copy=True)
+    assert archive.open(str(tmp_path / "three")).ledgers == []
+    assert verify(merged).sound
+
+
+def test_a_sealed_prompt_whose_episode_is_not_there_is_damage(tmp_path: Path) -> None:
+    filled(archive.create(tmp_path / "archive"))
+    change_table(tmp_path / "archive", "ledger", replace_text("episode_id", "of c", "gone"))
+    findings = verify(archive.open(tmp_path / "archive")).findings
+    assert any("is sealed with episode 'gone'" in one.problem for one in findings)
+
+
+def test_an_archive_of_the_first_version_must_be_upgraded() -> None:
+    arc = fresh()
+    CommitLog(arc.storage, arc.id, arc.head).append("v1", lambda parent, _: _of_version_1(parent))
+    with reopened(arc).writer() as w, pytest.raises(archive.UsageError, match=r"arc.upgrade\(\)"):
+        w.ledger("prompts")
+    reopened(arc).upgrade()
+    with reopened(arc).writer() as w:
+        w.ledger("prompts").draw("a")
+    assert reopened(arc).ledger("prompts").state("a") == "drawn"
+
+
+def _of_version_1(parent: Commit) -> Commit:
+    return replace(parent.after("commit"), format=layout.format_block(1))
+
+
+def test_duckdb_reads_what_became_of_prompts(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    arc = archive.create(tmp_path / "archive")
+    filled(arc)
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            "SELECT key, state, episode_id FROM read_parquet(?) QUALIFY row_number() OVER "
+            "(PARTITION BY key, round ORDER BY created_at DESC, sequence DESC) = 1 ORDER BY key",
+            [urls(arc)],
+        ).fetchall()
+    assert found == [
+        ('"a"', "trained", None), ('"b"', "sealed", "of b"), ('"c"', "sealed", "of c"), ('"d"', "drawn", None),
+    ]  # fmt: skip
