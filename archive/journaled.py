@@ -26,7 +26,7 @@ class Journaled(Buffer):
     _changes: Changes
 
     @abstractmethod
-    def _sent(self) -> object:
+    def _send(self) -> None:
         """Send off everything added so far, with the lock held."""
 
     @contextmanager
@@ -75,14 +75,14 @@ class Journaled(Buffer):
     def _journal_of(self, pipeline: Pipeline, journal_s: float | None) -> Journal | None:
         if journal_s is None or not isinstance(pipeline, JournalPipeline):
             return None
-        return Journal(pipeline, self._changes, self._buffers, self._sent, self._tick, journal_s)
+        return Journal(pipeline, self._changes, self._buffers, self._send, self._tick, journal_s)
 
     def _tick_late(self) -> None:
         """By a thread that makes a call, as the journal's own does not get its turn; not in the midst of what belongs
         together."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             with self._lock:
-                self._sent()
+                self._send()
 
     def _journal_the_rest(self) -> None:
         """As there will be no commit of it."""

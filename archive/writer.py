@@ -137,7 +137,7 @@ class Writer(Journaled):
     def upload(self, timeout_s: float = 60.0) -> None:
         """Upload everything added so far, while other threads may add more; a commit then has little left to do."""
         with self._entered():
-            self._sent()
+            self._send()
         self._pipeline.wait_idle(timeout_s)
 
     def commit(self, message: str | None = None) -> Commit:
@@ -312,6 +312,11 @@ class Writer(Journaled):
 
     def _sent(self) -> list[Work]:
         """Send off everything added so far; all that is not committed."""
+        self._send()
+        return self._pipeline.uncommitted()
+
+    def _send(self) -> None:
+        """Send off everything added so far."""
         with self._changes(wait=False):
             for buffer in self._buffers.values():
                 buffer.send()
@@ -320,7 +325,6 @@ class Writer(Journaled):
                 self._changes.add(self._journal.tick())
         if self._journal is not None:
             self._journal.ticked()
-        return self._pipeline.uncommitted()
 
     def _end(self) -> BaseException | None:
         """Finish what is under way; the error of a checkpoint that nobody has seen."""

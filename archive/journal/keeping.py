@@ -69,12 +69,13 @@ class Journal:
         """It was handed in."""
         self.ticker.take()
         self._pipeline.retry_failed()
+        self._pipeline.fold()
         self._settle()
 
     def in_background(self) -> None:
         """A tick by the journal's thread, with the writer's lock held. What fails is raised by the next call."""
         try:
-            if self.ticker.oldest is not None:
+            if self.ticker.wanted:
                 self.send()
         except BaseException as error:
             self._error = error

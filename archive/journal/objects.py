@@ -6,8 +6,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from archive.base import AlreadyExistsError, SessionInUseError, layout
@@ -21,6 +22,8 @@ from archive.write import Describe, Job, Pipeline, Slab, Work, Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+FOLD_FROM = 64  # works: several to a tick
 
 
 class Tick(Work):
@@ -42,6 +45,36 @@ class Tick(Work):
         """Whether all of its objects are in the store."""
         laid_out = self.laid_out.done() and self.laid_out.exception() is None
         return laid_out and all(job.stored for job in self.jobs)
+
+
+class Folded(Work):
+    """Rows of many works, as one."""
+
+    def __init__(self, parts: Sequence[Written]) -> None:
+        found = {kind: _folded(kind, parts) for kind in ("segments", "chunks", "ledger")}
+        numbers = [one.journal for one in parts if one.journal is not None]
+        written = Written(**found, data_bytes=sum(one.data_bytes for one in parts), journal=max(numbers, default=None))
+        super().__init__(lambda work, pipeline: written, 0)
+        self.begun = True
+        self.laid_out.set_result(written)
+        self.rows = _rows_of([written])
+
+
+def _folded(kind: str, parts: Sequence[Written]) -> pa.Table | None:
+    found = [table for one in parts if (table := getattr(one, kind)) is not None]
+    return tables.concat(kind, found).combine_chunks() if found else None
+
+
+def _rows_of(parts: Sequence[Written]) -> int:
+    return sum(table.num_rows for one in parts for table in (one.segments, one.ledger) if table is not None)
+
+
+def _is_stored(work: Work) -> bool:
+    """Whether all of it is in the store."""
+    if not work.laid_out.done() or work.laid_out.exception() is not None:
+        return False
+    made = work.laid_out.result()
+    return made.stored if isinstance(made, ObjectJob) else not isinstance(made, Job)
 
 
 @dataclass
@@ -151,6 +184,7 @@ class JournalPipeline(Pipeline):
         self._jobs: list[ObjectJob] = []  # of the tick that goes on
         self._pressed = threading.Event()
         self._broken: BaseException | None = None
+        self._shown: Work | None = None  # the last of those that somebody was given, to be committed
 
     def hand_in(self, work: Work, *, wait: bool = True) -> None:
         if isinstance(work, Tick):
@@ -169,6 +203,27 @@ class JournalPipeline(Pipeline):
     def press(self) -> None:
         self._pressed.set()
         self._ordered.submit(self._lay_out_all)
+
+    def uncommitted(self) -> list[Work]:
+        found = super().uncommitted()
+        self._shown = found[-1] if found else None
+        return found
+
+    def fold(self) -> None:
+        """Make the rows of many ticks one table, as each takes tens of kilobytes; with the writer's lock held.
+
+        Only of works that nobody was shown: of those that are to be committed some must not be in what others are.
+        """
+        works = self._works
+        first = works.index(self._shown) + 1 if self._shown in works else 0
+        folded = list(takewhile(lambda work: isinstance(work, Folded), works[first:]))
+        new = list(takewhile(_is_stored, works[first + len(folded) :]))
+        if len(new) < FOLD_FROM:
+            return
+        rows = [work.rows for work in folded if isinstance(work, Folded)]
+        keep = tablefiles.files_to_keep(rows, [0] * len(rows), _rows_of([work.written(self) for work in new]))
+        stop = first + len(folded) + len(new)
+        works[first + keep : stop] = [Folded([work.written(self) for work in works[first + keep : stop]])]
 
     @property
     def waiting(self) -> bool:

@@ -31,6 +31,7 @@ class Ticker:
         self._work = weakref.WeakMethod(work)
         self._woken = threading.Event()
         self._stopped = False
+        self._wanted: float | None = None
         self._thread = threading.Thread(target=self._run, name="archive-journal", daemon=True)
         weakref.finalize(work.__self__, self._wake).atexit = False  # type: ignore[attr-defined]
         self._thread.start()
@@ -77,14 +78,19 @@ class Ticker:
             self._wait(None)
             if self._work() is None:
                 return
-            self._await_moment()
+            self._wanted = self._await_moment()
             work = self._work()
-            if work is not None and not self._stopped:
+            if work is not None and self.wanted:
                 work()
             del work
 
-    def _await_moment(self) -> None:
-        """Until the tick is due, or nobody wants one any more."""
+    @property
+    def wanted(self) -> bool:
+        """Whether the tick whose moment has come was not made by somebody else meanwhile."""
+        return not self._stopped and self._wanted is not None and self._wanted == self.oldest
+
+    def _await_moment(self) -> float | None:
+        """Until the tick is due: when the oldest of what it is to have was noted; None if nobody wants one any more."""
         while (oldest := self.oldest) is not None and not self._stopped:
             now, end = time.monotonic(), self._due(oldest)
             begin = end - _PATIENCE * self.within_s
@@ -93,8 +99,9 @@ class Ticker:
             quiet = self._latest + QUIET_S
             due = min(end, max(begin, quiet))
             if now >= due:
-                return
+                return oldest
             self._wait(due - now)
+        return None
 
     def _wait(self, seconds: float | None) -> None:
         self._woken.wait(seconds)

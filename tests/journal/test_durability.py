@@ -85,7 +85,8 @@ def test_durability_advances_without_holes(store: dict[str, Any]) -> None:
 
     store["before"] = slow
     w.add_episode(steps(2))
-    w._sent()
+    with w.together():
+        w._send()
     w.add_episode(steps(3))
     with pytest.raises(NotDurableError, match=r"not durable within 0\.5 s: .* behind, object 2 of the journal is next"):
         w.sync(timeout_s=0.5)

@@ -13,6 +13,7 @@ import pytest
 
 import archive
 from archive.base import layout
+from archive.checkpoint import saving
 from tests.support.archives import contents, fresh, identical, reopened
 from tests.support.backends import Backend
 from tests.support.golden import FIRST, GOLDEN
@@ -249,3 +250,51 @@ def test_ticks_go_on_while_others_add_without_a_pause() -> None:
     assert len(journal(arc, w.session)) >= 3
     w.close()
     assert len(reopened(arc).episodes) == count
+
+
+def test_the_rows_of_many_ticks_are_kept_as_one_and_those_of_a_checkpoint_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("archive.journal.objects.FOLD_FROM", 4)
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    staged = threading.Event()
+    stage = saving.stage
+    monkeypatch.setattr(saving, "stage", lambda *given, **more: staged.wait(20) and stage(*given, **more))
+    pending = None
+    for i in range(60):
+        w.add_episode(steps(2, i), episode_id=f"e{i:02}")
+        w.sync()
+        if i == 20:
+            assert len(w._pipeline._works) < 12
+            pending = w.checkpoint(1)
+    assert pending is not None
+    staged.set()
+    ck = pending.result()
+    assert ck.episodes.table["episode_id"].to_pylist() == [f"e{i:02}" for i in range(21)]
+    assert arc.head.runs["main"].journal == {0: 21}
+    w.close()
+    found = reopened(arc).episodes
+    assert [e.id for e in found] == [f"e{i:02}" for i in range(60)]
+    assert [e.read()["obs"].tolist() for e in found] == [[i, i + 1] for i in range(60)]
+
+
+def test_what_a_ledger_is_told_lies_with_its_episodes() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    ledger = w.ledger("prompts")
+    ledger.draw(["p", "q"])
+    with w.together():
+        ledger.start("p")
+        w.add_episode(steps(2), episode_id="a")
+        ledger.seal("p", episode_id="a")
+    w.sync()
+    (one,) = journal(arc, w.session)
+    assert one.entry.rows["segments"] == 1
+    rows = one.table("ledger", "the test").to_pylist()
+    assert [row["state"] for row in rows if row["key"] == '"p"'][-1] == "sealed"
+    assert [row["state"] for row in rows if row["key"] == '"q"'] == ["drawn"]
+    numbers = [row["sequence"] for row in rows] + one.table("segments", "the test")["sequence"].to_pylist()
+    assert sorted(numbers) == list(range(one.entry.sequence))
+    w.close()
+    assert len(reopened(arc).episodes) == 1
