@@ -280,7 +280,8 @@ class Checkpoint:
 
     def ledger(self, name: str) -> LedgerView:
         """What had become of prompts at this checkpoint: `to_reissue()`, `to_train()`, `counts`, `table`."""
-        return LedgerView(self._storage, self.served_by, name, self.session, self.record.sequences)
+        trained = None if self.record.recovered is None else self.record.recovered.trained
+        return LedgerView(self._storage, self.served_by, name, self.session, self.record.sequences, trained)
 
     def to_resume(self, rank: int | None = None) -> Resume:
         """What the same rank of a world of the same size goes on from; see resharding.plan for another size."""

@@ -27,8 +27,11 @@ def sessions(storage: Storage, commit: Commit) -> set[str]:
     return {*table["session"].unique().to_pylist(), *Snapshot(storage, commit).branches.origins}
 
 
-def seen(storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None) -> Seen:
-    """What a session sees of a ledger, in order; own: of its own rows those below these numbers, all if None."""
+def seen(
+    storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None, trained: Sequences | None = None
+) -> Seen:  # fmt: skip
+    """What a session sees of a ledger, in order; own: of its own rows those below these numbers, all if None; trained:
+    and of those "trained" only the ones below these, if given."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -39,8 +42,8 @@ def seen(storage: Storage, commit: Commit, name: str, session: str, own: Sequenc
     branches = Snapshot(storage, commit).branches
     rows, sight = Rows.of(table), branches.sight(session, own)
     inside = rows.seen(sight)
-    trained = pc.equal(table["state"].cast(pa.string()), TRAINED).combine_chunks().to_numpy(zero_copy_only=False)
-    counts = inside & (~trained | rows.seen(branches.sight_trained(session, own)))
+    told = pc.equal(table["state"].cast(pa.string()), TRAINED).combine_chunks().to_numpy(zero_copy_only=False)
+    counts = inside & (~told | rows.seen(branches.sight_trained(session, own if trained is None else trained)))
     order = {one: place for place, one in enumerate(reversed(sight))}
     return Seen(_in_order(table, counts, order), table.filter(pa.array(inside & ~counts)))
 

@@ -24,18 +24,21 @@ class LedgerView(Standing):
     do again. Reads tables once, when first looked at."""
 
     def __init__(
-        self, storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None = None
+        self, storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None = None,
+        trained: Sequences | None = None,
     ) -> None:  # fmt: skip
-        """session: who looks; own: of its own rows those below these numbers; None: all."""
+        """session: who looks; own: of its own rows those below these numbers; None: all. trained: the same of those
+        "trained", where its weights know of fewer."""
         self.name = name
         self._storage = storage
         self._commit = commit
         self._session = session
         self._own = own
+        self._trained = trained
 
     @cached_property
     def _seen(self) -> Seen:
-        return loading.seen(self._storage, self._commit, self.name, self._session, self._own)
+        return loading.seen(self._storage, self._commit, self.name, self._session, self._own, self._trained)
 
     @property
     def rows(self) -> pa.Table:
@@ -63,7 +66,7 @@ class LedgerView(Standing):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("name", "_storage", "_commit", "_session", "_own")
+        kept = ("name", "_storage", "_commit", "_session", "_own", "_trained")
         return {name: getattr(self, name) for name in kept}
 
     def __repr__(self) -> str:
