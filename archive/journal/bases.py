@@ -40,6 +40,8 @@ class Base:
             at(mark) if mark is not None and mark.session == entry.session else None
             for mark in (entry.latest_replay, entry.latest)
         )
+        if replay is not None and newest is not None and replay.number == newest.number:
+            newest = replay  # what was read of it is read once
         ordinal = 0 if newest is None else newest.record.ordinal
         said = notes.first_of([one.held for one in found.values()], "resumed_from")
         resumed = entry.resumed_from.commit if said is None and entry.resumed_from is not None else said

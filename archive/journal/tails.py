@@ -23,7 +23,7 @@ MISSING, DAMAGED = "missing", "damaged"  # why a tail ends
 MAX_OBJECT_BYTES = 1 << 28
 RANKS_AT_ONCE = 32
 MAX_AHEAD = 16  # objects of a rank that are asked for at once
-_ONE_MORE_EVERY = 100  # objects found: so many of those that are not there are asked for at most
+_ONE_MORE_EVERY = 128  # objects found: so many of those that are not there are asked for at most
 _ROOM_BYTES = 256 * 1024 * 1024  # of objects under way, as far as their sizes can be guessed
 _LEAST_BYTES = 1024 * 1024
 

@@ -313,6 +313,9 @@ def _encodings() -> dict[Any, str]:
     return _ENCODINGS
 
 
+_LARGE_BYTES = 256 * 1024
+
+
 def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error, and so are
     nulls where there can be none."""
@@ -323,7 +326,9 @@ def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = N
     try:
         dictionaries = [f.name for f in wanted if pa.types.is_dictionary(f.type)]
         # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
-        table = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries).read(columns=wanted.names)
+        large = len(data) >= _LARGE_BYTES  # handing the columns of a small one to threads takes longer than reading it
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries)
+        table = file.read(columns=wanted.names, use_threads=large)
         for name in _MAY_LACK.get(kind, frozenset()).intersection(wanted.names).difference(table.column_names):
             table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
         table = table.select(wanted.names).cast(wanted)

@@ -10,19 +10,9 @@ import archive
 import resharding
 from archive.base import NotFoundError
 from tests.support.archives import fresh
-from tests.support.journals import Job, check, copy_of, cut, die, job
+from tests.support.journals import Job, check, copy_of, cut, die, expected, job, whole
 
 NOTHING: Any = ({}, None)
-
-
-def whole(one: Job, number: int) -> int:
-    """The number after the last whole tick, if only objects below this number are there."""
-    return max(n for n in one.seen if n <= number)
-
-
-def expected(one: Job, number: int) -> Any:
-    """What a rank held then."""
-    return one.seen[whole(one, number)]
 
 
 def recovered_after_each_kill(arc: archive.Archive, ranks: list[Job]) -> None:

@@ -199,6 +199,16 @@ def job(arc: archive.Archive, seed: int, held: Any = None, **options: Any) -> Jo
     return Job(arc.writer(journal_s=NEVER_S, **options), np.random.default_rng(seed), held)
 
 
+def whole(one: Job, number: int) -> int:
+    """The number after the last whole tick, if only objects below this number are there."""
+    return max(n for n in one.seen if n <= number)
+
+
+def expected(one: Job, number: int) -> Any:
+    """What a rank held then."""
+    return one.seen[whole(one, number)]
+
+
 def check(checkpoint: Any, rank: int, held: Mapping[str, Held], progress: Any) -> None:
     """A recovered checkpoint must hold for a rank what the model says."""
     index = checkpoint.staged(rank).index
