@@ -16,6 +16,7 @@ from archive.arrays import Ints
 from archive.base import ConflictError, layout
 from archive.maintain import Decided, Draft, Moved, Piece, Redacted, forgetting, moving
 from archive.maintain.redaction.hindrances import hindrances
+from archive.maintain.redaction.journals import naming
 from archive.maintain.redaction.lates import Lates, lates
 from archive.maintain.redaction.leavings import leavings
 from archive.manifest import FileRef, Snapshot, new_session, tablefiles, tables
@@ -138,12 +139,13 @@ class Redaction:
 
 
 def touched(decided: Decided) -> Touched:
-    """The shards of rows that go, and those with leavings of such; what lies in them of others."""
+    """The shards of rows that go, and those with leavings of such or that name them; what lies in them of others."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     shard = decided.snapshot.columns(["shard"])["shard"].cast(pa.string()).combine_chunks()
-    gone = {*shard.filter(pa.array(~decided.rows)).drop_null().unique().to_pylist()} | leavings(decided)
+    gone = {*shard.filter(pa.array(~decided.rows)).drop_null().unique().to_pylist()}
+    gone |= leavings(decided) | naming(decided)
     own = sorted(key for key in gone if split_key(key)[0] is None)
     inside = pc.is_in(shard, value_set=pa.array(own, pa.string())).to_numpy(zero_copy_only=False)
     late = lates(decided)
