@@ -19,6 +19,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "show": "episodes:show",
     "sample": "sample:sample",
     "log": "contents:log",
+    "ledger": "contents:ledger",
     "checkpoints": "checkpoints:checkpoints",
     "diff": "diff:diff",
     "plan": "checkpoints:plan",

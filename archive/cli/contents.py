@@ -1,7 +1,9 @@
-"""Tool: `archive info`, `ls`, `log`: what an archive holds, where it lies, and how it came to be."""
+"""Tool: `archive info`, `ls`, `log`, `ledger`: what an archive holds, where it lies, and how it came to be; and what
+became of its prompts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,16 +13,18 @@ import click
 from archive.base import ARCHIVE_KEY, NotFoundError, size
 from archive.cli import output
 from archive.cli.options import Target, limit, on_archive, where
-from archive.cli.selecting import meeting
+from archive.cli.selecting import meeting, named_checkpoint
 
 if TYPE_CHECKING:
     from archive import Archive, Commit
+    from archive.ledger import LedgerView
 
 RUN = ("run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps", "newest_session", "forked_from")
 ARCHIVE = ("archive", "commit", "committed_at", "runs", "url")
 SHARD = ("shard", "steps", "segments", "session", "rank", "commit", "url")
 LOGGED = ("commit", "committed_at", "kind", "run", "session", "rank", "segments", "about")
 TAKEN = ("what", "size", "objects")  # bytes by what they are there for
+STANDING = ("ledger", "drawn", "started", "sealed", "trained", "dropped", "to_reissue", "to_train")  # counts
 LOG_BATCH = 100
 
 
@@ -153,3 +157,37 @@ def _logged(commit: Commit) -> dict[str, Any]:
         "session": commit.session, "rank": commit.rank, "segments": commit.added.get("segments", 0),
         "about": commit.message or (commit.checkpoint and commit.checkpoint.name),
     }  # fmt: skip
+
+
+@click.command()
+@click.option("--name", metavar="NAME", help="Only this ledger.")
+@click.option(
+    "--run", default="main", show_default=True, metavar="NAME", help="As the newest session of this run sees it."
+)
+@click.option("--checkpoint", metavar="NAME", help="As of this checkpoint of the run; 'latest' for the newest.")
+@click.option(
+    "--to-reissue", is_flag=True, help="List what is to be done again: key (as JSON) and sibling, one a line."
+)
+@on_archive()
+def ledger(target: Target, name: str | None, run: str, checkpoint: str | None, to_reissue: bool) -> None:
+    """What became of prompts: how many keys are drawn, started, sealed, trained, dropped."""
+    views = _ledgers(target.open(), name, run, checkpoint)
+    if not to_reissue:
+        target.table([_standing(view) for view in views], STANDING)
+        return
+    rows = [{"ledger": view.name, **one._asdict()} for view in views for one in view.to_reissue()]
+    target.answer(rows, lambda: output.say("\n".join(f"{json.dumps(row['key'])} {row['sibling']}" for row in rows)))
+
+
+def _ledgers(arc: Archive, name: str | None, run: str, checkpoint: str | None) -> list[LedgerView]:
+    if name is not None and name not in arc.ledgers:
+        known = ", ".join(map(repr, arc.ledgers)) or "none"
+        raise NotFoundError(f"there is no ledger {name!r} at {arc.url}; there is: {known}")
+    saved = None if checkpoint is None else named_checkpoint(arc, checkpoint, run)
+    names = arc.ledgers if name is None else [name]
+    return [arc.ledger(one, run) if saved is None else saved.ledger(one) for one in names]
+
+
+def _standing(view: LedgerView) -> dict[str, Any]:
+    todo = {"to_reissue": len(view.to_reissue()), "to_train": len(view.to_train())}
+    return {"ledger": view.name, **view.counts, **todo}
