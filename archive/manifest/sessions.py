@@ -104,15 +104,23 @@ def _session(world_size: int, run: str) -> str:
         names = [new_session()]
         group.broadcast_object_list(names, src=0)  # type: ignore[attr-defined]
         return names[0]
+    named = named_session(run)
+    if named is None:
+        raise UsageError(
+            f"a writer of one rank in a world of {world_size} needs session=: a name that all ranks of this start of "
+            "the job share and no earlier start had (there is no process group, TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
+        )
+    return named
+
+
+def named_session(run: str) -> str | None:
+    """The session of a run in this start of the job, as torchrun or Slurm name it; None if neither does."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if job is None and "SLURM_JOB_ID" in os.environ:
         job, restart = "slurm-" + os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
     if job in (None, "", "none"):
-        raise UsageError(
-            f"a writer of one rank in a world of {world_size} needs session=: a name that all ranks of this start of "
-            "the job share and no earlier start had (there is no process group, TORCHELASTIC_RUN_ID or SLURM_JOB_ID)"
-        )
+        return None
     return f"{job}-{restart}" + ("" if run == DEFAULT_RUN else f"-{run}")  # one job may write several runs
 
 

@@ -3,9 +3,11 @@ and drawing transitions of the newest."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ class Contents:
         self._missing = missing
         self._limits = limits
         self._loaded = loaded
+        self.left: list[int] = []  # ids of those that left since somebody was last told
         self._slabs: dict[Signature, Slab] = {}
         self._in_memory: OrderedDict[int, Entry] = OrderedDict()
         self._window: tuple[int, Window] | None = None
@@ -90,18 +93,27 @@ class Contents:
         """A trajectory leaves the buffer."""
         self.forget(entry)
         del self.entries[entry.trajectory_id]
+        self.left.append(entry.trajectory_id)
         self.total_samples -= entry.samples
         self._window = None
 
     def trim(self) -> None:
         """Let go of what there is no room for: the oldest leave,
         the oldest in memory that can be read are forgotten."""
-        own = None if self._limits.window is None else max(self._limits.window, self._loaded)
-        most = min((n for n in (own, self._limits.most) if n is not None), default=len(self.entries))
-        while len(self.entries) > most:
+        while len(self.entries) > self._most:
             self.drop(next(iter(self.entries.values())))
         if self._limits.in_memory is not None:
             self.forget_read(len(self._in_memory) - self._limits.in_memory)
+
+    @property
+    def _most(self) -> float:
+        own = None if self._limits.window is None else max(self._limits.window, self._loaded)
+        return min((n for n in (own, self._limits.most) if n is not None), default=math.inf)
+
+    def leaving(self) -> list[int]:
+        """Ids of those that left since somebody was last told, and of those that leave when another is added."""
+        beyond = max(0, len(self.entries) + 1 - self._most)
+        return [*self.left, *(islice(self.entries, int(beyond)) if beyond else ())]
 
     def forget_read(self, count: int) -> None:
         """Of the oldest `count` in memory those that can be read from an archive need not be there any more."""

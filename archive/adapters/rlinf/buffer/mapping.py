@@ -15,6 +15,7 @@ from archive.adapters.rlinf.buffer.flatten import Flat
 from archive.base import FieldError, UsageError
 from archive.fields import dtypes, mapped, unflatten
 
+ADDED = "added"  # metadata of what is journaled: how many trajectories the buffer had been given with this one
 _UUID_NAMES = ("model_weights_uuid",)
 _COUNT_NAMES = ("model_update_count", "update_count")
 _WANTED = "give RLinf's Trajectory, or an object or a dict with the same fields"
@@ -43,6 +44,10 @@ class Taken:
     def made_by(self, weights: Weights) -> Taken:
         """The same, with what is known of the weights besides."""
         return replace(self, weights=weights.or_else(self.weights))
+
+    def counted(self, added: int) -> Taken:
+        """The same; its episode says how many trajectories had been added with it."""
+        return replace(self, made=replace(self.made, metadata={**self.made.metadata, ADDED: added}))
 
     def as_episode(self, trajectory_id: int) -> Steps:
         """What the archive is to have of it, under that id and with what is known of the weights."""

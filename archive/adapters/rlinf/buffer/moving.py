@@ -60,10 +60,10 @@ def _held(contents: Contents, lock: RLock, entry: Entry) -> Tree:
     return next(read([entry]))[1]
 
 
-def append(sink: Sink, entry: Entry, taken: mapping.Taken) -> None:
-    """Append one trajectory to an archive, as an episode."""
+def append(sink: Sink, entry: Entry, taken: mapping.Taken, leaving: Sequence[int] = ()) -> None:
+    """Append one trajectory to an archive, as an episode. leaving: see `Sink.add`."""
     nbytes = sum(t.nbytes for t in taken.flat.rows.values())
-    sink.add(entry, taken.as_episode(entry.trajectory_id), nbytes)
+    sink.add(entry, taken.as_episode(entry.trajectory_id), nbytes, leaving)
 
 
 def renumbered(contents: Contents, sink: Sink) -> dict[str, dict[str, int]]:

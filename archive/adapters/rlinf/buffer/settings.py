@@ -10,6 +10,7 @@ import torch
 
 from archive.adapters import check_option
 from archive.base import UsageError
+from archive.journal import seconds
 
 FORMATS = ("pt", "pkl")
 
@@ -24,6 +25,18 @@ def check(counts: Mapping[str, int], max_trajectories: int | None, trajectory_fo
     check_option("trajectory_format", trajectory_format, FORMATS)
     if missing not in ("error", "skip") and not isinstance(missing, (bool, int, float)):
         raise UsageError(f"missing={missing!r}: give 'error', 'skip' or a number to fill in")
+
+
+def check_auto_save(auto_save: bool, path: Any, journal_s: float | None) -> float | None:
+    """Seconds of the journal, None for none. Refuse what lacks what it needs."""
+    if auto_save and not path:
+        raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+    if journal_s is not None and not auto_save:
+        raise UsageError(
+            "journal_s= needs auto_save=True and auto_save_path=: without them nothing is written before "
+            "save_checkpoint()"
+        )
+    return seconds(journal_s)
 
 
 def seeded(seed: int | None, rank: int) -> torch.Generator:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from archive import Archive, Writer
 from archive.adapters import Saved, checkpoint, part_of
-from archive.adapters.rlinf import Steps
+from archive.adapters.rlinf import NUMBER, Steps
 from archive.adapters.rlinf.buffer.autosave import AutoSave
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.window import Entry
@@ -34,11 +34,13 @@ class Sink:
     """Writes a buffer's trajectories to one archive; `visible` is called with those that can be read there."""
 
     def __init__(
-        self, arc: Archive, writer: Writer, buffer: str, home: ArchiveHome, visible: Visible, interval_s: float | None
-    ) -> None:
+        self, arc: Archive, writer: Writer, buffer: str, home: ArchiveHome, visible: Visible,
+        interval_s: float | None, journaled: bool = False,
+    ) -> None:  # fmt: skip
         self.arc = arc
         self.writer = writer
         self.buffer = buffer
+        self.journaled = journaled
         self.home = home
         self.owned: dict[int, str] = {}  # trajectory id -> its episode, live in this writer
         self.saved: tuple[Checkpoint, dict[int, str]] | None = None  # the newest checkpoint, and what was live in it
@@ -54,9 +56,16 @@ class Sink:
         newest = self.arc.checkpoints.of(self.writer.run).latest
         return 0 if newest is None else newest.step + 1
 
-    def add(self, entry: Entry, made: Steps, nbytes: int) -> None:
-        """Append a trajectory, copied; it can be read once it is committed."""
-        name = made.add(part_of(self.writer, self.buffer))
+    def add(self, entry: Entry, made: Steps, nbytes: int, leaving: Iterable[int] = ()) -> None:
+        """Append a trajectory, copied; it can be read once it is committed.
+
+        leaving: ids of trajectories that it drives out of the buffer. A journal is told at once, others at a save.
+        """
+        part = part_of(self.writer, self.buffer)
+        with self.writer.together():
+            name = made.add(part)
+            if self.journaled:
+                self._let_go(i for i in leaving if i in self.owned)
         self.owned[entry.trajectory_id] = name
         with self._committing:
             self._uncommitted.append(Added(entry, name, nbytes))
@@ -67,9 +76,19 @@ class Sink:
 
     def keep_only(self, ids: Iterable[int]) -> None:
         """All other trajectories have left the buffer."""
-        gone = self.owned.keys() - set(ids)
+        self._let_go(sorted(self.owned.keys() - set(ids)))
+
+    def _let_go(self, ids: Iterable[int]) -> None:
+        gone = list(ids)
         if gone:
-            part_of(self.writer, self.buffer).remove([self.owned.pop(i) for i in sorted(gone)])
+            part_of(self.writer, self.buffer).remove([self.owned[i] for i in gone])
+            for i in gone:
+                del self.owned[i]
+
+    def renumber(self, numbers: Mapping[str, int]) -> None:
+        """Episodes that a journal finds in the buffer under other trajectory ids than they say."""
+        if self.journaled and numbers:
+            self.writer.journal(attributes={NUMBER: numbers}, buffer=self.buffer)
 
     def commit_now(self) -> None:
         """Wait until what was added is visible, or could not be made so (`surface()` tells); none is begun while a

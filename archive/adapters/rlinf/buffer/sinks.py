@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import archive
@@ -12,7 +12,7 @@ from archive.adapters.rlinf.buffer import ranks
 from archive.adapters.rlinf.buffer.loading import Homes
 from archive.adapters.rlinf.buffer.ranks import Job, Where
 from archive.adapters.rlinf.buffer.sink import Sink, Visible
-from archive.manifest import place
+from archive.manifest import named_session, place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
 
@@ -25,20 +25,26 @@ class Earlier:
     rank: int
     world_size: int
     owned: dict[int, str]
+    renumbered: Mapping[str, int] = field(default_factory=dict)  # episodes that do not say their trajectory ids
 
 
 class Sinks:
     """Sinks by the name of their root. Besides the one that all is appended to, the last one written to stays open."""
 
-    def __init__(self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes) -> None:
+    def __init__(
+        self, job: Job, auto: Where | None, interval_s: float, visible: Visible, homes: Homes,
+        journal_s: float | None = None,
+    ) -> None:  # fmt: skip
         self._homes = homes
         self.job = job
         self._interval_s = interval_s
+        self._journal_s = journal_s
         self._visible = visible
         self._auto_root = None if auto is None else auto.name
         self._open: dict[str, Sink] = {}
         self._earlier: dict[str, Earlier] = {}
         self._opened: dict[str, int] = {}  # root -> how many writers it had
+        self._sessions: dict[str, set[str]] = {}  # their names
         self._session: str | None = job.session
 
     def agree(self, rank: int) -> None:
@@ -62,13 +68,17 @@ class Sinks:
         earlier = self._earlier.get(root)
         if earlier is not None and (earlier.rank, earlier.world_size) != (rank, world_size):
             earlier = None
+        auto = root == self._auto_root
+        journal_s = self._journal_s if auto else None
         writer = arc.writer(
             rank, world_size, self.job.run, self._new_session(root, rank, world_size), trajectories.SCHEMA,
-            resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES,
+            resume=None if earlier is None else earlier.source, chunk_bytes=CHUNK_BYTES, journal_s=journal_s,
         )  # fmt: skip
-        interval_s = self._interval_s if root == self._auto_root else None
-        sink = Sink(arc, writer, self.job.buffer, self._homes(lambda: arc.episodes), self._visible, interval_s)
-        sink.owned = {} if earlier is None else dict(earlier.owned)
+        home, interval_s = self._homes(lambda: arc.episodes), self._interval_s if auto else None
+        sink = Sink(arc, writer, self.job.buffer, home, self._visible, interval_s, journal_s is not None)
+        if earlier is not None:
+            sink.owned = dict(earlier.owned)
+            sink.renumber(earlier.renumbered)
         return sink
 
     def _new_session(self, root: str, rank: int, world_size: int) -> str:
@@ -77,7 +87,28 @@ class Sinks:
         if session is None:
             session = place(rank, world_size, self.job.run, None).session
         count = self._opened[root] = self._opened.get(root, 0) + 1
-        return session if count == 1 else f"{session}-{count}"
+        name = _numbered(session, count)
+        self._sessions.setdefault(root, set()).add(name)
+        return name
+
+    def sessions(self, root: str) -> set[str]:
+        """Sessions that this start of the job had there, and the next one, which another rank may have begun already
+        (unless only opening it can tell its name)."""
+        session = self._session or named_session(self.job.run)
+        coming = set() if session is None else {_numbered(session, self._opened.get(root, 0) + 1)}
+        return coming | self._sessions.get(root, set())
+
+    def begin(self, where: Where) -> None:
+        """Open the writer that keeps a journal, if it goes on from what was loaded: then its journal begins with it."""
+        root = where.name
+        if self._journal_s is not None and root == self._auto_root and root in self._earlier:
+            self.at(where)
+
+    def journal_left(self, kept: Iterable[int]) -> None:
+        """Have the journal know at once that all trajectories but these have left."""
+        for sink in self._open.values():
+            if sink.journaled:
+                sink.keep_only(kept)
 
     def go_on_from(self, root: str, earlier: Earlier) -> None:
         """The next writer at that root has these trajectories already."""
@@ -111,3 +142,7 @@ class Sinks:
         """Do this to each that is open."""
         for sink in list(self._open.values()):
             verb(sink)
+
+
+def _numbered(session: str, count: int) -> str:
+    return session if count == 1 else f"{session}-{count}"

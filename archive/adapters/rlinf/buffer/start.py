@@ -24,3 +24,4 @@ class Start:
     state: Mapping[str, Any] = field(default_factory=dict)  # of the same rank, where nothing moves
     source_states: Sequence[Mapping[str, Any]] = ()
     generator: torch.Generator | None = None
+    added: int | None = None  # trajectories so far, where the state does not know them all

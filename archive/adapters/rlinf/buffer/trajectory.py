@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import partial
-from threading import Thread
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,6 @@ import torch
 from archive.adapters import Saved
 from archive.adapters.rlinf import SYSTEM
 from archive.adapters.rlinf.buffer import flatten, loading, mapping, moving, numbering, ranks, settings
-from archive.adapters.rlinf.buffer.autosave import logged
 from archive.adapters.rlinf.buffer.contents import Contents, Limits
 from archive.adapters.rlinf.buffer.home import ArchiveHome
 from archive.adapters.rlinf.buffer.mapping import Weights
@@ -24,13 +21,14 @@ from archive.adapters.rlinf.buffer.sink import Added, Sink
 from archive.adapters.rlinf.buffer.sinks import Earlier, Sinks
 from archive.adapters.rlinf.buffer.start import Start
 from archive.adapters.rlinf.buffer.window import Entry, drawn_from
-from archive.base import ClosedError, UsageError, forking
+from archive.adapters.rlinf.buffer.writing import Writing
+from archive.base import UsageError, forking
 from archive.checkpoint import MAIN_BUFFER, Pending, finish_at_exit
 from archive.fields import unflatten
 from archive.read import Episodes
 
 
-class TrajectoryReplayBuffer:
+class TrajectoryReplayBuffer(Writing):
     """Trajectories [T, B, ...], of which single transitions are drawn. Safe for several threads, of one process.
 
     A path may be any fsspec URL; one that ends in `rank_3` means rank 3 of the archive above it.
@@ -42,6 +40,9 @@ class TrajectoryReplayBuffer:
     `auto_save_interval_s`, and when more than `cache_size` wait for that. Without it all is in memory, older
     trajectories than the window leave the buffer, nothing is written before save_checkpoint().
     trajectory_format: of exports.
+    journal_s: with auto_save, what is added or leaves is durable after so many seconds at the latest, and
+    load_checkpoint() brings it back after a crash; see `sync()` and `durable_until`. What was loaded from elsewhere is
+    there from the next save_checkpoint() on.
 
     rank, world_size: default: the path's rank, torch.distributed, or RANK and WORLD_SIZE.  run, session: as
     `arc.writer` has them.  buffer: its name in the archive.  missing: what becomes in batches of a field that some
@@ -69,13 +70,13 @@ class TrajectoryReplayBuffer:
         missing: Any = "error",
         max_trajectories: int | None = None,
         auto_save_interval_s: float = 60.0,
+        journal_s: float | None = None,
         cache_bytes: int = 2**28,
         disk_cache: Any = None,
     ) -> None:
         counts = {"cache_size": cache_size, "sample_window_size": sample_window_size}
         settings.check(counts, max_trajectories, trajectory_format, missing)
-        if auto_save and not auto_save_path:
-            raise UsageError("auto_save=True needs auto_save_path=: a folder or any fsspec URL")
+        self._journal_s = settings.check_auto_save(auto_save, auto_save_path, journal_s)
         self.seed = seed
         self.sample_window_size = int(sample_window_size)
         self.auto_save = bool(auto_save)
@@ -93,13 +94,13 @@ class TrajectoryReplayBuffer:
         self._lock = forking.lock(self)
         self._closed = False
         self._pid = os.getpid()
-        self._closing: Thread | None = None
+        self._closing = None
         self._added = 0
         self._contents = self._emptied()
         self._next_id: int | None = None
         self.random_generator = settings.seeded(seed, self._job.own_rank)
         self._homes = partial(ArchiveHome, cache_bytes=cache_bytes, disk_cache=disk_cache)
-        self._sinks = Sinks(self._job, self._where, auto_save_interval_s, self._visible, self._homes)
+        self._sinks = Sinks(self._job, self._where, auto_save_interval_s, self._visible, self._homes, self._journal_s)
         if auto_save:
             self._sinks.agree(self._job.own_rank)
         finish_at_exit(self)
@@ -140,8 +141,12 @@ class TrajectoryReplayBuffer:
     def _add(self, taken: mapping.Taken) -> int:
         entry = Entry(self._claim_id(), taken.flat.steps, taken.flat.envs, taken.weights)
         if self._where is not None:
-            moving.append(self._sinks.at(self._where), entry, taken)
+            with self._lock:
+                leaving, count = self._contents.leaving(), self._added + 1
+            counted = taken if self._journal_s is None else taken.counted(count)
+            moving.append(self._sinks.at(self._where), entry, counted, leaving)
         with self._lock:
+            self._contents.left.clear()
             self._contents.add(entry, taken.flat)
             self._added += 1
             self._contents.trim()
@@ -260,20 +265,23 @@ class TrajectoryReplayBuffer:
             self._enter()
             where, part = ranks.where(load_path), int(local_rank) if is_distributed else None
             self._sinks.each(Sink.settle)
-            self._take_over(loading.find(where, self._job, part, world_size), where.name)
+            own = self._sinks.sessions(where.name)
+            self._take_over(loading.find(where, self._job, part, world_size, own), where)
 
-    def _take_over(self, loaded: Start, root: str) -> None:
+    def _take_over(self, loaded: Start, where: ranks.Where) -> None:
         entries = loading.entries_of(lambda: loaded.episodes, self._homes, loaded.numbers)
         next_id = numbering.next_id((*loaded.source_states, loaded.state), loaded.taken)
         contents = moving.fill(self._emptied(len(entries)), entries, self._in_memory_limit)
         self._sinks.close_all()
         self._sinks.forget()
         owned = {e.trajectory_id: e.name for e in entries}
-        self._sinks.go_on_from(root, Earlier(loaded.source, loaded.rank, loaded.world_size, owned))
+        numbers = {e.name: e.trajectory_id for e in entries if e.renumbered}
+        self._sinks.go_on_from(where.name, Earlier(loaded.source, loaded.rank, loaded.world_size, owned, numbers))
         self._job.rank, self._job.world_size = loaded.rank, loaded.world_size
         with self._lock:
             self._contents, self._next_id = contents, next_id
             self._restore(loaded)
+        self._sinks.begin(where)
 
     def load_episodes(self, episodes: Episodes, *, in_memory: int | None = None) -> None:
         """Hold these episodes of an archive in place of what there is, such as `arc.episodes.filter(update_count=(100,
@@ -286,68 +294,30 @@ class TrajectoryReplayBuffer:
             with self._lock:
                 self._contents, self._added = contents, len(entries)
                 self._next_id = max((self._next_id or 0, *(e.trajectory_id + 1 for e in entries)))
+            self._sinks.journal_left(contents.entries)
 
     def _restore(self, loaded: Start) -> None:
         """Counters and the random generator: as they were, for a new world from its plan, and else as they are."""
         state, sources = loaded.state, loaded.source_states
         self.seed = next((s["seed"] for s in (state, *sources) if "seed" in s), self.seed)
-        self._added = int(state.get("added", len(self._contents.entries)))
+        counted = int(state.get("added", len(self._contents.entries)))
+        self._added = counted if loaded.added is None else loaded.added
         self.random_generator = loaded.generator or self.random_generator
-
-    def flush(self) -> None:
-        """Commit what was added so far (with auto_save)."""
-        with self._writing:
-            self._enter()
-            self._sinks.each(Sink.commit)
 
     def clear(self) -> None:
         """All trajectories leave the buffer. What was saved stays in the archive, and ids are not used again."""
-        with self._writing, self._lock:
-            self._contents, self._added = self._emptied(), 0
+        with self._writing:
+            self._sinks.journal_left(())
+            with self._lock:
+                self._contents, self._added = self._emptied(), 0
 
     def clear_cache(self) -> None:
         """Free the memory of trajectories that can be read from an archive."""
         with self._lock:
             self._contents.forget_read(len(self._contents.cached))
 
-    def close(self, wait: bool = True) -> None:
-        """Finish what is under way and commit what was added. What the buffer has may still be sampled.
-
-        wait=False: do so in the background; an error is logged.
-        """
-        with self._writing:
-            if self._closed:
-                return
-            self._closed = True
-            if wait:
-                return self._sinks.close_all()
-            self._closing = Thread(target=lambda: logged(self._sinks.close_all), name="archive-close")
-            self._closing.start()
-
-    def settle_at_exit(self) -> None:
-        """Commit what was added with auto_save, before the interpreter ends."""
-        if self._pid == os.getpid():
-            self._closing.join() if self._closing else logged(lambda: self._sinks.each(Sink.finish))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        elif not self._closed:
-            self._closed = True
-            self._sinks.close_all(error)
-
     def __getstate__(self) -> Any:
         raise UsageError("a TrajectoryReplayBuffer does not pickle: make one in each process, and load what was saved")
 
     def __repr__(self) -> str:
         return f"<TrajectoryReplayBuffer of {len(self)} trajectories, {self.total_samples} transitions>"
-
-    def _enter(self) -> None:
-        if self._closed:
-            raise ClosedError("this buffer is closed; make another, and load what was saved")
-        self._sinks.each(Sink.surface)

@@ -1,0 +1,96 @@
+"""Run as a program: a job that keeps a journal of RLinf's buffer kills itself at its k-th storage operation, for one k
+in every so many; then another loads what is there.
+
+Usage: python -m tests.support.buffer_kill FOLDER ONE_IN. Prints a JSON line for each kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet  # noqa: F401 (imported once, ahead of all forks)
+import torch
+import zarr  # noqa: F401
+
+from archive.base.errors import NothingThereError
+from archive.buffers import TrajectoryReplayBuffer
+from tests.support.checkpoint_kill import die_at, forked
+from tests.support.sampling import SEED
+from tests.support.ticks import NEVER_S
+from tests.support.trajectories import everything, make
+
+MOST = 6  # in the buffer
+ADDED, SAVED_AT = 16, 8
+
+
+def made(folder: Path, session: str) -> TrajectoryReplayBuffer:
+    """One of the job's buffers."""
+    return TrajectoryReplayBuffer(
+        auto_save=True, auto_save_path=f"{folder}/rank_0", world_size=1, session=session, cache_size=2,
+        sample_window_size=0, max_trajectories=MOST, journal_s=NEVER_S,
+    )  # fmt: skip
+
+
+def job(folder: Path, k: int) -> None:
+    """Two trajectories at a time, which are said to be durable once they are; a checkpoint in the middle."""
+    with (folder / "said").open("w") as said:
+        die_at(k)
+        with made(folder, "one") as buffer:
+            for first in range(0, ADDED, 2):
+                if first == SAVED_AT:
+                    buffer.save_checkpoint(f"{folder}/rank_0").result()
+                    print("saved", file=said, flush=True)
+                (_, last) = buffer.add_trajectories([make(first), make(first + 1)])
+                buffer.sync()
+                print(last, file=said, flush=True)
+
+
+def come_back(folder: Path) -> None:
+    """All that was said to be durable is there, what was evicted is not, and ids go on."""
+    lines = (folder / "said").read_text().split()
+    said = max([int(line) for line in lines if line != "saved"], default=-1)
+    with made(folder, "two") as buffer:
+        try:
+            buffer.load_checkpoint(f"{folder}/rank_0")
+        except NothingThereError:
+            assert said == -1, lines
+        ids = buffer.trajectory_ids
+        newest = ids[-1] if ids else -1
+        assert newest >= said, (ids, lines)
+        assert ids == list(range(max(0, newest + 1 - MOST), newest + 1)), ids
+        assert not ids or everything(buffer) == set(ids)
+        assert buffer._added == newest + 1
+        (new,) = buffer.add_trajectories([make(newest + 1)])
+        assert new == newest + 1
+        buffer.save_checkpoint(f"{folder}/rank_0").result()
+
+
+def once(folder: Path, k: int) -> bool:
+    """Whether the job was killed there; raises if the next one does not find what it should."""
+    folder.mkdir()
+    code = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: job(folder, k)), 0)[1])
+    assert code in (0, -signal.SIGKILL), code
+    found = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: come_back(folder)), 0)[1])
+    assert found == 0, (k, found)
+    return code != 0
+
+
+def main() -> None:
+    root, one_in = Path(sys.argv[1]), int(sys.argv[2])
+    chosen: Any = random.Random(SEED)
+    torch.set_num_threads(1)
+    block = 0
+    while once(root / f"{block}", k := block * one_in + chosen.randrange(one_in)):
+        saved = "saved" in (root / f"{block}" / "said").read_text()
+        print(json.dumps({"k": k, "saved": saved}), flush=True)
+        block += 1
+
+
+if __name__ == "__main__":
+    main()
