@@ -108,22 +108,26 @@ def reshard(target: Target, world_size: int, to: str, copy: bool, verify: bool, 
 @click.option(
     "--min-alive", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Shards below are rewritten."
 )
+@click.option(
+    "--min-full", type=click.FloatRange(0, 1), default=0.25, show_default=True,
+    help="Shards of a buffer with less of a full one's bytes are joined; 0: none.",
+)  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 @on_archive(time_travel=False, writes=True)
-def compact(target: Target, min_alive: float, yes: bool) -> None:
-    """Write live steps anew, close together, that lie thinly in their shards. Deletes nothing."""
+def compact(target: Target, min_alive: float, min_full: float, yes: bool) -> None:
+    """Write live steps anew, close together, that lie thinly in their shards or in many small ones. Deletes nothing."""
     import resharding
     from resharding.transfer import compactable
 
     arc = target.open()
     if yes:
         with bar("compact", [arc]):
-            done = resharding.compact(arc, min_alive=min_alive)
+            done = resharding.compact(arc, min_alive=min_alive, min_full=min_full)
         about = {"shards": done.shards, "steps": done.steps, "commit": done.commit}
         text = "{steps} steps out of {shards} shards were written anew" if done.shards else "nothing to do"
     else:
-        would = compactable(arc, min_alive=min_alive)
+        would = compactable(arc, min_alive=min_alive, min_full=min_full)
         about = {"shards": would.shards, "steps": would.steps, "commit": None}
-        text = "would write {steps} live steps of {shards} thin shards anew; add --yes to do it"
-        text = text if would.shards else "nothing to do: no shard is that thin"
+        text = "would write {steps} live steps of {shards} thin or small shards anew; add --yes to do it"
+        text = text if would.shards else "nothing to do: no shard is that thin, and few are that small"
     target.answer(about, text.format(**about))

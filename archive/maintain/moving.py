@@ -50,10 +50,13 @@ class Moved:
 
 
 def write(
-    snapshot: Snapshot, layout: str, session: str, compression: str | None, pieces: Sequence[Numbered]
+    snapshot: Snapshot, layout: str, session: str, compression: str | None, pieces: Sequence[Numbered], group: int = 0
 ) -> tuple[Places, pa.Table]:
-    """Write some pieces to shards of their own: where each came to lie, and the chunk table of these shards."""
-    pipeline = Pipeline(snapshot.storage, session, 0, layout, compression)
+    """Write some pieces to shards of their own: where each came to lie, and the chunk table of these shards.
+
+    group: a number in the names of the shards, where a writer's have its rank.
+    """
+    pipeline = Pipeline(snapshot.storage, session, group, layout, compression)
     places: Places = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:
@@ -64,8 +67,8 @@ def write(
         return tables.schema("segments").empty_table()
 
     try:
-        for group in _shards(_blocks(snapshot, pieces)):
-            pipeline.hand_in(shard(group, None, describe))
+        for blocks in _shards(_blocks(snapshot, pieces)):
+            pipeline.hand_in(shard(blocks, None, describe))
         written = pipeline.wait(pipeline.uncommitted())
     finally:
         pipeline.close()

@@ -1,4 +1,4 @@
-"""Compaction: live steps that lie thinly in their shards are written anew, close together.
+"""Compaction: live steps that lie thinly in their shards, or in many small ones, are written anew, close together.
 
 Steps keep their addresses (stream and position), so checkpoints, live sets and episodes are what they were; only where
 the bytes lie changes. What is not live stays in the old shards, for the archive's history. Earlier commits still name
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ADDRESS = ("session", "rank", "sequence")
 WHERE = ("position", "start", "length", "shard")
+MIN_FULL = 0.25  # of a full shard: below it, a request for one is short beside its latency
 
 Address = tuple[str, int, int]
 
@@ -52,18 +53,24 @@ class Compacted:
 
 
 def compact(
-    archive: Archive, *, min_alive: float = 0.5, compression: str | None = "zstd:1", engine: str = "local"
+    archive: Archive,
+    *,
+    min_alive: float = 0.5,
+    min_full: float = MIN_FULL,
+    compression: str | None = "zstd:1",
+    engine: str = "local",
 ) -> Compacted:
-    """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs.
+    """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
+    and join those of a buffer that have less than `min_full` of a full shard's bytes, as objects of a journal do.
 
     engine: "local", or "ray" to read and write on a Ray cluster.
     """
     check_engine(engine, archive.url)
-    found = thin(archive, min_alive)
+    found = thin(archive, min_alive, min_full)
     if not found.live:
         return Compacted(0, 0, None)
     session = new_session()
-    places, table = rewrite(archive, found.live, session, compression, engine)
+    places, table = rewrite(archive, found.together(), session, compression, engine)
     chunks = tablefiles.write(archive.storage, session, "chunks", table)
     rows = _replacement_rows(archive, found.pieces, places, chunks)
     moved = _Moved(archive, session, chunks, rows, _planned(archive, found.pieces))
@@ -72,9 +79,9 @@ def compact(
     return Compacted(found.shards, found.steps, made.number)
 
 
-def compactable(archive: Archive, *, min_alive: float = 0.5) -> Compacted:
-    """What `compact` would do now: how many shards are thin, and their live steps. Writes nothing."""
-    found = thin(archive, min_alive)
+def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL) -> Compacted:
+    """What `compact` would do now: how many shards are thin or small, and their live steps. Writes nothing."""
+    found = thin(archive, min_alive, min_full)
     return Compacted(found.shards if found.steps else 0, found.steps, None)
 
 

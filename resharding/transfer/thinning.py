@@ -1,10 +1,12 @@
-"""What lies thinly: live steps in shards of which little else is live, and the pieces that their rows are cut into."""
+"""What is to be written anew: live steps in shards of which little else is live, or which are small, and the pieces
+that their rows are cut into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,16 +16,32 @@ from archive.base import UsageError
 from archive.fields import NODES, loads
 from archive.maintain import Piece
 from archive.manifest import liveview
+from resharding.transfer.smallness import Owner, small
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Intervals = dict[int, tuple[Ints, Ints]]  # row of the segments table -> live steps of it, as sorted runs
 
 
 @dataclass(frozen=True)
+class Live:
+    """The live steps of the newest whole checkpoints of all runs, in rows of the newest segments table.
+
+    owners: of each of these rows whose buffer holds it (of several, the first).
+    """
+
+    intervals: Intervals
+    owners: Mapping[int, Owner]
+
+
+@dataclass(frozen=True)
 class Thin:
-    """How many shards are thin, and the rows with live steps in them as pieces, live and other ones."""
+    """How many shards are thin or small, and the rows with live steps in them as pieces, live and other ones."""
 
     shards: int
     pieces: list[Piece]
+    owners: Mapping[int, Owner]
 
     @property
     def live(self) -> list[Piece]:
@@ -33,28 +51,53 @@ class Thin:
     def steps(self) -> int:
         return sum(piece.hi - piece.lo for piece in self.live)
 
+    def together(self) -> list[list[tuple[int, Piece]]]:
+        """The live pieces, numbered, those of one buffer together: it is who reads them."""
+        out: dict[Owner, list[tuple[int, Piece]]] = {}
+        for number, piece in enumerate(self.live):
+            out.setdefault(self.owners[piece.row], []).append((number, piece))
+        return [*out.values()]
 
-def thin(archive: Archive, min_alive: float) -> Thin:
-    """What is thin now: less than `min_alive` of a shard is live at the newest checkpoints of all runs."""
+
+def thin(archive: Archive, min_alive: float, min_full: float) -> Thin:
+    """What is thin or small now.
+
+    Thin: less than `min_alive` of a shard is live at the newest checkpoints of all runs. Small: it has less than
+    `min_full` of the bytes of a full shard, and there are others that it can be joined to.
+    """
     if not 0 < min_alive <= 1:
         raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
+    if not 0 <= min_full <= 1:
+        raise UsageError(f"min_full={min_full}: give a part of a full shard, from 0 (none is joined) to 1")
     archive.refresh()
-    live = _live_intervals(archive)
-    shards = _thin_shards(archive, live, min_alive)
-    return Thin(len(shards), _pieces(archive, live, shards))
+    live = _live(archive)
+    shards = _thin_shards(archive, live.intervals, min_alive)
+    shards |= small(archive.snapshot, {row: live.owners[row] for row in live.intervals}, min_full)
+    return Thin(len(shards), _pieces(archive, live.intervals, shards), live.owners)
 
 
-def _live_intervals(archive: Archive) -> Intervals:
-    """The live steps of the newest whole checkpoints of all runs, in the rows of the newest segments table."""
+def _live(archive: Archive) -> Live:
     segments = archive.snapshot.columns(liveview.SEGMENT_COLUMNS)
     checkpoints = [archive.checkpoints.newest(run=run, replay=True) for run in archive.head.runs]
-    found = [liveview.locate(checkpoint.live, segments) for checkpoint in checkpoints if checkpoint is not None]
+    tables = [checkpoint.live for checkpoint in checkpoints if checkpoint is not None]
+    found = [liveview.locate(live, segments) for live in tables]
     if not found:
-        return {}
+        return Live({}, {})
+    owners: dict[int, Owner] = {}
+    for number, (table, parts) in enumerate(zip(tables, found, strict=True)):
+        for held, owner in _owned(number, table, parts):
+            owners.setdefault(held, owner)
     row, lo, hi = (np.concatenate(columns) for columns in zip(*((p.row, p.lo, p.hi) for p in found), strict=True))
     order = np.argsort(row, kind="stable")
     groups = np.split(order, run_starts(row[order])[1:]) if len(order) else []
-    return {int(row[group[0]]): merge_runs(lo[group], hi[group]) for group in groups}
+    return Live({int(row[group[0]]): merge_runs(lo[group], hi[group]) for group in groups}, owners)
+
+
+def _owned(number: int, live: pa.Table, found: liveview.Located) -> Iterator[tuple[int, Owner]]:
+    """The rows of the live steps of a checkpoint, and whose buffer holds them."""
+    ranks, buffers = live["rank"].to_pylist(), live["buffer"].cast("string").to_pylist()
+    for row, run in zip(found.row.tolist(), found.run.tolist(), strict=True):
+        yield row, Owner(number, ranks[run], buffers[run])
 
 
 def _thin_shards(archive: Archive, live: Intervals, min_alive: float) -> set[str]:

@@ -129,7 +129,7 @@ def test_compact_says_what_it_would_do(tmp_path: Path) -> None:
         w.remove(names[1:])
         w.checkpoint(1).result()
     before = archive.open(root).head.number
-    assert "would write 10 live steps of 1 thin shards anew; add --yes" in printed("compact", root)
+    assert "would write 10 live steps of 1 thin or small shards anew; add --yes" in printed("compact", root)
     assert archive.open(root).head.number == before
     assert document("compact", root) == {"shards": 1, "steps": 10, "commit": None}
     done = document("compact", root, "--yes")
