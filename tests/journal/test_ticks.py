@@ -295,6 +295,6 @@ def test_what_a_ledger_is_told_lies_with_its_episodes() -> None:
     assert [row["state"] for row in rows if row["key"] == '"p"'][-1] == "sealed"
     assert [row["state"] for row in rows if row["key"] == '"q"'] == ["drawn"]
     numbers = [row["sequence"] for row in rows] + one.table("segments", "the test")["sequence"].to_pylist()
-    assert sorted(numbers) == list(range(one.entry.sequence))
+    assert sorted(set(numbers)) == list(range(one.entry.sequence))
     w.close()
     assert len(reopened(arc).episodes) == 1
