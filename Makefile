@@ -22,9 +22,10 @@ test: lint
 # The lowest versions that pyproject.toml permits, in .venv-lowest, against the core suite: all that needs no other system (whose
 # versions those systems choose), no notebook and no other reader of our files. torch is the pinned one, its own bound is not tested.
 LOWEST := .venv-lowest/bin
-NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/test_datasets.py adapters/test_odd_datasets.py \
-	adapters/test_examples.py docs fields/test_nests.py resharding/transfer/test_ray.py shard/test_conformance.py \
-	whole/test_archive_conformance.py whole/test_interop.py test_hygiene.py test_layers.py test_readme.py
+NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/transferqueue \
+	adapters/test_datasets.py adapters/test_odd_datasets.py adapters/test_examples.py docs fields/test_nests.py \
+	resharding/transfer/test_ray.py shard/test_conformance.py whole/test_archive_conformance.py \
+	whole/test_interop.py test_hygiene.py test_layers.py test_readme.py
 test-lowest: $(LOWEST)/../stamp
 	@$(LOWEST)/python -m pytest --quiet $(foreach name,$(NOT_CORE),--ignore tests/$(name)) tests </dev/null
 

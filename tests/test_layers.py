@@ -57,6 +57,7 @@ ROOMS = (
     "archive.adapters.rlinf",
     "archive.adapters.rlinf.buffer",
     "archive.adapters.xtuner",
+    "archive.adapters.transferqueue",
     "archive.adapters.minari",
     "archive.adapters.lerobot",
     "archive.adapters.video",
