@@ -14,6 +14,7 @@ import pytest
 import archive
 from archive.base import layout
 from archive.checkpoint import saving
+from tests.support import format_reader
 from tests.support.archives import contents, fresh, identical, reopened
 from tests.support.backends import Backend
 from tests.support.golden import FIRST, GOLDEN
@@ -298,3 +299,18 @@ def test_what_a_ledger_is_told_lies_with_its_episodes() -> None:
     assert sorted(set(numbers)) == list(range(one.entry.sequence))
     w.close()
     assert len(reopened(arc).episodes) == 1
+
+
+def test_the_document_is_enough_to_read_what_was_journaled(tmp_path: Path) -> None:
+    arc = archive.create(tmp_path / "a")
+    with arc.writer(journal_s=NEVER_S) as w:
+        w.add_episode(steps(3), episode_id="a")
+        w.sync()
+        w.journal(columns={"priority": {"a": [1.0, 2.0, 3.0]}})
+        w.add_episode(steps(2, 7), episode_id="b")
+        w.checkpoint(1, progress={"n": 1}).result()
+    read = format_reader.read(tmp_path / "a")["episodes"]
+    wanted = {"a": steps(3), "b": steps(2, 7)}
+    assert {n: e["fields"]["obs"]["data"] for n, e in read.items()} == {
+        n: given["obs"].tobytes().hex() for n, given in wanted.items()
+    }

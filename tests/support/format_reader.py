@@ -71,7 +71,7 @@ def checked_lines(data: bytes, what: str) -> Any:
 
 
 def check_format(block: Row, what: str) -> None:
-    demand(block["read"] <= 2 and not block["features"], f"{what} needs format {block}")
+    demand(block["read"] <= 2 and set(block["features"]) <= {"journal"}, f"{what} needs format {block}")
 
 
 def commits(root: Path) -> list[Row]:
