@@ -136,16 +136,31 @@ def open_session(
     _check_run(head, who, None if resume is None else resume.forked_from)
     if journal:
         _check_can_journal(head)
+    origin = None if resume is None else resume.origin
+    _check_same_origin(head, who, origin)
     _claim_rank(log.storage, who)
     present = log.catch_up().runs.get(who.run)
     if present is None or present.session != who.session:
         log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume, journal))
         commits.fence(log.head, who.run, who.session)
-    origin = None if resume is None else resume.origin
     if origin is not None and log.head.runs[who.run].resumed_from is None:
         log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
+    _check_same_origin(log.head, who, origin)
     if journal and log.head.runs[who.run].journal is None:
         log.append(f"{who.session}/journal/{who.run}", partial(_journaled, who))
+
+
+def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
+    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
+    entry = head.runs.get(who.run)
+    if origin is None or entry is None or entry.session != who.session or entry.resumed_from is None:
+        return
+    if entry.resumed_from.commit != origin.commit:
+        raise UsageError(
+            f"rank {who.rank} resumes from commit {origin.commit}, but another rank of session {who.session!r} did "
+            f"from commit {entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a "
+            "barrier), or one of them plan for all; then start the session anew, under another name"
+        )
 
 
 def _opened(

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,10 +84,11 @@ def doomed(arc: archive.Archive, rank: int, fates: Fates) -> None:
 
     def request(verb: str, key: str, *more: Any, **options: Any) -> Any:
         last = fates.ahead(rank, verb)
-        out = real(verb, key, *more, **options)
-        if last and fates.death is not None:
-            fates.die(fates.death)
-        return out
+        try:
+            return real(verb, key, *more, **options)
+        finally:  # what was refused has been asked for as well
+            if last and fates.death is not None:
+                fates.die(fates.death)
 
     arc.storage.request = request  # type: ignore[method-assign]
 
@@ -99,29 +100,42 @@ class Life:
     url: str
     job: Job
     fates: Fates
+    options: Any = None
     told: list[Fact] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     writers: list[archive.Writer] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
 
     def run(self) -> None:
+        """From its beginning to its end, and nothing is left of it."""
+        self.live()
+        self.bury()
+
+    def live(self) -> None:
+        """Until the ranks have nothing to do, or are dead."""
         self.fates.barrier = threading.Barrier(self.job.world_size)
-        ranks = [threading.Thread(target=self._live, args=(rank,)) for rank in range(self.job.world_size)]
-        for thread in ranks:
+        threads = [threading.Thread(target=self._live, args=(rank,)) for rank in range(self.job.world_size)]
+        for thread in threads:
             thread.start()
-        for thread in ranks:
+        for thread in threads:
             thread.join()
+
+    def bury(self) -> None:
+        """End the threads of its writers, which write nothing more."""
         self.fates.end()
         for w in self.writers:
             with contextlib.suppress(BaseException):
                 w._end()
 
     def _live(self, rank: int) -> None:
-        arc = archive.open(self.url)
+        arc = archive.open(self.url, storage_options=self.options)
         doomed(arc, rank, self.fates)
         try:
             w, me = begin(arc, self.job, rank, self.fates.barrier.wait)
             self.writers.append(w)
-            Rank(w, me, self.job, self.told.extend).run()
+            one = Rank(w, me, self.job, self.told.extend)
+            self.ranks.append(one)
+            one.run()
         except BaseException as error:
             self.errors.append(error)
             if not self.fates.happened:
@@ -129,21 +143,21 @@ class Life:
                 self.fates.end()
 
 
-def lives(jobs: Sequence[Job], deaths: Sequence[Death | None]) -> tuple[bool, int]:
+def lives(jobs: Sequence[Job], deaths: Sequence[Death | None], unseen: Collection[int] = ()) -> tuple[bool, int]:
     """Sessions of a job one after the other, each but the last ended by a death (or by itself, with what was not synced
-    lost), and all checks between them. Whether the last death happened; and how many episodes have no seal."""
+    lost), and all checks between them, but after the `unseen` ones: these are recovered by those who go on. Whether a
+    death happened; and how many episodes have no seal."""
     url = f"memory://{uuid.uuid4().hex}"
     archive.create(url)
     told: list[Fact] = []
     happened = False
-    for job, death in zip(jobs, deaths, strict=True):
+    for number, (job, death) in enumerate(zip(jobs, deaths, strict=True)):
         life = Life(url, job, Fates(death))
         life.run()
-        happened = life.fates.happened or (happened and death is None)
-        if not life.fates.happened:
-            for error in life.errors:
-                raise error
+        happened |= life.fates.happened
+        if life.errors and not life.fates.happened:
+            raise life.errors[0]
         told += life.told
-        if not job.finishes:
+        if not job.finishes and number not in unseen:
             check_recovered(url, told)
     return happened, check_end(url, together=jobs[0].together)

@@ -92,11 +92,12 @@ def found_in(arc: archive.Archive) -> Any:
 
 
 def begin(
-    arc: archive.Archive, job: Job, rank: int, planned: Callable[[], object]
+    arc: archive.Archive, job: Job, rank: int, planned: Callable[[], object], *, fresh: bool = False
 ) -> tuple[archive.Writer, Trainer]:  # fmt: skip
-    """Go on where the run stands; or begin it, if nothing of it is there. `planned`: waits until all ranks know where:
-    from then on the run's newest session is this one."""
-    found = found_in(arc)
+    """Go on where the run stands; or begin it, if it is `fresh`, or nothing of it is there.
+
+    planned: waits until all ranks know where: from then on the run's newest session is this one."""
+    found = None if fresh else found_in(arc)
     plan = None if found is None else resharding.plan(found, world_size=job.world_size)
     me = Trainer()
     if plan is not None:

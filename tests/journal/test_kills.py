@@ -1,0 +1,57 @@
+"""kill -9 of one of four processes with journal, ledger and checkpoints at any storage operation, and then three go on:
+nothing told durable is lost, no prompt is skipped or trained twice, no episode doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.backends import Backend
+from tests.support.places import ROOT
+
+Outcomes = list[tuple[int, bool, int]]  # operation, whether the victim was killed there, episodes without a seal
+
+
+def walk(backend: Backend, folder: Path, victim: int, kills: list[int] | None, *, together: bool) -> Outcomes:
+    given: dict[str, Any] = {"url": backend.url, "options": backend.storage_options, "folder": str(folder)}
+    given |= {"victim": victim, "together": together, "kills": kills}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.support.prompt_kill", json.dumps(given)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=1500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcomes: list[Any] = json.loads(done.stdout)
+    print(f"{sum(killed for _, killed, _ in outcomes)} kills")
+    return [(k, killed, orphans) for k, killed, orphans in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("backend", "victim", "kills", "together"),
+    [("local", 1, [47], True), ("local", 3, [71], False), ("seaweedfs", 0, [19], True)],
+    indirect=["backend"],
+)
+def test_killed_at_a_sample_of_operations(
+    backend: Backend, victim: int, kills: list[int], together: bool, tmp_path: Path
+) -> None:
+    outcomes = walk(backend, tmp_path, victim, kills, together=together)
+    assert [(k, killed) for k, killed, _ in outcomes] == [(k, True) for k in kills]
+    assert not together or not any(orphans for *_, orphans in outcomes)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("backend", "victim", "together"),
+    [*(("local", victim, True) for victim in range(4)), ("local", 0, False), ("seaweedfs", 0, True)],
+    indirect=["backend"],
+)
+def test_killed_at_every_operation(backend: Backend, victim: int, together: bool, tmp_path: Path) -> None:
+    outcomes = walk(backend, tmp_path, victim, None, together=together)
+    assert not outcomes[-1][1], "beyond its last operation it lives"
+    assert all(killed for _, killed, _ in outcomes[:-1])
+    assert not together or not any(orphans for *_, orphans in outcomes)
