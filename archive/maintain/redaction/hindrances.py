@@ -10,6 +10,7 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import CorruptManifestError, one_line
 from archive.maintain import Draft, drafting, forgetting, read_pins, read_tags, standing
+from archive.maintain.redaction.journals import beyond
 from archive.maintain.redaction.mentions import Mentions
 from archive.manifest import Commit, Snapshot, checkpoint_places, held_rows, read_of
 from archive.store import Storage, split_key
@@ -29,6 +30,8 @@ def hindrances(
     yield from _held(found, ids)
     if standing.RUNNING in found.standing.protected:
         yield f"some of the episodes are {standing.RUNNING}: {_END}"
+    if beyond(storage, found.decided.parent, ids):
+        yield f"what a running session has journaled since its newest checkpoint names some of them: {_END}"
     yield from _elsewhere(storage, found, ids, shards)
     tags = [tag["name"] for tag in read_tags(storage, found.decided.parent) if _in_tag(storage, found, tag, mentions)]
     if tags:
