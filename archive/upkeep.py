@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.base import NotFoundError
 from archive.manifest import DEFAULT_RUN, Commit, CommitLog, EpisodeIndex, Place, Resume
 from archive.store import Storage
 
@@ -84,9 +83,10 @@ class Upkeep(ABC):
 
         return tails.of_run(self.storage, self.head, run)
 
-    def recover(self, run: str = DEFAULT_RUN) -> Checkpoint:
+    def recover(self, run: str = DEFAULT_RUN) -> Checkpoint | None:
         """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: this one or,
-        where nothing was journaled, the newest whole one. NotFoundError if there is neither.
+        where nothing was journaled, the newest whole one. None if there is neither, as when a job starts for the first
+        time.
 
         Any number of processes may do it at once. It ends no session: call it once the job is dead, as what it writes
         afterwards is left behind when the next one begins.
@@ -98,12 +98,7 @@ class Upkeep(ABC):
         made = recover(log, run)
         self._committed(log.head)
         every = Checkpoints(self.storage, self.head, run, self.index.snapshot.later)
-        found = every.newest() if made is None else every.at_commit(made.number)
-        if found is None:
-            raise NotFoundError(
-                f"run {run!r} at {self.storage.url} has no checkpoint, and no journal from which one could be made"
-            )
-        return found
+        return every.newest() if made is None else every.at_commit(made.number)
 
     @property
     def tags(self) -> Tags:

@@ -103,10 +103,10 @@ def recover(target: Target, run: str, dry_run: bool) -> None:
     """Make a checkpoint of what a dead job has journaled beyond its newest one. The next job does so by itself."""
     arc = target.open()
     found = arc.tails(run)
-    if dry_run or not found:
+    made = None if dry_run or not found else arc.recover(run)
+    if made is None:
         text = f"{found}\n{'nothing is recovered yet' if found else 'nothing is to be recovered'}"
         target.answer({"commit": None, "checkpoint": None, "tails": found.to_json()}, text)
         return
-    made = arc.recover(run)
     text = f"{found}\ncheckpoint {made.name!r}, commit {made.number}, has it"
     target.answer({"commit": made.number, "checkpoint": made.name, "tails": found.to_json()}, text)

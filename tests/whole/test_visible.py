@@ -67,6 +67,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ).result(30)  # fmt: skip
         w.add_episode(steps, episode_id=f"{EVIL}2")
         w.checkpoint(2, f"d{EVIL}", columns={f"p{EVIL}": np.arange(12.0)}, progress={EVIL: EVIL + "2"}).result(30)
+    with arc.writer(run=f"j{EVIL}", session=f"t{EVIL}", journal_s=3600.0) as w:
+        said = w.ledger(f"l{EVIL}")
+        said.draw([EVIL, f"{EVIL}2"], siblings=2, cursor={EVIL: EVIL})
+        said.seal(EVIL, episode_id=w.add_episode(steps, episode_id=f"{EVIL}3"))
+        said.drop(f"{EVIL}2", EVIL)
+        w.commit()
+        w.add_episode(steps, episode_id=f"{EVIL}4")
+        w.sync()
+        w.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     return path
 
 
@@ -105,6 +114,9 @@ def calls(root: Path, tmp: Path) -> Iterator[tuple[str, ...]]:
     yield from [("forget", url, "--keep-last", "1", "--episodes", "unreferenced"), ("forget", url, "--id", name)]
     yield from [("forget", url, "--keep-last", "1"), ("forget", url, "--where", EVIL), ("prune", url)]
     yield from [("prune", url, "--older-than", EVIL), ("undo", url), ("restore", url, "--commit", "3")]
+    yield from [("tails", url), ("tails", url, "--run", f"j{EVIL}"), ("ledger", url), ("ledger", url, "--name", EVIL)]
+    yield from [("ledger", url, "--run", f"j{EVIL}"), ("ledger", url, "--run", f"j{EVIL}", "--to-reissue")]
+    yield from [("recover", url, "--dry-run"), ("recover", url, "--run", EVIL), ("recover", url, "--run", f"j{EVIL}")]
     yield from [("upgrade", url), ("restore", url, "--commit", f"t{EVIL}")]
     yield from [("demo", str(tmp / "nowhere" / "\x1b[2J"), "--commit", "1"), ("info", f"{url}/\x1b[2J")]
 
