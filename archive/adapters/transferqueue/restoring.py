@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import archive
 from archive.adapters import planned, saved_share, share_buffer
@@ -15,6 +15,9 @@ from archive.adapters.transferqueue.live import Live, Sampled
 from archive.base import CorruptStateError, NothingThereError, UsageError
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import DEFAULT_RUN
+
+if TYPE_CHECKING:
+    from archive import Archive
 
 __all__ = ["load_checkpoint"]
 
@@ -95,7 +98,7 @@ def _source(where: Any, run: str | None, buffer: str, storage_options: Mapping[s
 
 def _share(where: Any, run: str | None, storage_options: Mapping[str, Any] | None) -> Any:
     if isinstance(where, Checkpoint):
-        return planned(where, world_size=1).share(0).as_saved()
+        return _as_saved(where)
     if hasattr(where, "plan"):
         return saved_share(where)
     if hasattr(where, "add_episode"):
@@ -103,10 +106,23 @@ def _share(where: Any, run: str | None, storage_options: Mapping[str, Any] | Non
             "a Writer is what is saved to; load from its archive, or from the checkpoint that was returned"
         )
     arc = where.refresh() if hasattr(where, "checkpoints") else archive.open(where, storage_options=storage_options)
-    latest = arc.checkpoints.of(run or DEFAULT_RUN).newest(replay=True)
+    latest = _newest(arc, run or DEFAULT_RUN)
     if latest is None:
         raise NothingThereError(f"{arc.url} has no whole checkpoint of run {run or DEFAULT_RUN!r}")
-    return planned(latest, world_size=1).share(0).as_saved()
+    return _as_saved(latest)
+
+
+def _newest(arc: Archive, run: str) -> Checkpoint | None:
+    """The newest that was saved. One that was recovered from a journal may have half of what a later save added and
+    took out, which the controller's state knows nothing of."""
+    found = arc.checkpoints.of(run).newest(replay=True)
+    while found is not None and (recovered := found.record.recovered) is not None:
+        found = None if recovered.base is None else arc.checkpoints.at_commit(recovered.base)
+    return found
+
+
+def _as_saved(checkpoint: Checkpoint) -> Any:
+    return planned(checkpoint, world_size=1, tails="ignore").share(0).as_saved()
 
 
 def _samples(part: Any) -> Iterator[Sample]:
@@ -152,15 +168,21 @@ def _put(system: Live, rows: Iterator[tuple[Sample, dict[str, Any]]]) -> dict[in
 def _state(source: _Source, told: Mapping[int, Any], system: Live) -> dict[str, Any]:
     """What the controller loads."""
     keys = {index: sample.key for index, sample in source.samples.items() if sample.key is not None}
+    tags, said = _by_partition(source, source.tags), _by_partition(source, told)
     partitions = {}
     for name, tree in source.tree["partitions"].items():
-        own = {index for index, sample in source.samples.items() if sample.partition == name}
-        tags = {index: tag for index, tag in source.tags.items() if index in own}
-        one = controller.partition_of(name, tree, keys, tags, system.classes)
-        one.field_custom_backend_meta.update({index: said for index, said in told.items() if index in own})
-        partitions[name] = one
+        partitions[name] = controller.partition_of(name, tree, keys, tags.get(name, {}), system.classes)
+        partitions[name].field_custom_backend_meta.update(said.get(name, {}))
     return {
         "partitions": partitions,
         "index_manager": controller.manager_of(source.tree),
         "sampler": source.tree["sampler"],
     }
+
+
+def _by_partition(source: _Source, values: Mapping[int, Any]) -> dict[str, dict[int, Any]]:
+    """Partition -> global index -> value."""
+    out: dict[str, dict[int, Any]] = {}
+    for index, value in values.items():
+        out.setdefault(source.samples[index].partition, {})[index] = value
+    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tensordict import NonTensorStack, TensorDict
 import archive
 import resharding
 from archive.adapters import transferqueue
-from archive.adapters.transferqueue import live
+from archive.adapters.transferqueue import live, saving
 from archive.base.errors import (
     ArchiveError,
     CapacityError,
@@ -222,6 +223,40 @@ def test_through_ones_own_writer(fresh: Any, url: str) -> None:
 
 class Killed(BaseException):
     """As if the process had ended there."""
+
+
+def saved_and_half_of_another(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What was saved; then a save dies whose journal has what it added and took out."""
+    was = None
+
+    def dies(*given: Any, **more: Any) -> None:
+        w.sync()
+        raise Killed
+
+    with contextlib.suppress(Killed), arc.writer(rank=0, world_size=1, journal_s=60.0) as w, monkeypatch.context() as m:
+        transferqueue.save_checkpoint(w, step=0)
+        was = contents()
+        tq().kv_clear("k1", "p")
+        put("p", ["more"], first=30)
+        m.setattr(saving, "checkpoint", dies)
+        transferqueue.save_checkpoint(w, step=1)
+    return was
+
+
+def test_a_journal_of_half_a_save_is_not_loaded(fresh: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = archive.create(url)
+    put("p", KEYS)
+    was = saved_and_half_of_another(arc, monkeypatch)
+    transferqueue.load_checkpoint(arc)
+    assert contents() == was
+    arc.refresh().recover("main")
+    transferqueue.load_checkpoint(arc)
+    assert contents() == was
+    put("p", ["late"], first=40)
+    was = contents()
+    transferqueue.save_checkpoint(arc)
+    transferqueue.load_checkpoint(url)
+    assert contents() == was
 
 
 def test_a_save_that_dies_leaves_the_one_before(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
