@@ -89,7 +89,9 @@ class Ledger(Standing):
         """A rollout of this prompt is there, as this episode (of several prompts: as many episodes).
 
         The episode must have been added to this writer before, or be one that it took over: so that both become
-        visible together. model_weights_uuid, update_count: those of the episode, if not given.
+        visible together. Between the two calls a journal may tick: what crashes then leaves the episode without its
+        seal, and this rollout is to be done again; `with w.together():` around both lets nothing come between.
+        model_weights_uuid, update_count: those of the episode, if not given.
         """
         names = normalised(key)
         given = [episode_id] if isinstance(episode_id, str) else list(episode_id)

@@ -12,7 +12,7 @@ from typing import Any
 
 import archive
 from tests.support.prompt_checks import check_end, check_recovered
-from tests.support.prompt_job import Fact, Job, Rank, begin
+from tests.support.prompt_job import Fact, Job, Rank, Tell, begin
 
 RANKS = 8
 CHANGES = ("create", "put", "delete", "copy")
@@ -105,6 +105,7 @@ class Life:
     errors: list[BaseException] = field(default_factory=list)
     writers: list[archive.Writer] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
+    tell: Tell | None = None
 
     def run(self) -> None:
         """From its beginning to its end, and nothing is left of it."""
@@ -133,7 +134,7 @@ class Life:
         try:
             w, me = begin(arc, self.job, rank, self.fates.barrier.wait)
             self.writers.append(w)
-            one = Rank(w, me, self.job, self.told.extend)
+            one = Rank(w, me, self.job, self.tell or self.told.extend)
             self.ranks.append(one)
             one.run()
         except BaseException as error:

@@ -1,7 +1,9 @@
-"""Run as a program: four processes work on prompts, one kills itself at its k-th storage operation, three go on.
+"""Run as a program: four processes work on prompts, one kills itself at its k-th storage operation, three ranks go on.
 
 Usage: python -m tests.support.prompt_kill '{"url": ..., "options": {...}, "folder": ..., "victim": 0, "together": true,
 "kills": [0, 5, ...] or null for all}' `folder` gets what was told durable. Prints one JSON line: what each kill led to.
+With the victim null no rank of the first four is killed, but the process of the three that go on, in which two go on
+after it: at any operation of their recovery, resume, and work.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +23,26 @@ from archive.checkpoint import joining
 from tests.support.checkpoint_kill import MAX_KILLS, RANKS, die_at, forked
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
-from tests.support.prompt_job import Fact, Job, Rank, begin, last
+from tests.support.prompt_job import Fact, Job, Rank, Tell, begin, last
 
 
-def live(url: str, options: Any, job: Job, rank: int, log: Path, k: int | None) -> None:
-    """One process of the first session; it ends without having closed anything."""
+def teller(log: Path) -> Tell:
+    """What is told goes to a file, also of who is killed right after."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def tell(facts: Sequence[Fact]) -> None:
         os.write(descriptor, "".join(f"{json.dumps(fact)}\n" for fact in facts).encode())
 
+    return tell
+
+
+def told_to(log: Path) -> list[Fact]:
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def live(url: str, options: Any, job: Job, rank: int, log: Path, k: int | None) -> None:
+    """One process of the first session; it ends without having closed anything."""
+    tell = teller(log)
     if k is not None:
         die_at(k)
     arc = facade.open(url, storage_options=options)
@@ -38,47 +51,62 @@ def live(url: str, options: Any, job: Job, rank: int, log: Path, k: int | None) 
     os._exit(0)
 
 
-def go_on(url: str, options: Any, job: Job, told: Sequence[Fact]) -> int:
-    """Resume on three ranks, to the end of the data set; the exit code: how many episodes have no seal."""
-    check_recovered(url, told, options)
-    life = Life(url, last(job, "second", 3), Fates(None), options)
-    life.run()
+def go_on(url: str, options: Any, job: Job, log: Path, k: int | None = None) -> int:
+    """Resume on several ranks in one process, and maybe be killed; the exit code is, at the end of the data set, how
+    many episodes have no seal."""
+    if k is None:
+        check_recovered(url, told_to(log), options)
+    life = Life(url, job, Fates(None), options, tell=teller(log))
+    if k is not None:
+        die_at(k)
+    life.live()
     for error in life.errors:
         raise error
+    if not job.finishes:
+        os._exit(0)
+    life.bury()
     return check_end(url, together=job.together, options=options)
 
 
 def ended(ranks: dict[int, int], victim: int) -> dict[int, int]:
     """Exit codes: when the victim dies, so do the others."""
-    codes = {victim: os.waitstatus_to_exitcode(os.waitpid(ranks[victim], 0)[1])}
+    codes = {victim: code_of(ranks[victim])}
     for rank, pid in ranks.items():
         if rank != victim:
             if codes[victim]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            codes[rank] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            codes[rank] = code_of(pid)
     return codes
 
 
 def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
-    """Whether the victim was killed, and how many episodes have no seal in the end."""
+    """Whether somebody was killed, and how many episodes have no seal in the end."""
     victim, options = given["victim"], given["options"]
     job = Job("first", RANKS, 2, together=given["together"], journal_s=0.05)
     url, log = f"{given['url']}/{victim}-{k}", Path(given["folder"]) / f"{victim}-{k}"
-    assert not os.waitstatus_to_exitcode(
-        os.waitpid(forked(lambda: facade.create(url, storage_options=options) and None), 0)[1]
-    )
+    assert code_of(forked(lambda: facade.create(url, storage_options=options) and None)) == 0
     ranks = {
         rank: forked(lambda rank=rank: live(url, options, job, rank, log, k if rank == victim else None))
         for rank in range(RANKS)
     }
-    codes = ended(ranks, victim)
-    assert codes[victim] in (0, -signal.SIGKILL), codes
+    codes = ended(ranks, victim or 0)
     assert all(code in (0, -signal.SIGKILL) for code in codes.values()), codes
-    told = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    orphans = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: go_on(url, options, job, told)), 0)[1])
+    killed = codes[victim or 0]
+    if victim is None:
+        assert not killed
+        second = replace(job, session="second", world_size=3, batches=1)
+        killed = code_of(forked(lambda: go_on(url, options, second, log, k)))
+        assert killed in (0, -signal.SIGKILL), killed
+    end = last(job, "end", 2 if victim is None else 3)
+    orphans = code_of(forked(lambda: go_on(url, options, end, log)))
     assert 0 <= orphans <= RANKS, f"victim {victim}, operation {k}"
-    return codes[victim] != 0, orphans
+    return killed != 0, orphans
+
+
+def code_of(pid: int) -> int:
+    """How it ended, once it has."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main() -> None:
