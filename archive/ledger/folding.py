@@ -73,6 +73,24 @@ def fold(seen: Seen) -> Found:
     return Found(found, known, cursors, _undone(seen.undone, grouped, ended))
 
 
+def awaited(seen: Seen) -> pa.ChunkedArray:
+    """The ids of episodes that are sealed, of rounds that have not ended: finished work that nobody has trained on."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = seen.rows.filter(pc.not_equal(seen.rows["state"].cast(pa.string()), CURSOR))
+    if not table.num_rows:
+        return table["episode_id"]
+    word = pc.index_in(table["state"].cast(pa.string()), pa.array(_WORDS)).fill_null(-1).to_numpy()
+    grouped = _grouped(table)
+    sibling = table["sibling"].to_numpy()
+    rollout = grouped.group * (int(sibling.max()) + 2) + sibling + 1
+    newest_first = np.unique(rollout[::-1], return_index=True)[1]
+    newest = len(rollout) - 1 - newest_first
+    waits = (word == _WORDS.index(SEALED)) & (_ended(table, word, grouped) < 0)[grouped.group]
+    return table["episode_id"].take(pa.array(newest[waits[newest]]))
+
+
 def _grouped(table: pa.Table) -> _Grouped:
     encoded = table["key"].combine_chunks().dictionary_encode()
     numbers, number = np.unique(table["round"].to_numpy(), return_inverse=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, cached_property
 from archive.ledger import loading
-from archive.ledger.folding import Found, Seen, fold
+from archive.ledger.folding import Found, Seen, awaited, fold
 from archive.ledger.keys import Ended
 from archive.ledger.looking import Standing
 from archive.ledger.rounds import Rounds
@@ -44,6 +44,11 @@ class LedgerView(Standing):
     def rows(self) -> pa.Table:
         """All that was said and counts, in order: rows of the ledger table."""
         return self._seen.rows
+
+    @property
+    def awaited(self) -> pa.ChunkedArray:
+        """The ids of episodes that are sealed, of prompts that were neither trained on nor dropped."""
+        return awaited(self._seen)
 
     @cached_property
     def _found(self) -> Found:

@@ -1,4 +1,5 @@
-"""Pure, no I/O: rows of the ledger that say which episode is a rollout of a prompt, against the episodes there are."""
+"""Engine: rows of the ledger that say which episode is a rollout of a prompt, against the episodes there are; and
+finished rollouts that nobody has trained on, which no buffer need hold."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archive.maintain.standing import Mask
+from archive.arrays import Mask
+from archive.ledger import LedgerView, loading, of_run
+from archive.manifest import Commit, Mark, read_of
+from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,3 +39,24 @@ def _names(ledger: pa.Table, segments: pa.Table) -> Mask:
     ids = segments["episode_id"].combine_chunks()
     out: Mask = pc.is_in(ledger["episode_id"], ids).to_numpy() & ledger["episode_id"].is_valid().to_numpy()
     return np.asarray(out, bool)
+
+
+def awaited(storage: Storage, head: Commit) -> Iterator[pa.ChunkedArray]:
+    """Ids of episodes that are sealed and not trained on: as the newest session of each run sees it, and as one would
+    that goes on from its newest checkpoint (which knows nothing of what was trained on since)."""
+    if not head.ledger:
+        return
+    for name in loading.names(storage, head):
+        for run, entry in head.runs.items():
+            yield of_run(storage, head, name, run).awaited
+            for mark in {mark.commit: mark for mark in entry.marks.values()}.values():
+                yield _of_mark(storage, head, name, mark).awaited
+
+
+def _of_mark(storage: Storage, head: Commit, name: str, mark: Mark) -> LedgerView:
+    """A ledger as of a checkpoint."""
+    record = read_of(storage, mark.commit, head).checkpoint
+    if record is None:
+        return LedgerView(storage, head, name, mark.session, {})
+    trained = None if record.recovered is None else record.recovered.trained
+    return LedgerView(storage, head, name, mark.session, record.sequences, trained)

@@ -16,6 +16,7 @@ from archive.base import CorruptManifestError, NotFoundError
 from archive.maintain.asking import SUPERSEDED, Asked
 from archive.maintain.keeping import has_own, read_tags
 from archive.maintain.pins import read_pins
+from archive.maintain.sealing import awaited
 from archive.manifest import Commit, EpisodeIndex, RunEntry, Snapshot, chains, held_rows, matching, read_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 HELD = "held by checkpoints that stay"
 RUNNING = "of a session that may still commit"
 PINNED = "referred to by other archives"
+AWAITED = "sealed in a ledger, and not trained on"
 NOT_ASKED = "not asked for"
 GOES, TAILS = "no checkpoint that stays holds them", "superseded rows of episodes that stay"
 CHOSEN = "chosen by where or ids"
@@ -95,7 +97,7 @@ def standing(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Standi
     held = _held(snapshot, kept)
     chosen = _chosen(rows, asked)
     held_ids = rows.marked(held)
-    protected = _protected(rows)
+    protected = _protected(rows, asked)
     reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
     may_go = chosen[rows.code] & (~rows.current if asked.episodes == SUPERSEDED else True)
     stays = ~may_go | held | np.any([mask for _, mask in reasons[1:]], axis=0)[rows.code]
@@ -146,10 +148,12 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
 # -- what is protected -------------------------------------------------------------------------------------------------
 
 
-def _protected(rows: _Rows) -> list[tuple[str, Mask]]:
-    """Why -> episodes all of whose rows stay."""
+def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
+    """Why -> episodes all of whose rows stay. Whoever names ids knows which finished rollouts are to be made again."""
     head = rows.snapshot.commit
     found = [(RUNNING, rows.marked(_running(rows, head))), (PINNED, rows.marked(_pinned(rows)))]
+    if asked.ids is None:
+        found.append((AWAITED, _awaited(rows)))
     for tag in read_tags(rows.snapshot.storage, head):
         if tag["checkpoint"] is None:
             found.append((f"tag {tag['name']!r}", rows.marked(rows.plain("commit") <= tag["target"])))
@@ -193,6 +197,16 @@ def _pinned(rows: _Rows) -> Mask:
     pins = pa.array(list(read_pins(rows.snapshot.storage)), pa.string())
     shard, chunks = (pc.is_in(rows.text(name), value_set=pins).to_numpy() for name in ("shard", "chunks"))
     out: Mask = shard | chunks
+    return out
+
+
+def _awaited(rows: _Rows) -> Mask:
+    """Episodes that a ledger waits for."""
+    import pyarrow.compute as pc
+
+    out = np.zeros(len(rows.names), bool)
+    for ids in awaited(rows.snapshot.storage, rows.snapshot.commit):
+        out |= pc.is_in(rows.names, value_set=ids.combine_chunks()).to_numpy(zero_copy_only=False)
     return out
 
 

@@ -14,6 +14,7 @@ import resharding
 from archive.base import layout
 from archive.ledger import Group, Rollout
 from archive.maintain.maintenance import verify
+from archive.maintain.standing import AWAITED
 from archive.manifest import Commit, CommitLog
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.tampering import change_table, replace_text
@@ -58,6 +59,55 @@ def test_what_is_forgotten_with_its_steps_is_to_be_done_again_until_it_is_undone
     arc.undo()
     assert looked_at(arc) == before
     assert verify(reopened(arc)).sound
+
+
+@pytest.mark.parametrize("by", ["writer", "hand"])
+def test_finished_rollouts_that_no_buffer_holds_are_not_forgotten_until_they_are_trained_on(by: str) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b", "c", "d"], siblings=2)
+        for key in "abcd":
+            ledger.seal(key, 0, w.add_episode(steps([1]), episode_id=f"of {key}"))
+        ledger.seal("a", 1, w.add_episode(steps([2]), episode_id="of a, too"))
+        ledger.drop("b", "bad")
+        ledger.drop("c", "bad", sibling=0)
+        w.checkpoint(0, wait=True)
+        w.clear()
+        w.checkpoint(1, save_replay=False, wait=True)
+    policy: Any = {"keep": archive.Keep(last=1), "forget": "unreferenced"} if by == "writer" else {}
+    with reopened(arc).writer(resume=reopened(arc).checkpoints["step-1"], **policy) as w:
+        for step in (2, 3):
+            w.add_episode(steps([3]))
+            w.checkpoint(step, wait=True)
+            w.clear()
+        if by == "hand":
+            plan = reopened(arc).forget(archive.Keep(last=1), episodes="unreferenced", dry_run=False)
+            assert {one.reason: one.episodes for one in plan.episodes}[AWAITED] == 3
+            assert AWAITED in str(plan)
+        assert {"of a", "of a, too", "of d"} <= {ep.id for ep in reopened(arc).episodes}
+        assert w.ledger("prompts").to_train() == [Group("a", ["of a", "of a, too"])]
+        w.ledger("prompts").train("a")
+        w.checkpoint(4, wait=True)
+        w.checkpoint(5, wait=True)
+    reopened(arc).forget(archive.Keep(last=1), episodes="unreferenced", dry_run=False)
+    assert {ep.id for ep in reopened(arc).episodes} == {"of d"}
+    reopened(arc).forget(ids=["of d"], dry_run=False)
+    assert Rollout("d", 0) in reopened(arc).ledger("prompts").to_reissue()
+
+
+def test_what_was_trained_on_since_the_newest_checkpoint_stays_for_a_resume_from_it() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.ledger("prompts").draw(["a"])
+        w.ledger("prompts").seal("a", 0, w.add_episode(steps([1]), episode_id="of a"))
+        w.clear()
+        w.checkpoint(0, wait=True)
+        w.checkpoint(1, save_replay=False, wait=True)
+        w.ledger("prompts").train("a")
+    arc.refresh().forget(episodes="unreferenced", dry_run=False)
+    with reopened(arc).writer(resume=reopened(arc).checkpoints["step-1"]) as w:
+        assert w.ledger("prompts").to_train() == [Group("a", ["of a"])]
 
 
 def test_nothing_names_an_episode_that_was_redacted(tmp_path: Path) -> None:
