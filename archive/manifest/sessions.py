@@ -96,13 +96,14 @@ def new_session() -> str:
 
 
 def _session(world_size: int, run: str) -> str:
-    """A name that all ranks of one start of the job share, and no other start has."""
+    """A name that all ranks of one start of the job share, and no other start has. In a process group each waits for
+    all: no session begins before the last rank has planned what to go on from."""
     if world_size == 1:
         return new_session()
     group = _process_group()
     if group:
-        names = [new_session()]
-        group.broadcast_object_list(names, src=0)  # type: ignore[attr-defined]
+        names = [""] * int(group.get_world_size())  # type: ignore[attr-defined]
+        group.all_gather_object(names, new_session())  # type: ignore[attr-defined]
         return names[0]
     named = named_session(run)
     if named is None:
@@ -159,7 +160,8 @@ def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
         raise UsageError(
             f"rank {who.rank} resumes from commit {origin.commit}, but another rank of session {who.session!r} did "
             f"from commit {entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a "
-            "barrier), or one of them plan for all; then start the session anew, under another name"
+            "barrier), or one of them plan for all, or name the session to resharding.plan(checkpoint, session=...); "
+            "then start the session anew, under another name"
         )
 
 

@@ -29,6 +29,7 @@ def plan(
     weights: str | None = None,
     allow_missing: bool = False,
     tails: str | None = None,
+    session: str | None = None,
 ) -> Plan:
     """Plan the redistribution of a checkpoint over `world_size` ranks (default: this job's). Reads no data.
 
@@ -46,13 +47,15 @@ def plan(
     tails: what becomes of what the run's newest session journaled beyond the checkpoint (`arc.writer(journal_s=)`).
     "live": it is in the buffers, as `arc.recover()` has it; "archive": it stays an episode of the archive, and is in no
     buffer; "ignore": it is left behind. Default: "live" for the newest whole checkpoint of a run that keeps a journal.
+    session: that will go on from it, as its writers are told; needed where ranks that keep a journal plan one after the
+    other, in no process group, and nothing names the session: what a faster rank journals already is no tail.
     """
     if not checkpoint.whole and not allow_missing:
         raise PartialCheckpointError(
             f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to "
             f"do without them, or plan the last whole one (arc.checkpoints.of({checkpoint.run!r}).latest)"
         )
-    checkpoint, origin = with_tails(checkpoint, tails)
+    checkpoint, origin = with_tails(checkpoint, tails, session)
     world_size = writer_place(None, None, "main", "-").world_size if world_size is None else world_size
     source, chosen = Source(checkpoint), unfinished or "continue"
     room = _capacities(capacity, source)

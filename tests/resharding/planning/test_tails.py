@@ -94,6 +94,46 @@ def test_all_ranks_make_the_same_plan_and_one_commit() -> None:
     assert resharding.plan(arc.checkpoints.latest, world_size=3) == plans[0]
 
 
+def resumed_in_turn(arc: archive.Archive, **options: str) -> list[str]:
+    """The ids that three ranks begin with, each of which has journaled something before the next one plans."""
+    ids: list[str] = []
+    for rank in range(3):
+        mine = archive.open(arc.url)
+        plan = resharding.plan(mine.checkpoints.latest, world_size=3, **options)
+        w = mine.writer(resume=plan.share(rank), session="second", journal_s=3600.0)
+        ids += set(w.live["episode_id"].to_pylist())
+        w.add_episode(steps(3, rank))
+        w.sync()
+    return sorted(ids)
+
+
+def test_a_rank_that_is_late_plans_what_the_others_went_on_from() -> None:
+    arc = fresh()
+    crashed(arc)
+    assert resumed_in_turn(arc, session="second") == sorted(SAVED + TAIL)
+
+
+def test_a_late_rank_finds_its_session_as_torchrun_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    crashed(arc)
+    monkeypatch.setattr("resharding.planning.tails.named_session", lambda run: "second")
+    assert resumed_in_turn(arc) == sorted(SAVED + TAIL)
+
+
+def test_a_late_rank_that_planned_something_else_is_refused() -> None:
+    arc = fresh()
+    crashed(arc)
+    with pytest.raises(archive.UsageError, match=r"another rank of session 'second'.*plan\(checkpoint, session="):
+        resumed_in_turn(arc)
+    assert resumed_again(arc) == sorted(SAVED + TAIL)
+
+
+def resumed_again(arc: archive.Archive) -> list[str]:
+    """The ids that another start of the job begins with, but for what was added by the one before."""
+    plan = resharding.plan(archive.open(arc.url).checkpoints.latest, world_size=3, session="third")
+    return [name for name in live(plan) if not name.startswith("second-")]
+
+
 def test_a_plan_that_archives_survives_pickle_and_json() -> None:
     arc = fresh()
     ck = crashed(arc)

@@ -59,10 +59,7 @@ def _recover(arc: Archive, run: str, own: Collection[str]) -> None:
     entry = arc.head.runs.get(run)
     if entry is None or not entry.journal or entry.session in own:
         return
-    try:
-        arc.recover(run)
-    except NotFoundError:  # nothing was journaled, nor saved
-        return
+    arc.recover(run)
 
 
 def _newest(arc: Archive, run: str, buffer: str) -> Checkpoint | None:
