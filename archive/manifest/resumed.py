@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from archive.base import UsageError
 from archive.manifest.branches import Origin
 from archive.manifest.live import Runs
-from archive.manifest.records import ForkedFrom
+from archive.manifest.records import ForkedFrom, RunEntry
 
 Stream = tuple[str, int, int]  # session, rank, env id
 
@@ -63,3 +64,16 @@ class Resume:
     name: str | None = None  # of that checkpoint
     forked_from: ForkedFrom | None = None  # where a new run begins there
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
+
+
+def check_same_origin(entry: RunEntry | None, rank: int, session: str, origin: Origin | None) -> None:
+    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
+    if origin is None or entry is None or entry.session != session or entry.resumed_from is None:
+        return
+    if entry.resumed_from.commit != origin.commit:
+        raise UsageError(
+            f"rank {rank} resumes from commit {origin.commit}, but another rank of session {session!r} did from commit "
+            f"{entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a barrier), or one "
+            f"of them plan for all, or name the session to resharding.plan(checkpoint, session={session!r}); then "
+            "start the session anew, under another name"
+        )

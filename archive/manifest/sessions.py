@@ -31,7 +31,7 @@ from archive.manifest.branches import Branches, Origin
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
-from archive.manifest.resumed import Resume
+from archive.manifest.resumed import Resume, check_same_origin
 from archive.manifest.smallfiles import read_small
 from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage
@@ -138,7 +138,7 @@ def open_session(
     if journal:
         _check_can_journal(head)
     origin = None if resume is None else resume.origin
-    _check_same_origin(head, who, origin)
+    check_same_origin(head.runs.get(who.run), who.rank, who.session, origin)
     _claim_rank(log.storage, who)
     present = log.catch_up().runs.get(who.run)
     if present is None or present.session != who.session:
@@ -146,23 +146,9 @@ def open_session(
         commits.fence(log.head, who.run, who.session)
     if origin is not None and log.head.runs[who.run].resumed_from is None:
         log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
-    _check_same_origin(log.head, who, origin)
+    check_same_origin(log.head.runs.get(who.run), who.rank, who.session, origin)
     if journal and log.head.runs[who.run].journal is None:
         log.append(f"{who.session}/journal/{who.run}", partial(_journaled, who))
-
-
-def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
-    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
-    entry = head.runs.get(who.run)
-    if origin is None or entry is None or entry.session != who.session or entry.resumed_from is None:
-        return
-    if entry.resumed_from.commit != origin.commit:
-        raise UsageError(
-            f"rank {who.rank} resumes from commit {origin.commit}, but another rank of session {who.session!r} did "
-            f"from commit {entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a "
-            "barrier), or one of them plan for all, or name the session to resharding.plan(checkpoint, session=...); "
-            "then start the session anew, under another name"
-        )
 
 
 def _opened(
