@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the adapter needs torch")
+pytest.importorskip("torch", reason="the adapter needs torch")
 
-import archive  # noqa: E402
-from archive.adapters.transferqueue import samples  # noqa: E402
-from archive.base.errors import CorruptStateError, FieldError, StateError, UpgradeError  # noqa: E402
-from tests.support.transferqueue_values import plain  # noqa: E402
+import torch
+
+import archive
+from archive.adapters.transferqueue import samples
+from archive.base.errors import CorruptStateError, FieldError, StateError, UpgradeError
+from tests.support.transferqueue_values import plain
 
 WHERE = "sample 'a' of partition 'p'"
 DTYPES = [
