@@ -75,6 +75,16 @@ class Held(NamedTuple):
                 out[key] = (*others, one.moved(sibling, DONE, self.rank, episode))
         return Changed(out, [rounds[-1].number for rounds in out.values()])
 
+    def reopen(self, keys: Sequence[Key], sibling: int) -> Changed:
+        """Under way again. Nothing changes where it is not sealed."""
+        out: dict[Key, Rounds] = {}
+        for key in keys:
+            *others, one = self._newest(key, "reopened")
+            _check_sibling(key, one, sibling)
+            if one.rollouts[sibling] == DONE:
+                out[key] = (*others, one.moved(sibling, RUNNING, self.rank))
+        return Changed(out, [rounds[-1].number for rounds in out.values()])
+
     def train(self, keys: Sequence[Key]) -> Changed:
         """Done with: of each key the oldest round that is complete."""
         return self._end(keys, TRAINED, self._to_train)

@@ -107,6 +107,13 @@ class Ledger(Standing):
                 changed, SEALED, sibling=index(sibling), made=records, model_weights_uuid=uuid, update_count=update
             )
 
+    def reopen(self, keys: Key | Iterable[Key], sibling: int = 0) -> None:
+        """A sealed rollout of these prompts is made again: it expired, or another episode takes its place. It is under
+        way until it is sealed anew."""
+        names = normalised(keys)
+        with self._writer._entered(), self._writer._changes(wait=True):
+            self._keep(self._held.reopen(names, index(sibling)), STARTED, sibling=index(sibling))
+
     def train(self, keys: Key | Iterable[Key], update_count: int | None = None) -> None:
         """These prompts were trained on: all of their rollouts are sealed, and none counts as new any more.
 

@@ -38,7 +38,7 @@ class Round(NamedTuple):
         rollouts = bytearray(self.rollouts)
         rollouts[sibling] = to
         sealed = self.sealed if episode_id is None else {**self.sealed, sibling: episode_id}
-        if to == LOST:
+        if to != DONE:
             sealed = {s: episode for s, episode in sealed.items() if s != sibling}
         made = Round(self.number, bytes(rollouts), sealed, owner)
         return made.end(DROPPED) if made.given_up else made

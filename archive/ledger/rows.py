@@ -41,16 +41,21 @@ def rows(said: Sequence[Said], place: Place, sequence: int) -> pa.Table:
 
 def _that_count(said: Sequence[Said]) -> list[Said]:
     """Without what was started and is sealed by now, and without cursors that others followed."""
-    sealed = {(one.ledger, one.sibling, key, n) for one in said if one.state == SEALED for key, n in _each(one)}
-    cursors = {one.ledger: i for i, one in enumerate(said) if one.state == CURSOR}
+    sealed: set[tuple[str, int, Key, int]] = set()  # later on
+    cursors: set[str] = set()
     out = []
-    for i, one in enumerate(said):
+    for one in reversed(said):
         if one.state == STARTED and sealed:
             left = [(key, n) for key, n in _each(one) if (one.ledger, one.sibling, key, n) not in sealed]
             one = one._replace(keys=[key for key, _ in left], rounds=[n for _, n in left])
-        if one.state != CURSOR or cursors[one.ledger] == i:
-            out.append(one)
-    return [one for one in out if len(one.keys)]
+        elif one.state == SEALED:
+            sealed |= {(one.ledger, one.sibling, key, n) for key, n in _each(one)}
+        elif one.state == CURSOR and one.ledger in cursors:
+            continue
+        elif one.state == CURSOR:
+            cursors.add(one.ledger)
+        out.append(one)
+    return [one for one in reversed(out) if len(one.keys)]
 
 
 def _each(one: Said) -> Any:

@@ -156,6 +156,32 @@ def test_rows_say_with_which_weights_and_of_a_tick_only_the_last() -> None:
     assert len({(r["session"], r["rank"], r["sequence"]) for r in rows}) == 1
 
 
+def test_a_sealed_rollout_may_be_made_again() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(["a", "b", "c"])
+        for key in ("a", "b"):
+            sealed(w, ledger, key)
+        w.commit()
+        ledger.reopen(["a", "b", "c"])
+        assert [ledger.state(key) for key in "abc"] == ["started", "started", "drawn"]
+        assert ledger.sealed("a") == {}
+        again = sealed(w, ledger, "a")
+        sealed(w, ledger, "c")
+        ledger.reopen("c")  # in the same commit as it was sealed
+        ledger.train("a")
+        with pytest.raises(archive.UsageError, match="trained already"):
+            ledger.reopen("a")
+        w.checkpoint(1, wait=True)
+    found = reopened(arc)
+    rows = [(r["key"], r["state"], r["episode_id"]) for r in found.ledger("prompts").rows.to_pylist()]
+    assert ('"a"', "started", None) not in rows, "of a commit only the last counts"
+    assert ('"a"', "sealed", again) in rows
+    with found.writer(resume=found.checkpoints["step-1"]) as w:
+        assert w.ledger("prompts").to_reissue() == [Rollout("b", 0), Rollout("c", 0)]
+
+
 def test_nothing_but_a_ledger_is_committed_once() -> None:
     arc = fresh()
     with arc.writer() as w:

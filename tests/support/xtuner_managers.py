@@ -50,11 +50,14 @@ class Sampler:
         self.dataloader_iter: Iterator[list[RolloutState]] | None = None
         self.cur_epoch = self._consumed_samples = 0
 
-    async def sample(self, task_name: str) -> list[RolloutState]:
-        waiting = await self.replay_buffer.get(1, task_name, Status.ABORTED)
-        return waiting[0] if waiting else self._drawn()
+    async def sample(self, task_name: str, group_status: list[Status] | None = None) -> list[RolloutState]:
+        for status in [Status.ABORTED] if group_status is None else group_status:
+            waiting = await self.replay_buffer.get(1, task_name=task_name, group_status=status)
+            if waiting:
+                return waiting[0]
+        return self.sample_from_dataloader()
 
-    def _drawn(self) -> list[RolloutState]:
+    def sample_from_dataloader(self) -> list[RolloutState]:
         self.dataloader_iter = self.dataloader_iter or iter(self.dataloader)
         data = next(self.dataloader_iter, None)
         if data is None:
@@ -77,12 +80,16 @@ class Strategy:
     def pending_task_count(self) -> int:
         return self.pending
 
+    def is_valid_sample_fn(self, group: list[RolloutState]) -> bool:
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskRunner:
     task_name: str
     produce_strategy: Strategy
     sampler: Sampler
+    agent_loop: Any = None
 
 
 class AgentLoopManager:

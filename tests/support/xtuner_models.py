@@ -214,6 +214,14 @@ class ReplayBuffer:
             taken: list[list[RolloutState]] = await self._policy.get(batch_size, query, self._storage)
             return taken
 
+    async def take_batch(self, sizes: dict[str, int]) -> dict[str, list[list[RolloutState]]]:
+        out: dict[str, list[list[RolloutState]]] = {}
+        async with self._lock:
+            for name, size in sizes.items():
+                query = {"$and": [{"task_name": name}, {"status": Status.COMPLETED}]}
+                out[name] = await self._policy.get(size, query, self._storage)
+        return out
+
     async def count(self, task_name: str, group_status: Status) -> int:
         async with self._lock:
             return len(await self._storage.get({"task_name": task_name, "status": group_status}))

@@ -40,15 +40,40 @@ With `no_save_replay_buffer=True` progress is rolled back as XTuner does it (`ro
 in the buffer are kept without their responses. `restore` puts them back as ABORTED, which asynchronous strategies take
 before they draw new prompts: none is skipped. Synchronous strategies draw from the dataloader only, and leave them
 there.
+
+**Between checkpoints.** `await xtuner.follow(manager, w)`, after `restore` and once there is a writer, keeps what
+becomes of prompts in `w.ledger("prompts")`; `restore(..., writer=w)` does it, too, and so does the first `save` of a
+writer that keeps a journal (`journal_s=`) or that is given `ledger=`. All else works as it does without.
+
+| XTuner | is kept at once as |
+|---|---|
+| a prompt is drawn | an episode in the buffer `replay.prompts`; its id is the key in the ledger; with it where all samplers stand |
+| rollouts are under way | "started" |
+| one is finished | an episode beside its prompt, "sealed"; of an agent loop in an actor of Ray when its group is |
+| a group is put into the buffer | the episode that `save` would have written: it takes the place of those of its rollouts |
+| a group expires | its rollouts are under way again, but those that are kept |
+| a batch is taken | "trained", with the training step if the manager counts it |
+| a group failed, was filtered, is too old | "dropped" |
+
+With `journal_s=` this is durable that much later, without a checkpoint. After a crash `follow` brings back what the
+ledger has: finished groups that were not trained on, also those that no checkpoint has (`no_save_replay_buffer=True`
+does not lose them any more), and what was trained on after the checkpoint, as its weights know nothing of it; groups
+that lack rollouts as ABORTED, with those that are finished, which rollout workers pass over; prompts of which there is
+none. It works for synchronous strategies, too: their samplers take these before they draw. Samplers go on where they
+stood; rollouts that a pause cancelled are made again. On another number of ranks each gets its part, once; begin with
+`ck = arc.recover()` where a job may have died before its first checkpoint. `siblings=False` leaves single rollouts to
+their group, which uploads each once only.
 """
 
 from __future__ import annotations
 
 from archive.adapters.xtuner.adapter import RestoredStep, restore, save
+from archive.adapters.xtuner.following import follow
 from archive.adapters.xtuner.progress import rollback
 
 __all__ = [
     "RestoredStep",
+    "follow",
     "restore",
     "rollback",
     "save",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from archive.adapters import (
     UNFINISHED,
@@ -21,11 +20,20 @@ from archive.adapters import (
     saved_share,
     several,
 )
+from archive.adapters.xtuner import following, hooks
 from archive.adapters.xtuner import manager as managers
 from archive.adapters.xtuner import storage as storages
 from archive.adapters.xtuner.groups import FORMAT
 from archive.adapters.xtuner.progress import renamed, rollback
-from archive.adapters.xtuner.restoring import Found, Source, Wanted, put_reference, read_items, source_of
+from archive.adapters.xtuner.restoring import (
+    Found,
+    Source,
+    Wanted,
+    put_reference,
+    read_items,
+    source_of,
+    undisturbed,
+)
 from archive.base import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["RestoredStep", "restore", "save"]
 
 REFERENCES = ("put", "values")
-T = TypeVar("T")
 
 
 class RestoredStep(int):
@@ -63,15 +70,18 @@ async def save(
     step: int,
     no_save_replay_buffer: bool = False,
     model_step: int | None = None,
+    ledger: str | None = None,
     **options: Any,
 ) -> Pending:
     """Checkpoint an agent loop manager or a replay buffer, or several by name, under their locks.
 
     Returns when everything is copied. model_step: what `restore` returns for a manager (default: step).
+    ledger: `follow` them from now on with the ledger of that name; where the writer keeps a journal, by default.
     options: those of `Writer.checkpoint`.
     """
     given = several(objects)
     _check_options(given, options)
+    await following.begin(given, writer, ledger)
     async with AsyncExitStack() as stack:
         for target in given.values():
             await stack.enter_async_context(managers.buffer_of(target)._lock)
@@ -89,7 +99,7 @@ async def save(
             back = None if progress is None else rollback(progress)
             return checkpoint(writer, step, saved, progress=back, save_replay=False, unconsumed=listed, **options)
 
-        return await _undisturbed(work)
+        return await undisturbed(work)
 
 
 def _check_options(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -141,17 +151,10 @@ def _of_prompts(part: _Taken, writer: Writer, name: str, listed: list[Any]) -> S
     part_of(writer, name)  # so that the checkpoint has the buffer, if without its groups
     prompts = managers.strip(part.items, storages.resolve)
     listed += prompts.listed
+    watch = hooks.watch_of(part.buffer)
+    if watch is not None:
+        watch.saved(part.items)
     return Saved(state={**part.state, "unconsumed": prompts.state})
-
-
-async def _undisturbed(work: Callable[[], T]) -> T:
-    """In a thread, to its end even when the caller is cancelled: the locks are held that long."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 # -- restoring -----------------------------------------------------------------------------------------------------
@@ -166,12 +169,15 @@ async def restore(
     unfinished: str = "close",
     tasks: Mapping[str, str] | None = None,
     refs: str = "put",
+    writer: Writer | None = None,
+    ledger: str = following.LEDGER,
 ) -> Any:
     """Fill a manager or a replay buffer, or several by name, from a share or a checkpoint, under their locks.
 
     Returns for a manager the model step it was saved at (a `RestoredStep`), for a buffer a Report; for a dict a dict.
     existing: "replace" groups that are there.  tasks: {old name: new name} of tasks that were renamed.  refs: "values"
     leaves what object refs referred to in their place, where there is no Ray.  unfinished: groups are whole; no effect.
+    writer: that resumes from this share: what the ledger of that name keeps is brought back, too, as `follow` does it.
     """
     check_option("unfinished", unfinished, UNFINISHED)
     check_option("refs", refs, REFERENCES)
@@ -187,9 +193,12 @@ async def restore(
         sources = {n: source_of(share, n, for_manager=managers.is_manager(target)) for n, target in given.items()}
         found = {}
         for name, target in given.items():
-            found[name] = await _undisturbed(partial(read_items, managers.buffer_of(target), sources[name], wanted))
+            found[name] = await undisturbed(partial(read_items, managers.buffer_of(target), sources[name], wanted))
         for name, target in given.items():
+            hooks.detach(managers.buffer_of(target))
             out[name] = await _restore_one(target, sources[name], found[name], wanted)
+    if writer is not None:
+        await following.follow(given, writer, ledger=ledger, refs=refs)
     return as_given(objects, out)
 
 
@@ -202,7 +211,7 @@ async def _restore_one(target: Any, source: Source, found: Found, wanted: Wanted
         notes += [f"task {name!r} was not saved: its prompts begin anew" for name in fresh]
         notes += _strange_tasks(target, found.items)
     await storages.fill(buffer, found.items, found.following)
-    storages.restored(buffer, checkpoint.archive_id, checkpoint.run, source.name, found.seen)
+    storages.restored(buffer, checkpoint, source.name, found.seen)
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if not managers.is_manager(target):
         return report

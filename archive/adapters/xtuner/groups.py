@@ -17,6 +17,7 @@ from archive.adapters.xtuner.encoding import LONG_FIELD, Encoder, Resolve
 from archive.base import jsontree
 
 FORMAT = 1
+COMPLETED = "completed"  # the status of what can be trained on
 MAX_SHORT = 512  # characters of JSON: what is longer is no metadata
 
 
@@ -32,6 +33,11 @@ def fingerprint(group: Sequence[Any]) -> str:
     """Of all content but `VOLATILE`. Object refs stand for what they refer to, and are not resolved."""
     encoder = Encoder(len(group), None)
     return encoder.digest([encoder.rollout(i, rollout) for i, rollout in enumerate(group)])
+
+
+def is_completed(rollout: Any) -> bool:
+    """Whether its response is there, whole."""
+    return bool(plain(getattr(rollout, "status", None)) == COMPLETED)
 
 
 def volatile(group: Sequence[Any]) -> list[list[Any]]:

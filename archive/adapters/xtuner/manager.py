@@ -77,6 +77,20 @@ def progress_of(manager: Any) -> dict[str, Any]:
     return {**progress.state_dict(), "status": manager._status.name}
 
 
+def go_on(target: Any, cursor: Mapping[str, Any] | None) -> None:
+    """Set the samplers that had drawn more by then."""
+    if cursor is None or not is_manager(target):
+        return
+    drawn = {task.task_name: int(task.sampler._consumed_samples) for task in target.task_runners}
+    restore_samplers(target, {name: s for name, s in cursor.items() if s["drawn"] > drawn.get(name, s["drawn"])})
+
+
+def train_step(target: Any) -> int | None:
+    """The training step that takes groups now, where a manager keeps count (in disaggregated mode)."""
+    progress = getattr(target, "_produce_progress", None)
+    return None if progress is None else int(progress.next_consumer_step)
+
+
 def restore_progress(manager: Any, saved: Mapping[str, Any] | None, model_step: int) -> None:
     """Set the counters, and leave the producer waiting for `continue_produce`."""
     progress = getattr(manager, "_produce_progress", None)
@@ -106,7 +120,7 @@ def strip(items: Sequence[Any], resolve: encoding.Resolve) -> Prompts:
     for item in items:
         if groups.plain(item.status) in DONE or not item.item:
             continue
-        stripped = [_stripped(r) for r in _distinct(item.item)]
+        stripped = [without_response(r) for r in distinct(item.item)]
         encoded = groups.encode(stripped, item.task_name, resolve)
         state.append(
             {
@@ -121,7 +135,7 @@ def strip(items: Sequence[Any], resolve: encoding.Resolve) -> Prompts:
     return Prompts(state, listed)
 
 
-def _distinct(group: Sequence[Any]) -> list[Any]:
+def distinct(group: Sequence[Any]) -> list[Any]:
     """One of each rollout id: an agent's turns may be several entries of one rollout."""
     known: dict[Any, Any] = {}
     for i, rollout in enumerate(group):
@@ -130,7 +144,8 @@ def _distinct(group: Sequence[Any]) -> list[Any]:
     return list(known.values())
 
 
-def _stripped(rollout: Any) -> Any:
+def without_response(rollout: Any) -> Any:
+    """A rollout as it was drawn."""
     values = encoding.values_of(rollout)
     if values is None:
         raise UsageError(f"a rollout is a {type(rollout).__name__}: it has no fields to save")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from archive.adapters import share_buffer
-from archive.adapters.xtuner import groups, storage
+from archive.adapters.xtuner import groups, prompts, storage
 from archive.adapters.xtuner.manager import RETRY, as_fields
 from archive.adapters.xtuner.rollouts import Classes, Losses, decode
 from archive.base import CorruptStateError, NotFoundError, UpgradeError, UsageError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Source:
 
     share: Any
     name: str
-    part: Any  # the share's buffer
+    part: Any  # the share's buffer; None if nobody had put anything into it when all ranks died
     states: Mapping[int, dict[str, Any]]  # source rank -> what it saved
 
     @property
@@ -68,15 +71,20 @@ class Source:
 
 def source_of(share: Any, name: str, *, for_manager: bool) -> Source:
     """What the share has under that name; an error if it is not what is to be restored."""
-    part = share_buffer(share, name)
-    states = {share.rank: part.state} if share.plan.is_identity else dict(part.source_states)
+    checkpoint = share.plan.checkpoint
+    is_recovered = checkpoint.record.recovered is not None
+    part = None if is_recovered and name not in share.buffers else share_buffer(share, name)
+    ranks = [share.rank] if share.plan.is_identity else checkpoint.ranks
+    states = {rank: checkpoint.state(rank, name) for rank in ranks}
     for rank, state in states.items():
-        if not isinstance(state, dict) or "next_uid" not in state:
+        if state is None and is_recovered:
+            states[rank] = _begun(checkpoint.step)
+        elif not isinstance(state, dict) or "next_uid" not in state:
             raise NotFoundError(
                 f"rank {rank} saved no XTuner replay buffer as {name!r}; restore with {{name: object}} to say which is "
                 "meant"
             )
-        if state["format"] > groups.FORMAT:
+        elif state["format"] > groups.FORMAT:
             raise UpgradeError(f"buffer {name!r} was saved in format {state['format']}: upgrade this library")
     source = Source(share, name, part, states)
     if for_manager:
@@ -84,9 +92,15 @@ def source_of(share: Any, name: str, *, for_manager: bool) -> Source:
     return source
 
 
+def _begun(step: int) -> dict[str, Any]:
+    """The state of a rank that ended before its first save, so that all that there is comes from its journal."""
+    manager = {"model_step": step, "tasks": {}}
+    return {"format": groups.FORMAT, "next_uid": 1, "next_timestamp_id": 1, "manager": manager}
+
+
 def read_items(buffer: Any, source: Source, wanted: Wanted) -> Found:
     """The items, made of the classes that the buffer works with."""
-    maker = _Maker(*storage.buffer_classes(buffer), wanted, Losses())
+    maker = Maker(*storage.buffer_classes(buffer), wanted, Losses())
     made_from = _from_episodes if source.share.plan.checkpoint.replay_saved else _from_prompts
     found = made_from(source, maker)
     found.notes += [f"{n} values of {name!r} had no field here" for name, n in maker.losses.fields.items()]
@@ -95,7 +109,7 @@ def read_items(buffer: Any, source: Source, wanted: Wanted) -> Found:
 
 
 @dataclass(frozen=True)
-class _Maker:
+class Maker:
     """Makes items of the classes that a buffer works with."""
 
     kind: type
@@ -109,7 +123,7 @@ class _Maker:
         """own: uid, timestamp, task, status and staleness of the item.  volatile: those of each rollout."""
         task = own["task_name"]
         return self.kind(
-            item=decode(fields, metadata, volatile, self.classes, self.wanted.put, self.losses),
+            item=self.rollouts(fields, metadata, volatile),
             uid=own["uid"],
             timestamp_id=own["timestamp_id"],
             task_name=self.wanted.tasks.get(task, task),
@@ -117,8 +131,28 @@ class _Maker:
             staleness=own["staleness"],
         )
 
+    def rollouts(self, fields: Mapping[str, Any], metadata: Mapping[str, Any], volatile: Any) -> list[Any]:
+        """Those of one episode."""
+        return decode(fields, metadata, volatile, self.classes, self.wanted.put, self.losses)
 
-def _from_episodes(source: Source, maker: _Maker) -> Found:
+    def of_group(self, group: list[Any], task_name: str, status: str) -> Any:
+        """An item of these rollouts, which has no place yet."""
+        staleness = max((int(getattr(r, "seq_staleness", 0) or 0) for r in group), default=0)
+        return self.kind(
+            item=group, uid=0, timestamp_id=0, task_name=self.wanted.tasks.get(task_name, task_name),
+            status=self.classes.named(status), staleness=staleness,
+        )  # fmt: skip
+
+
+def maker_of(buffer: Any, refs: str, tasks: Mapping[str, str] | None = None) -> Maker:
+    """What makes items for a replay buffer.  refs, tasks: as in `restore`."""
+    put = put_reference if refs == "put" else lambda value: value
+    return Maker(*storage.buffer_classes(buffer), Wanted(put, dict(tasks or {})), Losses())
+
+
+def _from_episodes(source: Source, maker: Maker) -> Found:
+    if source.part is None:
+        return Found([], source.following)
     made = []
     ranks = source.part.layout.source_rank.tolist()
     for (episode, fields), rank in zip(source.part.stream(), ranks, strict=True):
@@ -127,23 +161,28 @@ def _from_episodes(source: Source, maker: _Maker) -> Found:
         made.append(((own["timestamp_id"], rank, own["uid"]), episode.id, item))
     made.sort(key=lambda entry: entry[0])  # one order of time for all source ranks
     found = Found([], source.following)
-    if not source.is_identity:
+    for name, following in found.following.items():  # what was journaled since came after
+        found.following[name] = max([following, *(1 + int(getattr(item, name)) for _, _, item in made)])
+    is_same = source.is_identity and len({int(item.uid) for _, _, item in made}) == len(made)
+    if not is_same:
         _renumber([item for _, _, item in made], found.following)
     made.sort(key=lambda entry: int(entry[2].uid))
     found.items = [item for _, _, item in made]
-    found.counts["renumbered"] = 0 if source.is_identity else len(made)
+    found.counts["renumbered"] = 0 if is_same else len(made)
     found.seen = {item.uid: storage.seen_as(item, episode_id) for _, episode_id, item in made}
     return found
 
 
 def _attributes(attributes: Mapping[str, Mapping[str, Any]], episode: Any, name: str) -> dict[str, Any]:
-    if "xtuner" not in episode.metadata or episode.id not in attributes.get("uid", {}):
+    known = episode.id in attributes.get("uid", {}) or prompts.KEPT in episode.metadata  # journaled since
+    if "xtuner" not in episode.metadata or not known:
         raise UsageError(
             f"episode {episode.id!r} of buffer {name!r} is no group that was saved with archive.adapters.xtuner"
         )
     if episode.metadata["xtuner"]["format"] > groups.FORMAT:
         raise UpgradeError(f"group {episode.id!r} was saved in a newer format: upgrade this library")
-    own = {key: values[episode.id] for key, values in attributes.items() if episode.id in values}
+    kept: dict[str, Any] = episode.metadata.get(prompts.KEPT, {})
+    own = kept | {key: values[episode.id] for key, values in attributes.items() if episode.id in values}
     if len(own["rollouts"]) != episode.length or episode.metadata["size"] != episode.length:
         raise CorruptStateError(
             f"group {episode.id!r} has {episode.length} of {episode.metadata['size']} rollouts: plan with "
@@ -160,7 +199,7 @@ def _renumber(items: list[Any], following: dict[str, int]) -> None:
             following[name] += 1
 
 
-def _from_prompts(source: Source, maker: _Maker) -> Found:
+def _from_prompts(source: Source, maker: Maker) -> Found:
     """Prompts of a checkpoint without its buffers: those of the same rank; of another world, rank 0 takes all."""
     states = source.states.values() if source.is_identity or source.share.rank == 0 else ()
     entries = [entry for state in states for entry in state.get("unconsumed", [])]
@@ -170,6 +209,16 @@ def _from_prompts(source: Source, maker: _Maker) -> Found:
     if not source.is_identity:
         _renumber(items, found.following)
     return found
+
+
+async def undisturbed(work: Callable[[], T]) -> T:
+    """In a thread, to its end even when the caller is cancelled: the locks are held that long."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def put_reference(value: Any) -> Any:

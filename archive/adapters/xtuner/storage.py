@@ -10,16 +10,17 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.adapters import system
-from archive.adapters.xtuner import groups
+from archive.adapters.xtuner import groups, prompts
 from archive.adapters.xtuner.rollouts import Classes, classes_of
 from archive.base import UsageError
 
 if TYPE_CHECKING:
     from archive import Writer
+    from archive.checkpoint import Checkpoint
     from archive.write import Buffer
 
 EVERYTHING: dict[str, Any] = {}  # the query that all items meet
@@ -121,6 +122,7 @@ def seen_as(item: Any, episode_id: str) -> Seen:
 # no session.
 _Places = dict[tuple[str, str, str, str | None], dict[int, Seen]]
 _seen: weakref.WeakKeyDictionary[Any, _Places] = weakref.WeakKeyDictionary()
+_origins: weakref.WeakKeyDictionary[Any, dict[str, Checkpoint]] = weakref.WeakKeyDictionary()
 
 
 def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
@@ -133,9 +135,15 @@ def seen(buffer: Any, writer: Writer, name: str) -> dict[int, Seen]:
     return places.setdefault((*place, writer.session), dict(places.get((*place, None), {})))
 
 
-def restored(buffer: Any, archive_id: str, run: str, name: str, found: dict[int, Seen]) -> None:
+def restored(buffer: Any, checkpoint: Checkpoint, name: str, found: dict[int, Seen]) -> None:
     """Its items were replaced: forget what was there, and remember what came from that place."""
-    _seen[buffer] = {(archive_id, run, name, None): found}
+    _seen[buffer] = {(checkpoint.archive_id, checkpoint.run, name, None): found}
+    _origins[buffer] = {name: checkpoint}
+
+
+def origin_of(buffer: Any, name: str) -> Checkpoint | None:
+    """The checkpoint that the buffer was restored from under that name, if it was."""
+    return _origins.get(buffer, {}).get(name)
 
 
 def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[str, dict[str, Any]]:
@@ -145,29 +153,42 @@ def write(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> dict[
     current: dict[int, Seen] = {}
     for item in items:
         uid = int(item.uid)
-        current[uid] = known[uid] = _write_one(item, target, known.get(uid), live)  # known even if a later one fails
-        for name, value in _attributes(item).items():
+        current[uid] = known[uid] = write_one(item, target, known.get(uid), live)  # known even if a later one fails
+        for name, value in attributes_of(item).items():
             attributes.setdefault(name, {})[current[uid].episode_id] = value
-    target.remove(sorted(live - {s.episode_id for s in current.values()}))
-    known.clear()
-    known.update(current)
+    _keep_only(current, target, known, live)
     return attributes
 
 
-def _write_one(item: Any, target: Buffer, before: Seen | None, live: set[str]) -> Seen:
+def take_out(items: Iterable[Any], target: Buffer, known: dict[int, Seen]) -> None:
+    """What is there no more has left the buffer; nothing is appended."""
+    current = {uid: known[uid] for item in items if (uid := int(item.uid)) in known}
+    _keep_only(current, target, known, set(target.live["episode_id"].to_pylist()))
+
+
+def _keep_only(current: dict[int, Seen], target: Buffer, known: dict[int, Seen], live: set[str]) -> None:
+    target.remove(sorted(live - {s.episode_id for s in current.values()}))
+    known.clear()
+    known.update(current)
+
+
+def write_one(item: Any, target: Buffer, before: Seen | None, live: Container[str]) -> Seen:
+    """Append a group, unless it is there as it is; how it was written. before: how it was last."""
     now = seen_as(item, "")
     known = before if before is not None and before.episode_id in live and before.identity == now.identity else None
     if known is not None and known.digest == now.digest:
         return known
     encoded = groups.encode(item.item, item.task_name, resolve)
+    about = prompts.about(item.item, attributes_of(item))
     episode_id = target.add_episode(
-        encoded.fields, update_count=encoded.updates, metadata=encoded.metadata,
+        encoded.fields, update_count=encoded.updates, metadata=encoded.metadata | about,
         episode_id=known.episode_id if known else None, replace=known is not None,
     )  # fmt: skip
     return now._replace(episode_id=episode_id)
 
 
-def _attributes(item: Any) -> dict[str, Any]:
+def attributes_of(item: Any) -> dict[str, Any]:
+    """What is said of a group beside its content: its place in the buffer, and what changes."""
     return {
         "uid": int(item.uid), "timestamp_id": int(item.timestamp_id), "task_name": item.task_name,
         "status": groups.plain(item.status), "staleness": int(item.staleness), "rollouts": groups.volatile(item.item),
