@@ -1,0 +1,29 @@
+"""Jobs that are killed at their storage operations, twice: every prompt is trained on once, no rollout made twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.xtuner_kill import PROMPTS
+
+KILLS = [[k, 7 * k % 90] for k in range(2, 130, 16)]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_killed_job_loses_nothing_and_does_nothing_twice(skip: bool, tmp_path: Path) -> None:
+    given = json.dumps({"url": str(tmp_path), "options": {}, "kills": KILLS, "skip": skip})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.xtuner_kill", given], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout.splitlines()[-1])
+    assert len(outcomes) == len(KILLS)
+    for one in outcomes:
+        assert not one["failed"], one["failed"][0]
+        assert sorted(one["trained"]) == list(range(PROMPTS)), one
+        assert not one["made_twice"], one
