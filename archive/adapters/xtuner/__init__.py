@@ -47,10 +47,10 @@ writer that keeps a journal (`journal_s=`) or that is given `ledger=`. All else 
 
 | XTuner | is kept at once as |
 |---|---|
-| a prompt is drawn | an episode in the buffer `replay.prompts`; its id is the key in the ledger; with it where all samplers stand |
+| a prompt is drawn | an episode in the buffer `replay.prompts`, whose id is the ledger's key; where samplers stand |
 | rollouts are under way | "started" |
 | one is finished | an episode beside its prompt, "sealed"; of an agent loop in an actor of Ray when its group is |
-| a group is put into the buffer | the episode that `save` would have written: it takes the place of those of its rollouts |
+| a group is put into the buffer | the episode that `save` would have written, in place of those of its rollouts |
 | a group expires | its rollouts are under way again, but those that are kept |
 | a batch is taken | "trained", with the training step if the manager counts it |
 | a group failed, was filtered, is too old | "dropped" |
