@@ -14,6 +14,7 @@ from archive.adapters import xtuner
 from archive.adapters.xtuner import hooks
 from tests.support.xtuner_buffers import contents, fresh, group_of
 from tests.support.xtuner_jobs import SIBLINGS, TASK, Loop, generate, job, resumed, trained, which
+from tests.support.xtuner_managers import DisaggAgentLoopManager
 from tests.support.xtuner_models import NaiveStorage, PandasStorage, Status
 
 
@@ -284,6 +285,32 @@ def shared(url: str, ranks: int, session: str) -> dict[str, str]:
         w.sync()
         die(w)
     return seen
+
+
+def test_a_disaggregated_manager_says_which_step_took_a_batch() -> None:
+    arc, m = fresh(), job(kind=DisaggAgentLoopManager)
+
+    async def begin() -> None:
+        w, _, _ = await resumed(arc.url, m)
+        await several(m, 3)
+        m._produce_progress.next_consumer_step = 7
+        first = await trained(m, 2)
+        m._produce_progress.consumed_samples[TASK] += 2
+        (await xtuner.save(m, w, step=7, no_save_replay_buffer=True)).result()
+        rows = archive.open(arc.url).ledger("prompts").rows.to_pylist()
+        assert [r["update_count"] for r in rows if r["state"] == "trained"] == [7, 7]
+        assert len(first) == 2
+        await several(m, 1)
+        w.sync()
+        die(w)
+
+    asyncio.run(begin())
+    again = job(kind=DisaggAgentLoopManager)
+    w, _, _ = asyncio.run(resumed(arc.url, again))
+    assert again._produce_progress.consumed_samples == again._produce_progress.target_samples == {TASK: 2}
+    assert len(held(again, Status.COMPLETED)) == 2
+    assert again.task_runners[0].sampler._consumed_samples == 4
+    w.close()
 
 
 def test_contents_are_the_same_as_in_the_buffer_that_was_lost() -> None:
