@@ -176,8 +176,9 @@ def test_ranks_must_agree_on_what_they_checkpoint() -> None:
         w._end()
 
 
-def test_ranks_must_go_on_from_the_same_checkpoint() -> None:
-    """An old start of the job commits once more, between the loads of two ranks of the new one."""
+def test_ranks_must_go_on_from_the_same_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old start of the job commits once more, between the loads of two ranks of the new one: the second is refused
+    at once or, by a library that did not know how, with its checkpoint."""
     arc = fresh()
     found = []
     for number in range(2):
@@ -187,6 +188,10 @@ def test_ranks_must_go_on_from_the_same_checkpoint() -> None:
         found.append([w.checkpoint(number) for w in old][1].result(10))
         for w in old:
             w.close()
+    arc.writer(0, 2, session="refused", resume=found[0])
+    with pytest.raises(UsageError, match=f"from commit {found[1].number}, but another rank .* {found[0].number}"):
+        arc.writer(1, 2, session="refused", resume=found[1])
+    monkeypatch.setattr("archive.manifest.sessions.check_same_origin", lambda *_: None)
     new = [arc.writer(r, 2, session="new", resume=ck) for r, ck in enumerate(found)]
     pending = [w.checkpoint(2) for w in new]
     with pytest.raises(CheckpointError, match=f"different checkpoints.*0: {found[0].number}, 1: {found[1].number}"):
