@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import archive
+from archive.base.errors import StorageError
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_job import Fact, Job, Rank, Tell, begin
 
@@ -18,8 +19,8 @@ RANKS = 8
 CHANGES = ("create", "put", "delete", "copy")
 
 
-class KilledError(BaseException):
-    """The process is gone."""
+class KilledError(StorageError):
+    """The process is gone; a thread of it that looks at the store now and then finds that out of reach."""
 
 
 @dataclass(frozen=True)

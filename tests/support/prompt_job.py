@@ -35,10 +35,11 @@ KEYS = [key_of(part, at) for part in range(PARTS) for at in range(PER_PART)]
 
 
 def expected(key: str, sibling: int) -> dict[str, Any]:
-    """The steps of a rollout."""
+    """The steps of a rollout; siblings have different fields, so that a tick with both takes several objects."""
     part, at = map(int, key[1:].split("-"))
     serial = (part * 1000 + at * 10 + sibling) * 100 + np.arange(2 + at + sibling)
-    return {"serial": serial, "frame": np.repeat(serial[:, None], 4, 1).astype(np.float32)}
+    frame = np.repeat(serial[:, None], 4, 1).astype(np.float32)
+    return {"serial": serial, "frame": frame} | ({"logprob": serial * -0.5} if sibling else {})
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,11 @@ def begin(
         w = arc.writer(rank, job.world_size, session=job.session, journal_s=job.journal_s)
     else:
         w = arc.writer(resume=plan.share(rank), session=job.session, journal_s=job.journal_s)
-    parts = reader_of(w.ledger(NAME))
+    try:
+        parts = reader_of(w.ledger(NAME))
+    except BaseException:
+        w._end()
+        raise
     me.reader = {part: at for part, at in parts.items() if part % job.world_size == rank}
     return w, me
 
@@ -144,12 +149,14 @@ class Rank:
     def batch(self, keys: Sequence[str]) -> None:
         """Two rollouts of each of these, and training on what was complete before."""
         ready = [group.key for group in self.ledger.to_train()]
-        for key in keys:
-            self.make(key, 0)
+        for sibling in range(SIBLINGS):  # of the others one is started at a time
+            self.ledger.start(keys[:1], sibling)
+        for at, key in enumerate(keys):
+            self.make(key, at % SIBLINGS)
         self.sync()
         self.train(ready[:1])
-        for key in keys[::-1]:
-            self.make(key, 1)
+        for at, key in enumerate(keys):
+            self.make(key, (at + 1) % SIBLINGS)
         self.commit() if keys[0].endswith("-2") else self.sync()
         self.train(ready[1:])
 
