@@ -239,14 +239,27 @@ def type_in_words(kind: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "kind", ["segments", "chunks", "live", "checkpoints", "branches", "forgotten", "pruned", "labels", "late", "tags"]
+    "kind",
+    [
+        "segments",
+        "chunks",
+        "live",
+        "checkpoints",
+        "branches",
+        "forgotten",
+        "pruned",
+        "labels",
+        "late",
+        "tags",
+        "ledger",
+    ],
 )
 def test_the_document_has_the_columns_of_the_code(kind: str) -> None:
     declared = [(field.name, type_in_words(field.type)) for field in tables.schema(kind)]
     assert list(documented_columns(kind)) == declared
 
 
-@pytest.mark.parametrize("kind", ["checkpoints", "labels", "late", "tags"])
+@pytest.mark.parametrize("kind", ["checkpoints", "labels", "late", "tags", "ledger"])
 def test_the_document_says_which_columns_are_never_null(kind: str) -> None:
     found = set()
     for row in re.findall(r"^\| `.*\|$", section(kind), re.MULTILINE):
