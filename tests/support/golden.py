@@ -21,6 +21,7 @@ LAYOUTS = ("packed", "directory")
 FIRST = tuple(f"format-1-{layout}" for layout in LAYOUTS)  # never written again
 NEWEST = tuple(f"format-2-{layout}" for layout in LAYOUTS)
 ARCHIVES = (*FIRST, *NEWEST)
+MAX_BYTES = 200_000  # of one; and of those of the first version together
 Nest = dict[str, Any]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,20 +16,12 @@ import archive
 from archive.base import layout
 from archive.manifest import tables
 from tests.support import format_reader, golden
+from tests.support.format_reading import plain, run
 from tests.support.places import ROOT
 
 DOCUMENT = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")
 BANNED = "import sys, runpy; sys.modules['archive'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 PLACES = (*golden.ARCHIVES, "packed", "directory")
-
-
-def run(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -53,20 +43,6 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def found(place: Path) -> Any:
     """What the reader finds."""
     return json.loads(run("-I", "-c", BANNED, ROOT / "tests" / "support" / "format_reader.py", place))
-
-
-def plain(value: Any) -> Any:
-    """A value as the reader prints it."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [plain(entry) for entry in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype == object:
-        return {"dtype": "str", "shape": list(value.shape), "data": value.ravel().tolist()}
-    known = value.dtype.name if re.match(r"bfloat16|float8", value.dtype.name) else value.dtype.str
-    return {"dtype": known, "shape": list(value.shape), "data": value.tobytes().hex()}
 
 
 @pytest.mark.parametrize("name", golden.EPISODES)

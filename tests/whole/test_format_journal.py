@@ -14,8 +14,8 @@ import archive
 import resharding
 from archive.base import layout
 from tests.support import format_journal, golden, golden_journal
+from tests.support.format_reading import plain, run
 from tests.support.journals import NEVER_S, die
-from tests.whole.test_format_document import plain, run
 
 BANNED = "import sys, runpy; sys.modules['archive'] = None; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
 

@@ -18,6 +18,7 @@ from tests.support.golden import (
     FIRST,
     GOLDEN,
     LABELS,
+    MAX_BYTES,
     PROVENANCE,
     STATE,
     SUMMARIES,
@@ -27,9 +28,6 @@ from tests.support.golden import (
     stream,
     write,
 )
-
-MAX_BYTES = 200_000  # of one; and of those of the first version together
-
 
 # -- reading it back -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import archive
 import resharding
 from archive.ledger import Rollout
 from archive.maintain import verify
-from tests.support.golden import GOLDEN, differences
+from tests.support.golden import GOLDEN, MAX_BYTES, differences
 from tests.support.golden_journal import (
     BEYOND,
     CHECKPOINTS,
@@ -26,7 +26,6 @@ from tests.support.golden_journal import (
     TRAINED,
     write,
 )
-from tests.whole.test_golden import MAX_BYTES
 
 
 @pytest.fixture(params=["golden", "written"])
