@@ -220,6 +220,7 @@ class Rank:
         if gone:
             self._tell([["leaves", name] for name in gone])  # before it can be durable
             self.w.remove(gone)
+            self._facts += [["gone", name] for name in gone]
 
     def sync(self) -> None:
         self.w.sync()
