@@ -21,12 +21,6 @@ def names(storage: Storage, commit: Commit) -> list[str]:
     return sorted(table["ledger"].unique().to_pylist())
 
 
-def sessions(storage: Storage, commit: Commit) -> set[str]:
-    """Those that said something of a ledger, or went on from a checkpoint."""
-    table = tablefiles.load(storage, "ledger", commit.files("ledger"), ["session"])
-    return {*table["session"].unique().to_pylist(), *Snapshot(storage, commit).branches.origins}
-
-
 def seen(
     storage: Storage, commit: Commit, name: str, session: str, own: Sequences | None, trained: Sequences | None = None
 ) -> Seen:  # fmt: skip

@@ -79,9 +79,8 @@ class LedgerView(Standing):
 
 
 def of_run(storage: Storage, head: Commit, name: str, run: str) -> LedgerView:
-    """A ledger as the newest session of a run sees it that knows of any (a restore opens one that knows nothing);
-    NotFoundError if there is no such run."""
+    """A ledger as the newest session of a run sees it; NotFoundError if there is no such run."""
     if run not in head.runs:
         raise NotFoundError(f"there is no run {run!r} at {storage.url}; there is: {', '.join(head.runs) or 'none'}")
-    known, sessions = loading.sessions(storage, head), head.runs[run].sessions
-    return LedgerView(storage, head, name, next((one for one in reversed(sessions) if one in known), sessions[-1]))
+    entry = head.runs[run]
+    return LedgerView(storage, head, name, entry.stands_for or entry.session)

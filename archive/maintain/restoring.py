@@ -133,7 +133,10 @@ def _fenced(entry: RunEntry, now: RunEntry | None) -> RunEntry:
     """A run as it was, with a session of its own, which nobody has."""
     known = dict.fromkeys([*entry.sessions, *(now.sessions if now else ())])
     superseded = tuple(known)[-sessions.REMEMBERED_SESSIONS :]
-    return replace(entry, session=new_session(), superseded=superseded, sequences={}, resumed_from=None)
+    return replace(
+        entry, session=new_session(), superseded=superseded, sequences={}, resumed_from=None, journal=None,
+        stands_for=entry.stands_for or entry.session,
+    )  # fmt: skip
 
 
 # -- both --------------------------------------------------------------------------------------------------------------

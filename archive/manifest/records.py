@@ -92,7 +92,8 @@ class KeepRule(Record):
 class RunEntry(Record):
     """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
     number are committed; `journal`: rank -> its journal objects below this number are in the newest checkpoint, of a
-    session that keeps a journal (of each rank of its world), else None."""
+    session that keeps a journal (of each rank of its world), else None. `stands_for`: of a session that a restore made,
+    so that nobody writes on: the one that was the newest then."""
 
     session: str
     superseded: tuple[str, ...] = stored((), always=True)
@@ -103,6 +104,7 @@ class RunEntry(Record):
     forked_from: ForkedFrom | None = None
     keep: KeepRule | None = None
     journal: Mapping[int, Count] | None = None
+    stands_for: str | None = None
 
     @property
     def sessions(self) -> tuple[str, ...]:

@@ -167,7 +167,10 @@ def _opened(
         raise commits.superseded(parent, who.run, who.session)
     else:
         known = before.sessions[-REMEMBERED_SESSIONS:]
-        entry = replace(before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None)
+        entry = replace(
+            before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None,
+            stands_for=None,
+        )  # fmt: skip
     entry = replace(entry, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from)
     made = parent.after("session", run=who.run, session=who.session, runs={**parent.runs, who.run: entry})
     made = _with_journal(who, made) if journal else made

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import archive
@@ -183,6 +183,7 @@ class Walk:
 
 
 @settings(deadline=None, max_examples=25)
+@example(20975750)  # goes back to before anything was drawn
 @given(st.integers(0, 2**32))
 def test_a_ledger_is_what_its_branch_said(seed: int) -> None:
     walk = Walk(seed)
