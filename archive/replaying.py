@@ -94,7 +94,7 @@ def replay(
     if isinstance(run, str):
         run = open(run)
     found = run.runs[DEFAULT_RUN] if isinstance(run, Archive) else run
-    every = batches(_only(found, ledger).rows)
+    every = batches(_only(found, ledger).trained)
     return Replay([one for one in every if from_step is None or one.step >= from_step], found.archived, speed)
 
 

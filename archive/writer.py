@@ -27,7 +27,7 @@ from archive.committing import RowCommits
 from archive.fields import Schema
 from archive.journal import JournalPipeline
 from archive.journaled import Journaled
-from archive.ledger import Ledger, Ledgers, Seen, TakenOver, loading
+from archive.ledger import Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
 from archive.manifest import Commit, CommitLog, Place, Resume, commits, open_session
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
@@ -70,7 +70,7 @@ class Writer(Journaled):
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
-        taken = TakenOver(self._ledger_rows, dict if resume is None else resume.holders)
+        taken = TakenOver(self._ledger_rows, dict if resume is None else resume.holders, self._left_in_flight)
         self._ledgers = Ledgers(self, place, self._ids, taken)
         self._journal = self._journal_of(self._pipeline, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
@@ -373,4 +373,8 @@ class Writer(Journaled):
 
     def _ledger_rows(self, name: str) -> Seen:
         """What this session takes over of a ledger: nothing of its own."""
-        return loading.seen(self._storage, self._log.catch_up(), name, self.session, {})
+        return loading.seen(self._storage, self._log.catch_up(), name, self.session, {}, columns=loading.FOLDED)
+
+    def _left_in_flight(self, name: str) -> int:
+        """How many keys of a ledger an earlier session of the run left, if this one went on from none."""
+        return left_in_flight(self._storage, self._log.head, name, self.run)

@@ -21,7 +21,7 @@ from archive.ledger.terms import (
     Key,
     Rollout,
 )
-from archive.ledger.views import LedgerView, of_run
+from archive.ledger.views import LedgerView, left_in_flight, of_run
 
 __all__ = [
     "CURSOR",
@@ -43,6 +43,7 @@ __all__ = [
     "Standing",
     "TakenOver",
     "batches",
+    "left_in_flight",
     "loading",
     "of_run",
 ]

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_SAID = ("session", "rank", "created_at", "update_count", "key", "round")  # the first four: in which call
+_CALL = ("session", "rank", "created_at", "update_count", "key", "round")  # the first four: in which call
+SAID = (*_CALL, "state", "sibling", "episode_id")
 
 
 class Batch(NamedTuple):
@@ -33,7 +34,7 @@ def batches(rows: pa.Table) -> list[Batch]:
 
     state = rows["state"].cast(pa.string())
     sealed = _sealed(rows.filter(pc.equal(state, SEALED)))
-    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _SAID))
+    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _CALL))
     out: list[Batch] = []
     call: Any = None
     for key, (*said, text, number) in zip(parsed([text for *_, text, _ in trained]), trained, strict=True):

@@ -52,15 +52,15 @@ class _Grouped(NamedTuple):
 def fold(seen: Seen) -> Found:
     """How things stand by these rows."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     table = seen.rows
-    word = pc.index_in(table["state"].cast(pa.string()), pa.array(_WORDS)).fill_null(-1).to_numpy()
+    word = _word(table)
     cursors = _cursors(table.filter(pa.array(word == _WORDS.index(CURSOR))))
     said = np.flatnonzero((word >= 0) & (word != _WORDS.index(CURSOR)))
     if not len(said):
         return Found(cursors=cursors)
-    table, word = table.take(pa.array(said)), word[said]
+    if len(said) < len(word):
+        table, word = table.take(pa.array(said)), word[said]
     grouped = _grouped(table)
     ended = _ended(table, word, grouped)
     newest = np.append(grouped.key_of[1:] != grouped.key_of[:-1], True)
@@ -81,19 +81,51 @@ def awaited(seen: Seen) -> pa.ChunkedArray:
     table = seen.rows.filter(pc.not_equal(seen.rows["state"].cast(pa.string()), CURSOR))
     if not table.num_rows:
         return table["episode_id"]
-    word = pc.index_in(table["state"].cast(pa.string()), pa.array(_WORDS)).fill_null(-1).to_numpy()
-    grouped = _grouped(table)
+    word, grouped = _word(table), _grouped(table)
     sibling = table["sibling"].to_numpy()
-    rollout = grouped.group * (int(sibling.max()) + 2) + sibling + 1
+    rollout = grouped.group.astype(np.int64) * (int(sibling.max()) + 2) + sibling + 1
     newest_first = np.unique(rollout[::-1], return_index=True)[1]
     newest = len(rollout) - 1 - newest_first
     waits = (word == _WORDS.index(SEALED)) & (_ended(table, word, grouped) < 0)[grouped.group]
     return table["episode_id"].take(pa.array(newest[waits[newest]]))
 
 
+def in_flight(seen: Seen) -> int:
+    """How many keys have a round that has not ended."""
+    import pyarrow.compute as pc
+
+    table = seen.rows.filter(pc.not_equal(seen.rows["state"].cast("string"), CURSOR))
+    if not table.num_rows:
+        return 0
+    grouped = _grouped(table)
+    return len(np.unique(grouped.key_of[_ended(table, _word(table), grouped) < 0]))
+
+
+def release() -> None:
+    """Give memory back that Arrow keeps for later: after millions of rows that is most of it."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+
+
+def _word(table: pa.Table) -> Ints:
+    """The state of each row, as a place in _WORDS; -1: none of these."""
+    column = table["state"].unify_dictionaries()
+    parts = [part.indices.to_numpy() for part in column.chunks]
+    words = column.chunk(0).dictionary.to_pylist() if parts else []
+    places = np.array([_WORDS.index(word) if word in _WORDS else -1 for word in words], np.int8)
+    out: Ints = places[np.concatenate([np.zeros(0, np.int32), *parts])]
+    return out
+
+
 def _grouped(table: pa.Table) -> _Grouped:
     encoded = table["key"].combine_chunks().dictionary_encode()
-    numbers, number = np.unique(table["round"].to_numpy(), return_inverse=True)
+    rounds = table["round"].to_numpy()
+    if len(rounds) and rounds.min() == rounds.max():  # mostly: each key is a group
+        count = len(encoded.dictionary)
+        number = np.full(count, rounds[0])
+        return _Grouped(encoded.dictionary, np.arange(count), number, encoded.indices.to_numpy())
+    numbers, number = np.unique(rounds, return_inverse=True)
     codes = encoded.indices.to_numpy().astype(np.int64) * len(numbers) + number
     groups, group = np.unique(codes, return_inverse=True)
     return _Grouped(encoded.dictionary, groups // len(numbers), numbers[groups % len(numbers)], group)
@@ -206,6 +238,8 @@ def _those(grouped: _Grouped, groups: Any) -> tuple[list[int], list[int]]:
 def dealt(found: Found, world_size: int, holder: Callable[[str], int | None]) -> dict[Key, Rounds]:
     """The open keys, each with the rank that it goes to: the one that holds the episode of its first sealed sibling, if
     some does; the others one after the other."""
+    if world_size == 1:  # all are of rank 0
+        return dict(found.open)
     turn = 0
     out: dict[Key, Rounds] = {}
     shared: dict[tuple[int, int, int], Rounds] = {}

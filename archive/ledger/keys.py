@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PLAIN = {str, int}
+_MAX_BITS = 1024  # of an integer
+_AT_ONCE = 65536  # so many texts are Python's at a time
 
 
 def normalised(given: Any) -> list[Key]:
     """A key, or several, as they were given, as a list of plain str and int; UsageError for what is none, and for one
     that is there twice."""
-    keys = [given] if _is_one(given) else given.tolist() if isinstance(given, np.ndarray) else list(given)
-    if not set(map(type, keys)) <= _PLAIN:
+    keys = _listed(given)
+    kinds = set(map(type, keys))
+    if not kinds <= _PLAIN:
         keys = [_plain(key) for key in keys]
+    if kinds != {str}:
+        _check_sizes(keys)
     if len(set(keys)) < len(keys):
         seen: set[Key] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
@@ -35,6 +40,22 @@ def normalised(given: Any) -> list[Key]:
     return keys
 
 
+def _listed(given: Any) -> list[Any]:
+    if _is_one(given):
+        return [given]
+    if isinstance(given, np.ndarray):
+        return list(given.reshape(-1).tolist()) if given.ndim < 2 else list(given)
+    if isinstance(given, (bytes, bytearray, memoryview)) or not isinstance(given, Iterable):  # bytes: of small integers
+        return [_plain(given)]
+    return list(given)
+
+
+def _check_sizes(keys: Iterable[Key]) -> None:
+    """Refuse integers that Python would not read again from their text."""
+    if any(type(key) is int and key.bit_length() > _MAX_BITS for key in keys):
+        raise UsageError(f"a key of a ledger is an integer of more than {_MAX_BITS} bits; nothing was changed")
+
+
 def _is_one(given: Any) -> bool:
     return isinstance(given, str) or (isinstance(given, SupportsIndex) and not hasattr(given, "__len__"))
 
@@ -42,9 +63,9 @@ def _is_one(given: Any) -> bool:
 def _plain(key: Any) -> Key:
     if isinstance(key, str):
         return str(key)
-    if isinstance(key, (bool, np.bool_)) or not isinstance(key, SupportsIndex):
-        raise UsageError(f"a key of a ledger is a string or an integer, not {key!r:.80}; nothing was changed")
-    return index(key)
+    if not isinstance(key, (bool, np.bool_, np.ndarray)) and isinstance(key, SupportsIndex):
+        return index(key)
+    raise UsageError(f"a key of a ledger is a string or an integer, not {key!r:.80}; nothing was changed")
 
 
 def _is_text(keys: Iterable[Key]) -> bool:
@@ -64,6 +85,8 @@ def texts(keys: Iterable[Key]) -> list[str]:
 
 def parsed(many: Sequence[str]) -> list[Key]:
     """The keys of JSON texts; CorruptManifestError if one is none."""
+    if len(many) > _AT_ONCE:
+        return [key for at in range(0, len(many), _AT_ONCE) for key in parsed(many[at : at + _AT_ONCE])]
     try:
         keys = json.loads(f"[{','.join(many)}]")
     except ValueError:
@@ -92,7 +115,8 @@ class Ended:
         self.rounds = rounds.astype(np.int32)
         self._states = states
         self._state = state.astype(np.int8)
-        hashes = np.fromiter(map(hash, keys.to_pylist()), np.int64, len(keys))
+        parts = (keys[at : at + _AT_ONCE].to_pylist() for at in range(0, len(keys), _AT_ONCE))
+        hashes = np.fromiter((hash(text) for part in parts for text in part), np.int64, len(keys))
         self._order = np.argsort(hashes, kind="stable").astype(np.int32)
         self._hashes = hashes[self._order]
 

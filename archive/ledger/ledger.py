@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import index
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from archive.base import UsageError, check_text, jsontree
 from archive.ledger.changing import Changed, Held
-from archive.ledger.folding import Found, Seen, dealt, fold
+from archive.ledger.folding import Seen, dealt, fold, release
 from archive.ledger.keys import Ended, normalised
 from archive.ledger.looking import Standing
 from archive.ledger.rounds import DONE, LEFT_RUNNING, LEFT_WAITING, Rounds
@@ -41,6 +42,7 @@ class TakenOver(NamedTuple):
 
     load: Load
     holders: Holders
+    left: Callable[[str], int] = lambda _: 0  # keys in flight of an earlier session that this one knows nothing of
 
 
 class Ledger(Standing):
@@ -64,7 +66,9 @@ class Ledger(Standing):
         """These prompts were taken from the data set.
 
         siblings: how many rollouts are planned of each.  cursor: JSON value, where the data set's reader stands now;
-        `.cursor` gives it back after a resume.  UsageError for a key that is still in flight.
+        `.cursor` gives it back after a resume.  UsageError for a key that is still in flight. Ranks know nothing of
+        each other's until a resume: deal the data set out to them. Of a key that two ranks have drawn, a resume finds
+        one round: of each sibling what was said last, and ended if one rank has trained on it or dropped it.
         """
         names = normalised(keys)
         if index(siblings) < 1:
@@ -172,8 +176,11 @@ class Ledger(Standing):
         found = fold(self._taken.load(self.name))
         if not found.open and not len(found.ended):
             return _Book({}, found.ended, dict(found.cursors))
-        holders = self._taken.holders() if any(one.sealed for r in found.open.values() for one in r) else {}
-        _log_left(self.name, found)
+        release()
+        kinds = Counter(map(id, found.open.values()))  # most share their rounds
+        by_kind = {id(rounds): rounds for rounds in found.open.values()}
+        holders = self._taken.holders() if any(one.sealed for r in by_kind.values() for one in r) else {}
+        _log_left(self.name, [(by_kind[kind], count) for kind, count in kinds.items()], found.undone)
         rounds = dealt(found, self._place.world_size, holders.get)
         return _Book(rounds, found.ended, dict(found.cursors))
 
@@ -238,8 +245,20 @@ class Ledgers:
     def of(self, name: str) -> Ledger:
         """The one of this name, the same for all who ask."""
         if name not in self._by_name:
+            self._warn_of_left(name)
             self._by_name[name] = Ledger(self._writer, name, self._place, self._taken)
         return self._by_name[name]
+
+    def _warn_of_left(self, name: str) -> None:
+        """Whoever forgot resume= would skip these without a word."""
+        left = self._taken.left(name) if self._place.rank == 0 else 0
+        if left:
+            logging.getLogger("archive").warning(
+                "ledger %r: an earlier session of run %r left %d keys in flight, of which this one knows nothing, as "
+                "its writer was opened without resume=: to go on with them, open it with arc.writer(resume=arc.recover("
+                ")), or on other ranks with resume=resharding.plan(checkpoint, world_size=...).share(rank)",
+                name, self._place.run, left,
+            )  # fmt: skip
 
     def send(self) -> None:
         """What was said goes after all that is ready for the store: so a sealed episode's rows come before."""
@@ -254,10 +273,10 @@ class Ledgers:
         return rows(said, self._place, sequence)
 
 
-def _log_left(name: str, found: Found) -> None:
-    """Log what is to be done again, by cause."""
-    far = b"".join(one.rollouts for rounds in found.open.values() for one in rounds)
-    again = f"; {found.undone} trained after the checkpoint, to be trained again" if found.undone else ""
+def _log_left(name: str, left: Iterable[tuple[Rounds, int]], undone: int) -> None:
+    """Log what is to be done again, by cause. left: rounds, and of how many keys these are."""
+    far = b"".join(one.rollouts * count for rounds, count in left for one in rounds)
+    again = f"; {undone} trained after the checkpoint, to be trained again" if undone else ""
     logging.getLogger("archive").info(
         "ledger %r: %d rollouts drawn and not started, %d started and not sealed; %d sealed kept%s",
         name, far.count(LEFT_WAITING), far.count(LEFT_RUNNING), far.count(DONE), again,

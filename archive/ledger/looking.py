@@ -51,7 +51,9 @@ class Standing(ABC):
         """
         if granularity not in ("sibling", "group"):
             raise UsageError(f"granularity={granularity!r}: give 'sibling' or 'group'")
-        left = ((key, left) for key, one in self._open(all_ranks) if (left := one.left))
+        kinds: dict[int, list[int]] = {}  # many share a round
+        every = ((key, kinds.get(id(one)) or kinds.setdefault(id(one), one.left)) for key, one in self._open(all_ranks))
+        left = ((key, siblings) for key, siblings in every if siblings)
         if granularity == "group":
             return list(dict.fromkeys(key for key, _ in left))
         return [Rollout(key, sibling) for key, siblings in left for sibling in siblings]

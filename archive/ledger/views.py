@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, cached_property
 from archive.ledger import loading
-from archive.ledger.folding import Found, Seen, awaited, fold
+from archive.ledger.batches import SAID
+from archive.ledger.folding import Found, Seen, awaited, fold, in_flight, release
 from archive.ledger.keys import Ended
 from archive.ledger.looking import Standing
 from archive.ledger.rounds import Rounds
@@ -36,23 +37,35 @@ class LedgerView(Standing):
         self._own = own
         self._trained = trained
 
-    @cached_property
-    def _seen(self) -> Seen:
-        return loading.seen(self._storage, self._commit, self.name, self._session, self._own, self._trained)
+    def _seen(self, columns: Sequence[str] | None) -> Seen:
+        about = self.name, self._session, self._own, self._trained, columns
+        return loading.seen(self._storage, self._commit, *about)
 
     @property
     def rows(self) -> pa.Table:
-        """All that was said and counts, in order: rows of the ledger table."""
-        return self._seen.rows
+        """All that was said and counts, in order: rows of the ledger table. Reads it at each look."""
+        return self._seen(None).rows
+
+    @property
+    def trained(self) -> pa.Table:
+        """The rows that tell what was trained on; no other columns than that takes."""
+        return self._seen(SAID).rows
 
     @property
     def awaited(self) -> pa.ChunkedArray:
         """The ids of episodes that are sealed, of prompts that were neither trained on nor dropped."""
-        return awaited(self._seen)
+        return awaited(self._seen(loading.FOLDED))
+
+    @property
+    def in_flight(self) -> int:
+        """How many keys were drawn and neither trained on nor dropped."""
+        return in_flight(self._seen(loading.FOLDED))
 
     @cached_property
     def _found(self) -> Found:
-        return fold(self._seen)
+        found = fold(self._seen(loading.FOLDED))
+        release()
+        return found
 
     @property
     def cursors(self) -> Mapping[int, Any]:
@@ -84,3 +97,13 @@ def of_run(storage: Storage, head: Commit, name: str, run: str) -> LedgerView:
         raise NotFoundError(f"there is no run {run!r} at {storage.url}; there is: {', '.join(head.runs) or 'none'}")
     entry = head.runs[run]
     return LedgerView(storage, head, name, entry.stands_for or entry.session)
+
+
+def left_in_flight(storage: Storage, head: Commit, name: str, run: str) -> int:
+    """How many keys of a ledger the sessions before a run's newest one left, if that went on from none of them."""
+    entry = head.runs[run]
+    if not head.ledger or entry.resumed_from is not None:
+        return 0
+    known = loading.sessions(storage, head)
+    before = next((one for one in reversed(entry.superseded) if one in known), None)
+    return 0 if before is None else LedgerView(storage, head, name, before).in_flight

@@ -94,3 +94,25 @@ def test_the_same_ranks_go_on_where_they_were(replay: bool) -> None:
         assert all(str(group.key).startswith(str(w.rank)) for w in writers for group in w.ledger("prompts").to_train())
     for w in writers:
         w.close()
+
+
+@pytest.mark.parametrize("trains", [(), (0,), (1,), (0, 1)])
+def test_a_key_that_two_ranks_drew_is_one_round_for_those_who_go_on(trains: tuple[int, ...]) -> None:
+    arc = fresh()
+    writers = world(arc, 2)
+    for w in writers:
+        ledger = w.ledger("prompts")
+        ledger.draw("a", siblings=1 + w.rank)
+        for sibling in range(1 + w.rank):
+            ledger.seal("a", sibling, w.add_episode(steps([w.rank]), episode_id=f"{w.rank}-{sibling}"))
+        if w.rank in trains:
+            ledger.train("a")
+    saved(writers, 1)
+    ck = reopened(arc).checkpoints["step-1"]
+    writers = world(arc, 3, resharding.plan(ck, world_size=3).share)
+    ledgers = [w.ledger("prompts") for w in writers]
+    assert together(ledger.to_train() for ledger in ledgers) == ([] if trains else [Group("a", ["1-0", "1-1"])])
+    assert together(ledger.to_reissue() for ledger in ledgers) == []
+    assert len(reopened(arc).episodes) == 3, "none is lost"
+    for w in writers:
+        w.close()

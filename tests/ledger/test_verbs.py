@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,99 @@ def test_nothing_but_a_ledger_is_committed_once() -> None:
     assert found.head.added == {"segments": 0, "ledger": 4}
     assert found.ledger("prompts").state(2) == "drawn"
     assert len(found.ledger("others").rows) == 1
+
+
+def test_a_session_that_goes_on_from_none_is_told_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        found = [one.getMessage() for one in caplog.records if "in flight, of which" in one.getMessage()]
+        caplog.clear()
+        return found
+
+    arc = fresh()
+    with arc.writer() as w:
+        w.ledger("prompts").draw(["a", "b", "c"])
+        w.ledger("prompts").drop("b", "bad")
+        w.checkpoint(1, wait=True)
+        assert told() == []
+    with reopened(arc).writer(resume=reopened(arc).checkpoints["step-1"]) as w:
+        assert w.ledger("prompts").to_reissue()
+        assert told() == [], "it knows of them"
+    with reopened(arc).writer(run="other") as w:
+        assert w.ledger("prompts").to_reissue() == []
+        assert told() == [], "another run's"
+    with reopened(arc).writer() as w:
+        assert w.ledger("prompts") is w.ledger("prompts")
+        (words,) = told()
+        assert "2 keys" in words
+        assert "resume=arc.recover()" in words
+        w.ledger("more")
+        assert told() == []
+        w.ledger("prompts").draw("d")
+        w.ledger("prompts").drop("d", "bad")
+    with reopened(arc).writer() as w:
+        w.ledger("prompts")
+        assert told() == [], "of the newest that knew of any"
+
+
+ODD = ["", "\x00\x1b[31m", "line\nline", "null", '"', "\\", "\u2028", "\U0001f600", "1", 1, -1, 0, 2**64, -(2**1000)]
+
+
+def test_odd_keys_come_back_as_they_are() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        ledger = w.ledger("prompts")
+        ledger.draw(iter(ODD))
+        ledger.draw([])
+        ledger.seal([], episode_id=[])
+        ledger.train([])
+        ledger.draw(np.array(7))
+        ledger.draw(np.str_("eight"))
+        ledger.draw(np.array(["nine", "ten"]))
+        ledger.draw(key for key in (np.int64(11), np.uint8(12)))
+        ledger.start(np.int64(7), sibling=np.int64(0))  # type: ignore[arg-type]
+        w.checkpoint(1, wait=True)
+    left = [*ODD, 7, "eight", "nine", "ten", 11, 12]
+    assert [one.key for one in reopened(arc).checkpoints["step-1"].ledger("prompts").to_reissue()] == left
+    with reopened(arc).writer(resume=reopened(arc).checkpoints["step-1"]) as w:
+        found = w.ledger("prompts").to_reissue("group")
+        assert found == left
+        assert [type(key) for key in found] == [type(key) for key in left]
+        w.ledger("prompts").drop(left, "all")
+    view = reopened(arc).ledger("prompts")
+    assert [view.state(key) for key in left] == ["dropped"] * len(left)
+
+
+@pytest.mark.parametrize(
+    "key", [True, np.True_, 1.0, None, b"bytes", object(), 10**5000, "\ud800", ["a", "\udfff"], [["a"]], [b"a"],
+            [np.float64(1)], np.zeros((2, 2), int), ["a", "a"], [1, np.int64(1)], [0, False]],
+    ids=lambda key: type(key).__name__,
+)  # fmt: skip
+def test_what_is_no_key_is_refused_and_changes_nothing(key: Any) -> None:
+    with fresh().writer() as w:
+        ledger = w.ledger("prompts")
+        for verb in (ledger.draw, ledger.start, ledger.train, lambda key: ledger.seal(key, episode_id="e")):
+            with pytest.raises(archive.ArchiveError):
+                verb(key)
+        assert ledger.table.num_rows == 0
+
+
+def test_threads_that_draw_the_same_keys_each_get_some() -> None:
+    def take(_: int) -> list[int]:
+        got = []
+        for key in range(50):
+            try:
+                ledger.draw(key)
+                got.append(key)
+            except archive.UsageError:
+                continue
+        return got
+
+    arc = fresh()
+    with arc.writer() as w, ThreadPoolExecutor(4) as pool:
+        ledger = w.ledger("prompts")
+        taken = [key for got in pool.map(take, range(4)) for key in got]
+    assert sorted(taken) == list(range(50))
+    assert sorted(reopened(arc).ledger("prompts").rows["key"].to_pylist()) == sorted(map(str, range(50)))
 
 
 def test_an_interrupted_call_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
