@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from archive.base import UsageError
@@ -29,23 +28,18 @@ class Journaled(Buffer):
     def _send(self) -> None:
         """Send off everything added so far, with the lock held."""
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
-        with self._writer._entered():
-            yield
-
     def journal(
         self,
-        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
         progress: Any = None,
         buffer: str | None = None,
     ) -> None:
         """Journal values with the next tick, so that a recovery finds them: for what every checkpoint says anew.
 
-        columns: name -> {episode id: one value a live step of it}, of live episodes only.  attributes: name -> {episode
-        id: JSON value}.  progress: the run's counters, rank 0's.  buffer: whose episodes, "replay" by default.
+        columns: name -> one value a live step, in the order of `live`, or {episode id: one value a live step of it}, of
+        live episodes only.  attributes: name -> {episode id: JSON value}.  progress: the run's counters, rank 0's.
+        buffer: whose episodes, "replay" by default.
         """
         if buffer is None:
             super().journal(columns, attributes, progress)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Name = tuple[str, str]  # of a buffer, and of its column or attribute
+ALL = ""  # in place of an episode's id: all live steps
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,27 @@ class Saying:
         self._progress: str | None = None
         self._live: pa.Table | None = None
 
-    def columns(self, inner: BufferWriter, columns: Mapping[str, Mapping[str, Any]]) -> None:
-        """Values of columns of a buffer: name -> {episode id: one value a live step of it}."""
-        made = {(inner.name, name): _values(inner, name, values) for name, values in columns.items()}
+    def columns(self, inner: BufferWriter, columns: Mapping[str, Any]) -> None:
+        """Values of columns of a buffer: name -> {episode id: one value a live step of it}, or of all live steps."""
+        whole = {name: values for name, values in columns.items() if not isinstance(values, Mapping)}
+        for column, values in whole.items():
+            self._whole(inner, column, values)
+        some = {name: values for name, values in columns.items() if name not in whole}
+        made = {(inner.name, name): _values(inner, name, values) for name, values in some.items()}
         for name, values in made.items():
             _check_alike(name, self._columns.get(name, {}) | values)
         self._undo.attributes(self, "_columns")
         merged = {name: self._columns.get(name, {}) | values for name, values in made.items() if values}
         self._columns = self._columns | merged
+
+    def _whole(self, inner: BufferWriter, name: str, values: Any) -> None:
+        """Values of all live steps, in live order, in place of what was said of some."""
+        runs = inner.live_set.runs()
+        runs = runs.pick(runs.length > 0)
+        column = cut.column(name, values, runs, inner.streams.records)
+        self._undo.attributes(self, "_columns")
+        of_all = Values(tuple(map(tuple, inner.addresses(runs))), column)  # type: ignore[arg-type]
+        self._columns = self._columns | {(inner.name, name): {ALL: of_all}}
 
     def attributes(self, inner: BufferWriter, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Values of attributes of a buffer: name -> {episode id: JSON value}."""
@@ -119,9 +133,7 @@ class Saying:
         return said
 
 
-def _values(inner: BufferWriter, name: str, values: Any) -> dict[str, Values]:
-    if not isinstance(values, Mapping):
-        raise ColumnError(f"column {name!r}: give a dict of episode id to array, one value a live step of the episode")
+def _values(inner: BufferWriter, name: str, values: Mapping[str, Any]) -> dict[str, Values]:
     records = inner.streams.records
     numbers = {key: number for key in values if (number := records.number_of(key)) is not None}
     runs = inner.live_set.runs()

@@ -46,6 +46,7 @@ def append(
     Steps that were written and overwritten since the last call are lost to the archive: the open episode ends there,
     with reason "gap"; they are counted in the next checkpoint's `discarded` ("overwritten"), and a warning is logged
     the first time. Everything is copied before this returns. It waits for no upload, unless `bounded`.
+    A writer with journal_s= journals all of it at its next tick, also the columns: as they are at the last call before.
     """
     unknown = set(options) - set(_OPTIONS)
     if unknown:
@@ -56,18 +57,30 @@ def append(
     for name, value in {**how, **(columns or {})}.items():
         if name in (columns or {}) or (name in _PER_STEP and getattr(value, "ndim", 0) > 1):
             ring.check(name, value)
-    with w.exclusive(bounded=bounded) as inner:
-        seen = ring.seen(inner)
-        start: Ints = np.maximum(seen, ring.pos - ring.size)
-        lost = np.where(
-            seen >= 0, start - np.maximum(seen, 0 if begin is None else row_values(begin, "begin", len(seen))), 0
-        )
-        if (lost > 0).any():
-            inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
-        _append_unseen(inner, ring, start, {path: plain(leaf) for path, leaf in leaves.items()}, how)
-        evicted = np.flatnonzero(ring.pos > ring.size)
-        inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
-        return {name: _as_numpy(ring.live.take(value, inner.column), name) for name, value in (columns or {}).items()}
+    with w.together():
+        with w.exclusive(bounded=bounded) as inner:
+            found = _appended(inner, ring, leaves, how, columns or {}, begin)
+        if found and inner.journaled:
+            w.journal(columns=found)
+        return found
+
+
+def _appended(
+    inner: BufferWriter, ring: Ring, leaves: dict[Path, Any], how: dict[str, Any], columns: Mapping[str, Any],
+    begin: Any,
+) -> dict[str, Array]:  # fmt: skip
+    """The columns of the ring's live steps, once the writer has all of these and no others."""
+    seen = ring.seen(inner)
+    start: Ints = np.maximum(seen, ring.pos - ring.size)
+    lost = np.where(
+        seen >= 0, start - np.maximum(seen, 0 if begin is None else row_values(begin, "begin", len(seen))), 0
+    )
+    if (lost > 0).any():
+        inner.overwritten(int((lost > 0).sum()), int(lost[lost > 0].sum()))
+    _append_unseen(inner, ring, start, {path: plain(leaf) for path, leaf in leaves.items()}, how)
+    evicted = np.flatnonzero(ring.pos > ring.size)
+    inner.evict_before(ring.env_ids[evicted], (ring.pos - ring.size)[evicted])
+    return {name: _as_numpy(ring.live.take(value, inner.column), name) for name, value in columns.items()}
 
 
 def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Path, Any], how: dict[str, Any]) -> None:

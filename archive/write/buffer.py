@@ -104,7 +104,7 @@ class Buffer:
 
     def journal(
         self,
-        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        columns: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
         progress: Any = None,
     ) -> None:
@@ -129,6 +129,12 @@ class Buffer:
             self._writer._surface()
             with self._writer._changes(wait=bounded):
                 yield self._inner
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """`with w.together():` all that is said within becomes durable at once, or not at all; other threads wait."""
+        with self._writer._entered():
+            yield
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
         """Which weights make what is added to this buffer from now on."""

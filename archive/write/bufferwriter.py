@@ -88,6 +88,11 @@ class BufferWriter:
         """Whether an env row has had steps, or was resumed."""
         return self.streams.knows(int(env_id))
 
+    @property
+    def journaled(self) -> bool:
+        """Whether its writer keeps a journal."""
+        return self._departed is not None
+
     def live_runs(self) -> tuple[Runs, list[str]]:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""
         runs = self.live_set.runs()
