@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,19 @@ def declare(
             {**(next_of or {}), **known.next_of}, known.axes, known.json, unit or known.unit, known.reward or reward,
         )
     )  # fmt: skip
+
+
+def appended(writer: Writer, name: str, append: Callable[[Buffer], Saved]) -> Saved:
+    """What a buffer adds to a checkpoint, once `append` has given its steps to the writer. A journal has them together
+    with their columns and attributes, or not at all."""
+    part = part_of(writer, name)
+    with part.together():
+        saved = append(part)
+        with part.exclusive(bounded=False) as inner:
+            journaled = inner.journaled
+        if journaled:
+            part.journal(saved.columns, saved.attributes)
+    return saved
 
 
 def checkpoint(writer: Writer, step: int, saved: Mapping[str, Saved], **options: Any) -> Pending:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from archive.adapters import Saved, as_given, check_room, checkpoint, part_of, saved_share, several, share_buffer
+from archive.adapters import Saved, appended, as_given, check_room, checkpoint, saved_share, several, share_buffer
 from archive.adapters.alf import saving
 from archive.adapters.alf.restoring import Rebuilt, rebuild
 from archive.adapters.alf.target import DEFAULT_RETURN, target_of, tensors_of
@@ -57,7 +57,7 @@ def _saved(rb: Any, writer: Writer, name: str) -> Saved:
         if getattr(rb, "_prioritized_sampling", False):
             about["mini_batch_length"] = int(rb._mini_batch_length)
         about["default_return"] = float(getattr(rb, "_default_return", DEFAULT_RETURN))
-        return saving.append(part_of(writer, name), tensors_of(rb), rb, about)
+        return appended(writer, name, lambda part: saving.append(part, tensors_of(rb), rb, about))
 
 
 @torch.no_grad()

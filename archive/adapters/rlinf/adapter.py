@@ -6,12 +6,14 @@ import logging
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.adapters import (
     UNFINISHED,
     Report,
     Saved,
+    appended,
     as_given,
     check_option,
     check_room,
@@ -59,7 +61,7 @@ def save(buffers: Any, writer: Writer, *, step: int, on_missing: str = "error", 
     for buffer in found.values():
         live.check_buffer(buffer)
     saved = {
-        name: live.collect(buffer, part_of(writer, name), writer.archive_id, on_missing)
+        name: appended(writer, name, partial(live.collect, buffer, writer.archive_id, on_missing))
         for name, buffer in found.items()
     }
     return checkpoint(writer, step, saved, **options)

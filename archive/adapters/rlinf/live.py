@@ -46,7 +46,7 @@ def check_buffer(buffer: Any) -> None:
         raise UsageError(f"a TrajectoryReplayBuffer of RLinf is expected, not {type(buffer).__name__}")
 
 
-def collect(buffer: Any, part: Buffer, archive_id: str, on_missing: str) -> Saved:
+def collect(buffer: Any, archive_id: str, on_missing: str, part: Buffer) -> Saved:
     """Add to a writer's buffer the trajectories that it has not seen, and take out of it what left RLinf's."""
     with buffer._index_lock:
         numbers, index = list(buffer._trajectory_id_list), dict(buffer._trajectory_index)

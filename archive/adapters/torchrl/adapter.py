@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.adapters import UNFINISHED, Report, Saved, common
@@ -14,6 +15,7 @@ from archive.adapters.torchrl.restoring import restore as _restore
 from archive.adapters.torchrl.samplers import saved_samplers
 from archive.base import UsageError
 from archive.checkpoint import Checkpoint, Pending
+from archive.write import Buffer
 
 if TYPE_CHECKING:
     from archive import Writer
@@ -55,12 +57,15 @@ def save(
         saving.check_keys(every.values(), asked)
         saved: dict[str, Saved] = {}
         for name, parts in every.items() if options.get("save_replay", True) else ():
-            found = saving.append(common.part_of(writer, name), parts, asked, verify=verify)
-            saved[name] = _saved(parts, found, queues[name])
+            saved[name] = common.appended(writer, name, partial(_appended, parts, asked, queues[name], verify))
         pending = common.checkpoint(writer, step, saved, **options)
     if wait:
         pending.result()
     return pending
+
+
+def _appended(parts: Parts, asked: Keys, queue: Any, verify: bool, part: Buffer) -> Saved:
+    return _saved(parts, saving.append(part, parts, asked, verify=verify), queue)
 
 
 def _parts(objects: Any) -> dict[str, Parts]:
