@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.ledger.keys import parsed
-from archive.ledger.terms import SEALED, TRAINED, Key
+from archive.ledger.terms import DROPPED, SEALED, TRAINED, Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ def batches(rows: pa.Table) -> list[Batch]:
     import pyarrow.compute as pc
 
     state = rows["state"].cast(pa.string())
-    sealed = _sealed(rows.filter(pc.equal(state, SEALED)))
+    sealed = _sealed(rows.filter(pc.is_in(state, pa.array([SEALED, DROPPED]))))
     trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _CALL))
     out: list[Batch] = []
     call: Any = None
@@ -47,11 +47,14 @@ def batches(rows: pa.Table) -> list[Batch]:
     return out
 
 
-def _sealed(rows: pa.Table) -> dict[tuple[str, int], dict[int, str]]:
-    """(key, round) -> sibling -> its episode, the one that was sealed last."""
+def _sealed(rollouts: pa.Table) -> dict[tuple[str, int], dict[int, str]]:
+    """(key, round) -> sibling -> its episode, the one that was sealed last; without those that were dropped after."""
     out: dict[tuple[str, int], dict[int, str]] = {}
-    for key, number, sibling, episode in _tuples(rows, ["key", "round", "sibling", "episode_id"]):
-        out.setdefault((key, number), {})[sibling] = episode
+    for key, number, sibling, episode in _tuples(rollouts, ["key", "round", "sibling", "episode_id"]):
+        if episode is not None:
+            out.setdefault((key, number), {})[sibling] = episode
+        else:
+            out.get((key, number), {}).pop(sibling, None)
     return out
 
 

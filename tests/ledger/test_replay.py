@@ -79,6 +79,30 @@ def test_what_a_resume_left_behind_is_no_part_of_it() -> None:
     assert [list(item.keys) for item in archive.replay(arc)] == [["a"], ["b"]]
 
 
+def test_of_several_ranks_rounds_and_without_siblings_that_were_dropped() -> None:
+    arc = fresh()
+    writers = [arc.writer(rank=rank, world_size=2, session="both") for rank in (0, 1)]
+    told = []
+    for turn in range(2):
+        for w in writers:
+            book, key = w.ledger("prompts"), f"k{w.rank}"
+            book.draw([key, "mine"] if w.rank else key, siblings=3)
+            names = [w.add_episode({"token": np.ones(2)}, episode_id=f"{key}-{turn}-{s}") for s in range(3)]
+            for sibling in (2, 0, 1):
+                book.seal(key, sibling, episode_id=names[sibling])
+            book.drop(key, "bad", sibling=turn)
+            book.train(key, update_count=turn)
+            told.append((turn, [key], [name for s, name in enumerate(names) if s != turn]))
+            if w.rank:
+                book.drop("mine", "bad")
+            time.sleep(0.002)
+    for w in writers:
+        w.close()
+    arc.refresh()
+    found = [(i.step, list(i.keys), i.episodes.table["episode_id"].to_pylist()) for i in archive.replay(arc)]
+    assert found == told
+
+
 def test_errors_say_what_there_is() -> None:
     arc = fresh()
     with pytest.raises(archive.NotFoundError, match="no run"):
