@@ -53,6 +53,7 @@ def fold(seen: Seen) -> Found:
     """How things stand by these rows."""
     import pyarrow as pa
 
+    release()  # what reading took and these rows do not
     table = seen.rows
     word = _word(table)
     cursors = _cursors(table.filter(pa.array(word == _WORDS.index(CURSOR))))
