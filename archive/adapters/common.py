@@ -74,8 +74,8 @@ def part_of(writer: Writer, name: str) -> Buffer:
     return writer if name == MAIN_BUFFER else writer.buffer(name)
 
 
-def share_of(source: Any, rank: int | None = None) -> Share:
-    """A share as it is; of a checkpoint, what `rank` had (the same world size goes on)."""
+def share_of(source: Any, rank: int | None = None, tails: str | None = None) -> Share:
+    """A share as it is; of a checkpoint, what `rank` had (the same world size goes on). tails: as of a plan."""
     if not isinstance(source, Checkpoint):
         if not (hasattr(source, "buffers") and hasattr(source, "plan")):
             raise UsageError(
@@ -87,12 +87,28 @@ def share_of(source: Any, rank: int | None = None) -> Share:
         raise UsageError(
             f"restoring from checkpoint {source.name!r}: give rank=, or a share: resharding.plan(checkpoint).share()"
         )
-    return planned(source, world_size=source.world_size).share(rank)
+    return planned(source, world_size=source.world_size, tails=tails).share(rank)
 
 
 def saved_share(source: Any, rank: int | None = None) -> Share:
     """As `share_of`, with what the live buffer had: fields that its steps were given later are left out."""
     return share_of(source, rank).as_saved()
+
+
+def exact_share(source: Any, rank: int | None = None) -> Share:
+    """As `saved_share`, for live buffers whose saved state says where each step lies: not of a checkpoint that was
+    recovered from journals, which has steps that this state knows nothing of."""
+    share = share_of(source, rank, tails="ignore").as_saved()
+    checkpoint = share.plan.checkpoint
+    if (recovered := checkpoint.record.recovered) is not None:
+        base = recovered.name or "none"
+        raise UsageError(
+            f"checkpoint {checkpoint.name!r} was recovered from journals, and the saved state of this buffer knows "
+            f"nothing of what came after checkpoint {base!r}: restore that one, by "
+            f"resharding.plan(arc.checkpoints[{base!r}], world_size=..., tails='ignore'); what came later stays in the "
+            "archive"
+        )
+    return share
 
 
 def planned(checkpoint: Checkpoint, **options: Any) -> Plan:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from archive.adapters import Saved, appended, as_given, check_room, checkpoint, saved_share, several, share_buffer
+from archive.adapters import Saved, appended, as_given, check_room, checkpoint, exact_share, several, share_buffer
 from archive.adapters.alf import saving
 from archive.adapters.alf.restoring import Rebuilt, rebuild
 from archive.adapters.alf.target import DEFAULT_RETURN, target_of, tensors_of
@@ -41,7 +41,7 @@ def restore(
     existing: "replace" for what ALF's first `train_iter()` has left there.  unfinished: see above.
     Nothing is changed if anything does not fit.
     """
-    share = saved_share(source, rank)
+    share = exact_share(source, rank)
     objects = several(buffers)
     for name, rb in objects.items():
         check_room(existing, int(tensors_of(rb).size.sum()), f"the ALF buffer {name!r}")

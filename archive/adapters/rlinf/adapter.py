@@ -18,8 +18,8 @@ from archive.adapters import (
     check_option,
     check_room,
     checkpoint,
+    exact_share,
     part_of,
-    saved_share,
     several,
     share_of,
 )
@@ -76,7 +76,7 @@ def restore(
     something.  unfinished: as of the other adapters; trajectories are whole, so nothing is left to close.
     """
     check_option("unfinished", unfinished, UNFINISHED)
-    found, share = several(buffers), saved_share(source, rank)
+    found, share = several(buffers), exact_share(source, rank)
     for name, buffer in found.items():
         live.check_buffer(buffer)
         check_room(existing, int(buffer.total_samples), f"buffer {name!r}")

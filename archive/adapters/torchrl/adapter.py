@@ -107,7 +107,7 @@ def restore(
     "close" ends them in the buffer (truncated, done).
     Default: as the share was planned, which is "continue" where nothing moves and "close" elsewhere.
     """
-    share, every = common.saved_share(source, rank), _parts(objects)
+    share, every = common.exact_share(source, rank), _parts(objects)
     if unfinished is not None:
         common.check_option("unfinished", unfinished, UNFINISHED)
     shares = {name: common.share_buffer(share, name) for name in every}
