@@ -100,7 +100,9 @@ def test_the_id_says_what_is_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {"deep": [threading.Lock()]}, {1, 2}, torch.ones(2).to_sparse(), lambda: 1], ids=repr
+    "value",
+    [object(), {"deep": [threading.Lock()]}, {1, 2}, torch.ones(2).to_sparse(), lambda: 1],
+    ids=["object", "deep lock", "set", "sparse", "function"],
 )
 def test_what_would_take_pickle_is_refused_by_name(value: Any) -> None:
     with pytest.raises((FieldError, StateError), match="field 'odd' of sample 'a' of partition 'p'"):
