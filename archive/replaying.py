@@ -84,10 +84,11 @@ def replay(
         for step, at, keys, episodes in archive.replay(arc.runs["main"], from_step=100):
             loss = train(episodes.read())
 
-    run: a run of `arc.runs`, an Archive or its URL (then its run "main").  from_step: leave out what came before that
-    update count.  speed: 1.0 waits between steps as long as it took then, 10.0 a tenth of it; None does not wait.
-    ledger: its name, needed where there are several. What was trained after a checkpoint to which the run went back is
-    not part of it. NotFoundError without a ledger: nothing else says what was trained on.
+    run: a run of `arc.runs`, an Archive or its URL (then its run "main"). from_step: leave out what came before that
+    update count; what several ranks trained on for the same one is one step. speed: 1.0 waits between steps as long as
+    it took then, 10.0 a tenth of it; None does not wait. ledger: its name, needed where there are several. What was
+    trained after a checkpoint to which the run went back is not part of it. NotFoundError without a ledger: nothing
+    else says what was trained on.
     """
     if speed is not None and not speed > 0:
         raise UsageError(f"speed={speed!r}: give a number above 0, or None not to wait")

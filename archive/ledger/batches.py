@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_CALL = ("session", "rank", "created_at", "update_count", "key", "round")  # the first four: in which call
-SAID = (*_CALL, "state", "sibling", "episode_id")
+_TOLD = ("session", "rank", "created_at", "update_count", "key", "round")
+SAID = (*_TOLD, "state", "sibling", "episode_id")
 
 
 class Batch(NamedTuple):
-    """What one call of `train` took: the step it was for, when, the keys, and the ids of their episodes by sibling."""
+    """What was trained on at one step, by all ranks: when the first of them said so, the keys, and the ids of their
+    episodes by sibling."""
 
     step: int
     at: datetime
@@ -27,24 +28,23 @@ class Batch(NamedTuple):
 
 
 def batches(rows: pa.Table) -> list[Batch]:
-    """The batches that these rows tell of, oldest first. A step is the update count or, where none was told, the
-    batch's place."""
+    """The batches that these rows tell of, oldest first. A step is the update count, over the ranks of a session; where
+    none was told, each call of `train` is one, and its place is the step."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     state = rows["state"].cast(pa.string())
     sealed = _sealed(rows.filter(pc.is_in(state, pa.array([SEALED, DROPPED]))))
-    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _CALL))
-    out: list[Batch] = []
-    call: Any = None
-    for key, (*said, text, number) in zip(parsed([text for *_, text, _ in trained]), trained, strict=True):
-        if said != call:
-            call = said
-            out.append(Batch(len(out) if said[3] is None else said[3], said[2], [], []))
+    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _TOLD))
+    out: dict[tuple[Any, ...], Batch] = {}
+    for key, told in zip(parsed([text for *_, text, _ in trained]), trained, strict=True):
+        session, rank, at, step, text, number = told
+        call = (session, step) if step is not None else (session, rank, at)
+        batch = out.setdefault(call, Batch(len(out) if step is None else step, at, [], []))
         of = sealed.get((text, number), {})
-        out[-1].keys.append(key)
-        out[-1].episodes.extend(of[sibling] for sibling in sorted(of))
-    return out
+        batch.keys.append(key)
+        batch.episodes.extend(of[sibling] for sibling in sorted(of))
+    return list(out.values())
 
 
 def _sealed(rollouts: pa.Table) -> dict[tuple[str, int], dict[int, str]]:

@@ -82,7 +82,7 @@ def test_what_a_resume_left_behind_is_no_part_of_it() -> None:
 def test_of_several_ranks_rounds_and_without_siblings_that_were_dropped() -> None:
     arc = fresh()
     writers = [arc.writer(rank=rank, world_size=2, session="both") for rank in (0, 1)]
-    told = []
+    told: list[tuple[int, list[str], list[str]]] = [(turn, [], []) for turn in range(2)]  # both ranks' are one step
     for turn in range(2):
         for w in writers:
             book, key = w.ledger("prompts"), f"k{w.rank}"
@@ -92,7 +92,8 @@ def test_of_several_ranks_rounds_and_without_siblings_that_were_dropped() -> Non
                 book.seal(key, sibling, episode_id=names[sibling])
             book.drop(key, "bad", sibling=turn)
             book.train(key, update_count=turn)
-            told.append((turn, [key], [name for s, name in enumerate(names) if s != turn]))
+            kept = [name for s, name in enumerate(names) if s != turn]
+            told[turn] = (turn, told[turn][1] + [key], told[turn][2] + kept)
             if w.rank:
                 book.drop("mine", "bad")
             time.sleep(0.002)
