@@ -23,6 +23,7 @@ MAX_MODULES = 20  # in a room
 # From top to bottom: a room may import those above it. "archive" is the facade, the modules of no folder.
 ROOMS = (
     "archive.base",
+    "archive.observe",
     "archive.arrays",
     "archive.store.drivers",
     "archive.store",
@@ -110,6 +111,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "ray": (*FRAMEWORKS, "resharding"),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
+    "opentelemetry": ("archive.observe.tracing",),
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli"),
     "matplotlib": ("archive.views.plots",),
     "click": ("archive.cli",),

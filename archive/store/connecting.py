@@ -16,6 +16,7 @@ from archive.store.explaining import GaveUpError, described, explain, printable_
 from archive.store.patience import Patience
 from archive.store.retry import MAX_SHORT_READS, Attempt, run
 from archive.store.root import Root, parse_root
+from archive.store.totals import follow
 
 DEADLINE_S = 120.0
 
@@ -53,6 +54,7 @@ class Connection:
         self.deadline_s = deadline_s
         self.single_writer = single_writer
         self.stats = IOStats()
+        follow(self, root.protocol, self.stats)
         self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
         self._patience = Patience()
         self._engine: Engine | None = None
