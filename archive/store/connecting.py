@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, in_child
+from archive.store.around import wrapped
 from archive.store.counters import IOStats
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
 from archive.store.explaining import GaveUpError, described, explain, printable_cause
@@ -108,8 +109,8 @@ class Connection:
 
     @property
     def driver(self) -> Driver:
-        """This process's driver, made at the first use."""
-        return self.engine().driver
+        """This process's driver, made at the first use, and what lies around it."""
+        return wrapped(self.root.url, self.engine().driver)
 
     def engine(self) -> Engine:
         """This process's driver and threads, made at the first use."""
