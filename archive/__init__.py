@@ -15,6 +15,7 @@ and a training job brought back from there.
 | checkpoint on SIGTERM, on request, on a crash | `archive.checkpointing` |
 | rings, datasets, samplers of tensors | `archive.torch`, `archive.torch.ring` |
 | TorchRL, ALF, RLinf, XTuner, TransferQueue; Minari, LeRobot | `archive.adapters`, `archive.buffers` |
+| see at night what goes on | `metrics`; `docs/how-to/observing.md` |
 | handle an error | `archive.errors`, whose names are here too |
 
 Pages: `docs/index.md` lists them, beside this file. Other modules are not public.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from archive.fields import Ragged as Ragged
     from archive.fields import Schema as Schema
     from archive.manifest import Commit as Commit
+    from archive.observe import metrics as metrics
     from archive.read import Episode as Episode
     from archive.read import Episodes as Episodes
     from archive.replaying import replay as replay
@@ -57,6 +59,7 @@ __all__ = [
     "Writer",
     "create",
     "errors",
+    "metrics",
     "open",
     "replay",
 ]
@@ -73,6 +76,7 @@ _LAZY = {  # name -> the room, or the facade's module, that has it
     "Schema": "fields",
     "Writer": "writer",
     "create": "facade",
+    "metrics": "observe",
     "open": "facade",
     "replay": "replaying",
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import UsageError
 from archive.journal import Durable, Journal, JournalPipeline
+from archive.manifest import Place
 from archive.write import Buffer, BufferWriter, Changes, Pipeline
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Journaled(Buffer):
     _journal: Journal | None
     _buffers: dict[str, BufferWriter]
     _changes: Changes
+    _place: Place
 
     @abstractmethod
     def _send(self) -> None:
@@ -69,7 +71,7 @@ class Journaled(Buffer):
     def _journal_of(self, pipeline: Pipeline, journal_s: float | None) -> Journal | None:
         if journal_s is None or not isinstance(pipeline, JournalPipeline):
             return None
-        return Journal(pipeline, self._changes, self._buffers, self._send, self._tick, journal_s)
+        return Journal(self._place, pipeline, self._changes, self._buffers, self._send, self._tick, journal_s)
 
     def _tick_late(self) -> None:
         """By a thread that makes a call, as the journal's own does not get its turn; not in the midst of what belongs

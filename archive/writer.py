@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import deque
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from archive.base import ClosedError, UsageError, check_text, one_line
+from archive.base import ClosedError, UsageError, check_text, logger, one_line, size
 from archive.checkpoint import (
     Keep,
     Pending,
@@ -29,6 +28,7 @@ from archive.journal import JournalPipeline
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
 from archive.manifest import Commit, CommitLog, Place, Resume, commits, open_session
+from archive.observe import Operation, add, operation
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
 
@@ -145,10 +145,12 @@ class Writer(Journaled):
 
         May be called again after an error: what was not committed is kept, and is committed once.
         """
-        with self._entered():
+        with self._entered(), operation("commit", run=self.run, session=self.session, rank=self.rank) as done:
             self._settle()
             works = self._sent()
-            return self._commit_rows(works, self._pipeline.wait(works), message)
+            commit = self._commit_rows(works, self._pipeline.wait(works), message, done)
+            done.note(commit=commit.number)
+            return commit
 
     def checkpoint(
         self,
@@ -223,9 +225,7 @@ class Writer(Journaled):
         if not self._closed:
             try:
                 if self._changes.broken:
-                    logging.getLogger("archive").warning(
-                        "%r: an interrupted call cannot be taken back, so nothing more is committed", self
-                    )
+                    logger.warning("%r: an interrupted call cannot be taken back, so nothing more is committed", self)
                 else:
                     self.commit()
             finally:
@@ -298,7 +298,7 @@ class Writer(Journaled):
                 self._saver.settle()
                 self._journal_the_rest()
             except Exception:
-                logging.getLogger("archive").exception("a checkpoint failed while the interpreter was ending")
+                logger.exception("a checkpoint failed while the interpreter was ending")
 
     def _settle(self) -> None:
         """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""
@@ -352,13 +352,19 @@ class Writer(Journaled):
             self._pipeline.forget(works)
             self._committed.popleft()
 
-    def _commit_rows(self, works: Sequence[Work], written: Sequence[Written], message: str | None) -> Commit:
+    def _commit_rows(
+        self, works: Sequence[Work], written: Sequence[Written], message: str | None, done: Operation
+    ) -> Commit:  # fmt: skip
         rows = rows_of(written)
         if not rows.next_sequence:
             self._pipeline.forget(works)
             return self._log.head
 
         commit = self._rows.commit(rows, self._ids.claimed, message)
+        nbytes = sum(one.stored_bytes for one in written)
+        add("archive.written", nbytes, operation="commit")
+        told = (commit.number, self.run, self.rank, size(nbytes), done.seconds)
+        logger.info("commit %d of run %r: rank %d wrote %s of new steps, %.1f s", *told)
         self._saved(commit, works)
         self._take_note()
         return commit

@@ -15,9 +15,10 @@ import pytest
 
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
-from tests.support import processes, servers  # noqa: E402
+from archive.testing import servers  # noqa: E402
+from archive.testing.proxy import FaultProxy  # noqa: E402
+from tests.support import processes  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
-from tests.support.fault_proxy import FaultProxy  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)

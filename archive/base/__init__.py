@@ -50,7 +50,7 @@ from archive.base.errors import (
 )
 from archive.base.forking import in_child
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
-from archive.base.logs import make_visible
+from archive.base.logs import logger, make_visible
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, usable_cores
@@ -151,6 +151,7 @@ __all__ = [
     "is_simple_dtype",
     "jsontree",
     "layout",
+    "logger",
     "make_visible",
     "one_line",
     "pairs",

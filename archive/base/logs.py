@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import traceback
 
-from archive.base.plaintext import visible
+from archive.base.plaintext import one_line, visible
+
+logger = logging.getLogger("archive")  # the one that all rooms log by
 
 
 class _Visible(logging.Filter):
-    """Writes messages and tracebacks out, once, with nothing in them that acts."""
+    """Writes messages, a line each, and tracebacks out, once, with nothing in them that acts."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = visible(record.getMessage()), ()
+        record.msg, record.args = one_line(record.getMessage()), ()
         if record.exc_info and not record.exc_text:
             record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return True
 
 
-def make_visible(name: str = "archive") -> None:
-    """From now on, whatever is logged under this name."""
-    logger = logging.getLogger(name)
+def make_visible() -> None:
+    """From now on, whatever the library logs."""
     if not any(type(one).__name__ == _Visible.__name__ for one in logger.filters):
         logger.addFilter(_Visible())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
-from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, ranks
+from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, logger, ranks
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.progressbar import Progress
 from archive.checkpoint.saving import Request, SavedColumns
@@ -89,7 +88,7 @@ class Pending:
         """These ranks have not staged: show it, and log it."""
         self._waiting_for = tuple(missing)
         if missing:
-            logging.getLogger("archive").warning(
+            logger.warning(
                 "checkpoint %r has waited %.0f s for %s of this job, which has not saved its part: see whether it runs",
                 self.name, waited_s, ranks(missing),
             )  # fmt: skip
@@ -152,9 +151,7 @@ class Pending:
             self._on_progress({"phase": phase, "name": self.name, "step": self.request.step, **more})
         except Exception:
             self._on_progress = None
-            logging.getLogger("archive").exception(
-                "on_progress of checkpoint %r failed; it is not called again", self.name
-            )
+            logger.exception("on_progress of checkpoint %r failed; it is not called again", self.name)
 
     def __repr__(self) -> str:
         if os.getpid() != self._pid:

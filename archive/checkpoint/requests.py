@@ -10,7 +10,6 @@ So nobody passes the step before it is known, and ranks that are all asked at on
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import signal
@@ -40,6 +39,7 @@ from archive.base import (
     agreement_key,
     escape,
     in_child,
+    logger,
     ranks,
     request_key,
     shutdown,
@@ -291,7 +291,7 @@ def _all_ready(seen: _Watch) -> list[int]:
             return list(steps.values())
         absent = sorted(set(range(seen.place.world_size)) - set(steps))
         if look_at_all:
-            logging.getLogger("archive").warning(
+            logger.warning(
                 "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and calls "
                 "archive.checkpoint.requests.requested() at every step", ranks(absent), patience.waited_s,
             )  # fmt: skip

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import logging
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from archive.base import Losses, check_text, jsontree, ranks, shutdown
+from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size
 from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.joining import Joint, all_staged, commit_present, join
@@ -19,6 +20,7 @@ from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progressbar import Progress, on_terminal
 from archive.checkpoint.saving import Request, SavedColumns
 from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
+from archive.observe import add, operation
 from archive.store import Storage
 from archive.write import Cut, Work, Written
 
@@ -76,7 +78,9 @@ class Saver:
         pending = Pending(self, request, timeout_s, on_progress or on_terminal(self._place.rank))
         pending.works, pending.in_shutdown = works, shutdown.process.announced
         pending.losses = [(one, one.mark()) for one in losses]
-        pending.attempt = Attempt(lambda: self._reported(pending, lambda: self._save(pending, cuts, timeout_s)))
+        within = contextvars.copy_context()  # of the caller, for who traces
+        work = partial(within.run, self._save, pending, cuts, timeout_s)
+        pending.attempt = Attempt(lambda: self._reported(pending, work))
         self._pending = pending  # now it is in: who waits for it sees to it that it is begun
         self.begin(pending)
         return pending
@@ -112,19 +116,40 @@ class Saver:
         return made
 
     def _save(self, pending: Pending, cuts: Sequence[Cut], timeout_s: float) -> Checkpoint:
-        pending.tell("uploading")
-        written = self._wait(pending.works)
-        pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
-        pending.tell("staging", bytes=sum(w.data_bytes for w in written))
-        index = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
-        pending.columns = SavedColumns.of(index)
-        pending.tell("joining")
-        return self._finish(pending, timeout_s)
+        place, request = self._place, pending.request
+        with operation(
+            "checkpoint", run=place.run, session=place.session, rank=place.rank, world_size=place.world_size,
+            name=request.name, step=request.step,
+        ) as done:  # fmt: skip
+            nbytes = self._stage(pending, cuts)
+            done.note(bytes=nbytes)
+            pending.tell("joining")
+            checkpoint = self._finish(pending, timeout_s)
+            done.note(commit=checkpoint.number)
+        add("archive.written", nbytes, operation="checkpoint")
+        logger.info(
+            "checkpoint %r of run %r, step %d, is commit %d: rank %d of %d wrote %s of new steps, %.1f s",
+            request.name, place.run, request.step, checkpoint.number, place.rank, place.world_size, size(nbytes),
+            done.seconds,
+        )  # fmt: skip
+        return checkpoint
+
+    def _stage(self, pending: Pending, cuts: Sequence[Cut]) -> int:
+        """Upload what is not there, and this rank's part; how many bytes of steps are new, as stored."""
+        with operation("checkpoint.stage"):
+            pending.tell("uploading")
+            written = self._wait(pending.works)
+            pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
+            pending.tell("staging", bytes=sum(w.data_bytes for w in written))
+            index = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+            pending.columns = SavedColumns.of(index)
+        return sum(w.stored_bytes for w in written)
 
     def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
         request = pending.request
         joint = Joint(self._place, request.name, request.ordinal)
-        made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
+        with operation("checkpoint.join"):
+            made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.reported(counts)
@@ -184,12 +209,11 @@ class Saver:
 
 def _log_left_out(made: CheckpointRecord) -> None:
     """Log what a checkpoint does not have."""
-    log = logging.getLogger("archive")
     for reason, lost in made.discarded.items():
-        log.info("checkpoint %r left out %d %s episodes with %d steps", made.name, lost.episodes, reason, lost.steps)
+        logger.info("checkpoint %r left out %d %s episodes with %d steps", made.name, lost.episodes, reason, lost.steps)
     if made.missing:
         absent = ranks(one.rank for one in made.missing)
-        log.warning("checkpoint %r was committed without %s of %d", made.name, absent, made.world_size)
+        logger.warning("checkpoint %r was committed without %s of %d", made.name, absent, made.world_size)
 
 
 def _json(value: Any, where: str) -> str | None:

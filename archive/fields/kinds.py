@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from archive.base import show
+from archive.base import logger, show
 from archive.fields.schema import NODES, FieldSpec, ShardSchema
 
 MANY = 8  # schemas: one or a few come of a field added later, or of two tasks
-
-_log = logging.getLogger("archive")
 
 
 class Kinds:
@@ -40,12 +37,12 @@ class Kinds:
             before = self.known.get(name)
             if before is not None and _kind(before) != _kind(spec) and name not in self._told:
                 self._told.add(name)
-                _log.warning(
+                logger.warning(
                     _CHANGED, show(spec.path), self._buffer, describe(spec), describe(before), _remedy(before, spec)
                 )
             self.known[name] = spec
         if len(self._schemas) == MANY and not self._told:
-            _log.warning(_MANY, self._buffer, MANY, ", ".join(sorted(_comers_and_goers(self._schemas))))
+            logger.warning(_MANY, self._buffer, MANY, ", ".join(sorted(_comers_and_goers(self._schemas))))
 
     def difference(self, digest: str, schema: ShardSchema) -> str:
         """How a schema differs from an earlier one, for people."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from itertools import dropwhile
 from typing import Any
 
-from archive.base import NotDurableError, UsageError, size
+from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.durable import Durable
 from archive.journal.objects import JournalPipeline, Tick
 from archive.journal.saying import Saying
 from archive.journal.ticking import Ticker
-from archive.manifest import tables
+from archive.manifest import Place, tables
+from archive.observe import Label, Sample, source
 from archive.write import BufferWriter, Changes
 
 _AT_EXIT_S = 10.0  # that ending without a commit waits for the store
@@ -24,9 +26,10 @@ class Journal:
     lock held.  `background`: a method of the writer that calls `in_background`; must take the lock."""
 
     def __init__(
-        self, pipeline: JournalPipeline, changes: Changes, buffers: Mapping[str, BufferWriter],
+        self, place: Place, pipeline: JournalPipeline, changes: Changes, buffers: Mapping[str, BufferWriter],
         send: Callable[[], object], background: Callable[[], None], within_s: float,
     ) -> None:  # fmt: skip
+        self._place = place
         self._pipeline = pipeline
         self._buffers = buffers
         self.send = send
@@ -34,6 +37,7 @@ class Journal:
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
         self.ticker = Ticker(within_s, background)
+        _open.add(self)
         changes.kept = self._kept
         pipeline.failed = self.ticker.note
         pipeline.took = self.ticker.took
@@ -79,7 +83,7 @@ class Journal:
                 self.send()
         except BaseException as error:
             self._error = error
-            logging.getLogger("archive").exception("the journal could not go on")
+            logger.exception("the journal could not go on")
 
     def surface(self) -> None:
         """Raise what failed in the thread."""
@@ -93,10 +97,16 @@ class Journal:
     def durable(self) -> Durable:
         """How far it is durable now; with the writer's lock held."""
         self._settle()
-        oldest = next((tick.oldest for tick in self._pipeline.ticks if tick.oldest is not None), self.ticker.oldest)
-        behind = 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
+        behind = self.seconds_behind
         collected = sum(buffer.pending_bytes for buffer in self._buffers.values())
         return Durable(dict(self._durable), behind, self._pipeline.number, self._pipeline.pending_bytes + collected)
+
+    @property
+    def seconds_behind(self) -> float:
+        """How old the oldest addition is that is not durable, 0.0 if all is. Needs no lock: for who looks on."""
+        ticks = dropwhile(lambda tick: tick.durable, list(self._pipeline.ticks))
+        oldest = next((tick.oldest for tick in ticks if tick.oldest is not None), self.ticker.oldest)
+        return 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
 
     def _settle(self) -> None:
         """Take note of what has become durable."""
@@ -124,10 +134,17 @@ class Journal:
             self.send()
             self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S, lambda: self.durable)
         except Exception:
-            logging.getLogger("archive").warning("what was added last could not be journaled", exc_info=True)
+            logger.warning("what was added last could not be journaled", exc_info=True)
+
+    @property
+    def behind(self) -> Sample:
+        """`seconds_behind` as a metric."""
+        where = (Label("rank", str(self._place.rank)), Label("run", self._place.run))
+        return Sample(where, self.seconds_behind)
 
     def close(self) -> None:
         """End the thread."""
+        _open.discard(self)
         self.ticker.stop()
 
 
@@ -155,3 +172,8 @@ def seconds(journal_s: float | None) -> float | None:
             "such as 2.0; or None for no journal"
         )
     return float(journal_s)
+
+
+_open: weakref.WeakSet[Journal] = weakref.WeakSet()
+in_child(_open.clear)  # they belong to the parent
+source("archive.journal.behind", lambda: [journal.behind for journal in list(_open)])

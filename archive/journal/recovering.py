@@ -6,13 +6,12 @@ off: as long as no other session of the run is opened, what a rank writes beyond
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from archive.base import SupersededError, layout
+from archive.base import SupersededError, layout, logger
 from archive.checkpoint import (
     Joint,
     RankRows,
@@ -28,6 +27,7 @@ from archive.journal.bases import Base
 from archive.journal.survivors import Survivors
 from archive.journal.tails import RankTail
 from archive.manifest import Commit, CommitLog, Place, Recovered, RunEntry, Tail, tables
+from archive.observe import operation
 from archive.store import Storage
 from archive.write import Written
 
@@ -56,11 +56,12 @@ def recover(log: CommitLog, run: str) -> Commit | None:
             _tell_damage(run, found)
             return None
         try:
-            return _committed(log, head, run, found)
+            with operation("recover", run=run, session=entry.session):
+                return _committed(log, head, run, found)
         except _MovedError:
             continue
         except SupersededError as e:
-            logging.getLogger("archive").warning("the journal of run %r was not recovered: %s", run, e)
+            logger.warning("the journal of run %r was not recovered: %s", run, e)
             return None
 
 
@@ -137,27 +138,26 @@ def _recovered(base: Base, found: Mapping[int, RankTail]) -> Recovered:
 
 
 def _tell(run: str, made: Commit, found: Mapping[int, RankTail], left: Survivors) -> None:
-    log = logging.getLogger("archive")
     for one in found.values():
-        log.info(
+        logger.info(
             "run %r: took %d objects of the journal of rank %d, with %d steps of %d episodes, up to number %d: %s",
             run, one.objects, one.rank, one.steps, one.episodes, one.next, one.why,
         )  # fmt: skip
     _tell_damage(run, found)
     for (rank, buffer, name), count in left.lacking.items():
-        log.warning(
+        logger.warning(
             "column %r of buffer %r, rank %d: %d steps were journaled without a value; they have NaN, or 0, there",
             name, buffer, rank, count,
         )  # fmt: skip
     name = "" if made.checkpoint is None else made.checkpoint.name
-    log.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
+    logger.info("run %r: checkpoint %r, commit %d, has what was journaled", run, name, made.number)
 
 
 def tell_left(storage: Storage, run: str, entry: RunEntry) -> None:
     """Log that a run's newest session has journaled what nothing goes on from; some of its ranks are looked at."""
     ranks = tails.beyond(storage, entry, most_ranks=PROBED)
     if ranks:
-        logging.getLogger("archive").warning(
+        logger.warning(
             "run %r: session %r has journaled beyond its newest checkpoint (rank %s), which the session that begins "
             "now leaves behind; to have it, resume from arc.recover(%r)",
             run, entry.session, ", ".join(map(str, ranks)), run,
@@ -167,7 +167,7 @@ def tell_left(storage: Storage, run: str, entry: RunEntry) -> None:
 def _tell_damage(run: str, found: Mapping[int, RankTail]) -> None:
     for one in found.values():
         if one.ended == tails.DAMAGED:
-            logging.getLogger("archive").warning(
+            logger.warning(
                 "run %r: the journal of rank %d ends before number %d: %s; what was journaled from there on is lost",
                 run, one.rank, one.next, one.why,
             )  # fmt: skip

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from archive.base import UsageError, check_text, jsontree
+from archive.base import UsageError, check_text, jsontree, logger
 from archive.ledger.changing import Changed, Held
 from archive.ledger.folding import Seen, dealt, fold, release
 from archive.ledger.keys import Ended, normalised
@@ -253,7 +252,7 @@ class Ledgers:
         """Whoever forgot resume= would skip these without a word."""
         left = self._taken.left(name) if self._place.rank == 0 else 0
         if left:
-            logging.getLogger("archive").warning(
+            logger.warning(
                 "ledger %r: an earlier session of run %r left %d keys in flight, of which this one knows nothing, as "
                 "its writer was opened without resume=: to go on with them, open it with arc.writer(resume=arc.recover("
                 ")), or on other ranks with resume=resharding.plan(checkpoint, world_size=...).share(rank)",
@@ -277,7 +276,7 @@ def _log_left(name: str, left: Iterable[tuple[Rounds, int]], undone: int) -> Non
     """Log what is to be done again, by cause. left: rounds, and of how many keys these are."""
     far = b"".join(one.rollouts * count for rounds, count in left for one in rounds)
     again = f"; {undone} trained after the checkpoint, to be trained again" if undone else ""
-    logging.getLogger("archive").info(
+    logger.info(
         "ledger %r: %d rollouts drawn and not started, %d started and not sealed; %d sealed kept%s",
         name, far.count(LEFT_WAITING), far.count(LEFT_RUNNING), far.count(DONE), again,
     )  # fmt: skip

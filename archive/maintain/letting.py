@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from archive.base import UsageError, one_line, size, visible
+from archive.base import UsageError, logger, one_line, size, visible
 from archive.maintain.keeping import CheckpointFate
 from archive.maintain.standing import EpisodeGroup
 from archive.manifest import Commit
+from archive.observe import operation
 from archive.views import reports
 
 MAX_SHOWN = 40  # checkpoints of a printed plan: the newest, and what is more is counted
@@ -83,7 +84,11 @@ class ForgetPlan:
             return self
         if self._commit is None:
             raise UsageError("this plan was carried out, or comes from another process: plan again by arc.forget()")
-        return replace(self, made=self._commit(), _commit=None)
+        with operation("forget", checkpoints=self.checkpoints_gone, episodes=self.episodes_gone) as done:
+            made = self._commit()
+        told = (made.number, self.checkpoints_gone, self.episodes_gone, self.asked, done.seconds)
+        logger.info("commit %d let go of %d checkpoints and %d episodes (%s), %.1f s", *told)
+        return replace(self, made=made, _commit=None)
 
     def to_json(self) -> dict[str, Any]:
         """All that it says, as values of JSON."""

@@ -11,6 +11,7 @@ from archive.arrays import Ints
 from archive.base import MissingPackageError, NotFoundError, UsageError, one_line, size, unescape_path
 from archive.fields import schema
 from archive.manifest import COLUMNS, labels, matching
+from archive.observe import operation
 from archive.read import adding, deriving, labelling, sizes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
@@ -195,7 +196,9 @@ class Episodes(Chosen, Sequence["Episode"]):
         if derive:
             deriving.refuse_out(out)
             return deriving.read_all(self, selection, derive)
-        return self._reader.read(self.spans(), selection, into=None if out is None else Destination(out))
+        into = None if out is None else Destination(out)
+        with operation("read", episodes=len(self)):
+            return self._reader.read(self.spans(), selection, into=into)
 
     def stream(
         self,

@@ -3,6 +3,7 @@ library's errors, go out."""
 
 from __future__ import annotations
 
+from archive.store.around import around
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.counters import IOStats
 from archive.store.drivers import Found
@@ -18,6 +19,7 @@ __all__ = [
     "IOStats",
     "Roots",
     "Storage",
+    "around",
     "as_allowed",
     "file_exists",
     "join_key",

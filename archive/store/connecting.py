@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, in_child
+from archive.store.around import wrapped
 from archive.store.counters import IOStats
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
 from archive.store.explaining import GaveUpError, described, explain, printable_cause
 from archive.store.patience import Patience
 from archive.store.retry import MAX_SHORT_READS, Attempt, run
 from archive.store.root import Root, parse_root
+from archive.store.totals import follow
 
 DEADLINE_S = 120.0
 
@@ -53,6 +55,7 @@ class Connection:
         self.deadline_s = deadline_s
         self.single_writer = single_writer
         self.stats = IOStats()
+        follow(self, root.protocol, self.stats)
         self.allowed_bases: bool | tuple[str, ...] = ()  # other archives that may be read for this one
         self._patience = Patience()
         self._engine: Engine | None = None
@@ -106,8 +109,8 @@ class Connection:
 
     @property
     def driver(self) -> Driver:
-        """This process's driver, made at the first use."""
-        return self.engine().driver
+        """This process's driver, made at the first use, and what lies around it."""
+        return wrapped(self.root.url, self.engine().driver)
 
     def engine(self) -> Engine:
         """This process's driver and threads, made at the first use."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 
+from archive.base import logger
 from archive.store.drivers import unreached
 
 TELL_S, TELL_AGAIN_S = 3.0, 30.0
-
-_log = logging.getLogger("archive")
 
 
 class Patience:
@@ -38,5 +36,5 @@ class Patience:
             self._told_at = time.monotonic()
             rest_s = limit_s - elapsed_s
             text = "%s has failed for %.0f s (%s); it is tried again for up to %.0f s more"
-            _log.warning(text, what, elapsed_s, why, rest_s)
+            logger.warning(text, what, elapsed_s, why, rest_s)
         return False

@@ -71,11 +71,11 @@ def get_ranges(connection: Connection, ranges: Sequence[RangeLike]) -> list[byte
 
 def iter_ranges(connection: Connection, ranges: Iterable[RangeLike], max_bytes: int) -> Generator[Buffer, None, None]:
     """Read ranges in order and ahead, holding at most `max_bytes`, and always at least one range."""
-    engine = connection.engine()
-    if engine.driver.ranging is not None:
-        return _iter_batches(connection, engine.driver.ranging, ranges, max_bytes)
+    ranging = connection.driver.ranging
+    if ranging is not None:
+        return _iter_batches(connection, ranging, ranges, max_bytes)
     jobs = (_range_job(connection, one) for one in ranges)
-    return in_order(engine.pool, jobs, max_ahead=2 * connection.concurrency, max_bytes=max_bytes)
+    return in_order(connection.engine().pool, jobs, max_ahead=2 * connection.concurrency, max_bytes=max_bytes)
 
 
 def scatter(connection: Connection, key: str, start: int, rooms: Sequence[memoryview], *, again: bool) -> None:

@@ -1,15 +1,70 @@
-"""Tests for what others add; needs pytest. An empty root comes in; what the library relies on passes or fails.
+"""For tests: of training code, of stores, of what happens when something fails. A root or an archive comes in; what the
+code under test asked for, and whether all is well, goes out.
 
-`StoreContract` is what a store must hold: subclass it, and give it a root (see CONTRIBUTING.md, "Adding a store").
+| to | see |
+|---|---|
+| have a fresh place in each test | fixtures `archive_url` and `archive_s3`, which pytest finds by itself |
+| break operations | `faults.at(url, op="create", k=3, what="lose_answer")`; `FaultProxy` for HTTP |
+| count requests and bytes | `trace(arc)` |
+| check an archive; make one | `assert_whole(arc)`; `small_archive(url)`, `crashed_job(url)`, `steps` |
+| test a store of your own | `StoreContract`, to subclass, with an `EmptyRoot` |
 """
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING, Any
 
-pytest.register_assert_rewrite("archive.testing.contract")  # before it is imported: failures then show the values
+if TYPE_CHECKING:
+    from archive.testing import faults as faults
+    from archive.testing.building import crashed_job as crashed_job
+    from archive.testing.building import small_archive as small_archive
+    from archive.testing.building import steps as steps
+    from archive.testing.contract import StoreContract as StoreContract
+    from archive.testing.proxy import Fault as Fault
+    from archive.testing.proxy import FaultProxy as FaultProxy
+    from archive.testing.roots import EmptyRoot as EmptyRoot
+    from archive.testing.traces import Trace as Trace
+    from archive.testing.tracing import trace as trace
+    from archive.testing.whole import assert_whole as assert_whole
 
-from archive.testing.contract import StoreContract  # noqa: E402
-from archive.testing.roots import EmptyRoot  # noqa: E402
+__all__ = [
+    "EmptyRoot",
+    "Fault",
+    "FaultProxy",
+    "StoreContract",
+    "Trace",
+    "assert_whole",
+    "crashed_job",
+    "faults",
+    "small_archive",
+    "steps",
+    "trace",
+]
 
-__all__ = ["EmptyRoot", "StoreContract"]
+_LAZY = {  # name -> the module that has it
+    "EmptyRoot": "roots",
+    "Fault": "proxy",
+    "FaultProxy": "proxy",
+    "StoreContract": "contract",
+    "Trace": "traces",
+    "assert_whole": "whole",
+    "crashed_job": "building",
+    "small_archive": "building",
+    "steps": "building",
+    "trace": "tracing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Parts are imported when first used: pytest imports this at each start, also where nobody uses it."""
+    from importlib import import_module
+
+    if name == "StoreContract":
+        import pytest
+
+        pytest.register_assert_rewrite("archive.testing.contract")  # before it is imported: failures show the values
+    if name in _LAZY:
+        return getattr(import_module(f"archive.testing.{_LAZY[name]}"), name)
+    if name == "faults":
+        return import_module("archive.testing.faults")
+    raise AttributeError(f"module 'archive.testing' has no attribute {name!r}")

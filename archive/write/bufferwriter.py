@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.arrays import Ints, Memory
-from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text
+from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Fields, Kinds, Schema, ShardSchema
 from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
 from archive.write import cut, intake
@@ -321,7 +320,7 @@ class BufferWriter:
     def overwritten(self, episodes: int, steps: int) -> None:
         """So many steps left the buffer before they were appended: counted, and a warning the first time."""
         if not self.losses.mark():
-            logging.getLogger("archive").warning(
+            logger.warning(
                 "buffer %r: %d steps of %d env rows were overwritten before they were appended, and are lost to the "
                 "archive; append more often, or make the ring longer. More of them are counted in `discarded` of the "
                 "checkpoints",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
 
+from archive.base import logger
 from archive.manifest import tables
 from archive.shard import groups
 
@@ -39,7 +39,7 @@ def _load(more: tuple[Callable[[], object], ...]) -> None:
         try:
             load()
         except Exception:  # whoever needs it meets the same error, where it can be raised
-            logging.getLogger("archive").debug("importing ahead failed", exc_info=True)
+            logger.debug("importing ahead failed", exc_info=True)
 
 
 def _before_fork() -> None:

@@ -44,6 +44,11 @@ class Written(NamedTuple):
     ledger: pa.Table | None = None
     journal: int | None = None
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its steps as they are stored."""
+        return 0 if self.chunks is None else int(self.chunks["size"].to_numpy().sum())
+
 
 class Job:
     """A laid-out slab on its way to the store; run again if it failed, and done once."""

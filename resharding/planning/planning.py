@@ -9,11 +9,13 @@ from typing import Any
 from archive.base import PartialCheckpointError, UsageError
 from archive.checkpoint import Checkpoint
 from archive.manifest import place as writer_place
+from archive.observe import timed
 from resharding.placing import Rules, Source, filtered, identity, place, within_bounds
 from resharding.planning.plans import Plan
 from resharding.planning.tails import with_tails
 
 
+@timed("plan")
 def plan(
     checkpoint: Checkpoint,
     world_size: int | None = None,

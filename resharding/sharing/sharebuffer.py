@@ -11,7 +11,7 @@ import numpy as np
 
 from archive.arrays import Ints, sums
 from archive.base import cached_property
-from archive.checkpoint import ColumnRef, resuming
+from archive.checkpoint import Checkpoint, ColumnRef, resuming
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
 from archive.manifest import BufferResume, Located, Runs
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
@@ -28,6 +28,7 @@ from resharding.placing import (
     schemas_of,
 )
 from resharding.sharing.renumbering import Roles, renumber, renumber_places, renumber_rows, roles_of
+from resharding.sharing.telling import read_of
 
 if TYPE_CHECKING:
     from resharding.sharing.share import Share
@@ -93,6 +94,16 @@ class ShareBuffer:
     def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
         """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
         return cut_pieces(self._source, self._parts)
+
+    @property
+    def share(self) -> Share:
+        """The share that it is of."""
+        return self._share
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that it is read from."""
+        return self._plan.checkpoint
 
     @property
     def rules(self) -> Rules:
@@ -220,8 +231,9 @@ class ShareBuffer:
 
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
-        for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
-            yield ep, ep._renumber(steps)
+        with read_of(self, whole=fields is None):
+            for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
+                yield ep, ep._renumber(steps)
 
     def row_specs(self) -> dict[Path, FieldSpec] | None:
         """What each field is, where all steps have the same ones, of numbers and of one row a step; None otherwise.
@@ -240,7 +252,8 @@ class ShareBuffer:
         Step starts[i], counted over all episodes, and those up to step starts[i + 1] go to row places[i] and on.
         """
         into = Destination(unflatten(arrays), starts, places)
-        self.episodes.reader.read_into(self.episodes.spans(), Selection(list(arrays)), into)
+        with read_of(self, whole=True):
+            self.episodes.reader.read_into(self.episodes.spans(), Selection(list(arrays)), into)
         lengths, env = self.layout.length, self.layout.env_id
         step = np.arange(int(lengths.sum()))
         run = np.searchsorted(starts, step, side="right") - 1

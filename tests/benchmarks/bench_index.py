@@ -117,7 +117,7 @@ def requests_after(commits: int) -> dict[str, int]:
 
     sys.path.insert(0, str(common.ROOT))
     import archive
-    from tests.support import servers
+    from archive.testing import servers
 
     servers.set_environment()
     fill("memory://bench-index", 20 * commits, commits)

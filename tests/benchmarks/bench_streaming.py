@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import archive
-from tests.support import servers
-from tests.support.fault_proxy import FaultProxy
+from archive.testing import servers
+from archive.testing.proxy import FaultProxy
 
 EPISODES, STEPS = 1000, 20
 

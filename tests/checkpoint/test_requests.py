@@ -23,10 +23,10 @@ from archive.base.errors import StorageFullError, UsageError
 from archive.base.layout import agreement_key
 from archive.checkpoint import requests
 from archive.store.storage import Storage
+from archive.testing.servers import free_ports
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.places import ROOT
-from tests.support.servers import free_ports
 
 
 @pytest.fixture(autouse=True)

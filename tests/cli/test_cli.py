@@ -13,7 +13,7 @@ import pytest
 
 import archive
 from archive.cli import demo, demo_ranks, options, output
-from tests.support import servers
+from archive.testing import servers
 from tests.support.commands import HOSTILE, call, document, printed
 from tests.support.processes import FORKSERVER
 

@@ -34,7 +34,7 @@ from tests.support.documents import (
     run_python,
 )
 
-ALONE = {"checkpoints", "cluster"}  # they send themselves signals
+ALONE = {"checkpoints", "cluster", "observing"}  # they send themselves signals, or look at their own process
 OBVIOUS = {"fsspec", "s3fs", "zarr", "numpy", "pyarrow"}  # the user asked for these
 INSTALL = (DOCS / "how-to" / "install.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

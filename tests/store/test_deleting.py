@@ -8,7 +8,7 @@ import pytest
 
 from archive.base.errors import AccessDeniedError, DeadlineError, StorageError
 from archive.store import Storage
-from tests.support import servers
+from archive.testing import servers
 from tests.support.backends import Proxied
 
 clients = pytest.mark.parametrize("proxied", ["moto", "s3fs"], indirect=True)

@@ -24,7 +24,7 @@ from archive.base.errors import (
 )
 from archive.store.payload import Filling
 from archive.store.storage import Storage
-from tests.support import servers
+from archive.testing import servers
 from tests.support.backends import Proxied, s3_options
 
 DATA = bytes(range(250)) * 4

@@ -21,7 +21,7 @@ from archive.store import patience as _patience
 from archive.store.drivers import plain
 from archive.store.patience import Patience
 from archive.store.storage import Storage
-from tests.support import servers
+from archive.testing import servers
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from archive.store.drivers import s3credentials, s3transport
 from archive.store.drivers.protocols import Place
 from archive.store.drivers.s3credentials import Session
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
-from tests.support import servers
+from archive.testing import servers
 from tests.support.backends import Backend, Proxied
 from tests.support.places import ROOT
 
@@ -190,7 +190,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 import archive
 from archive.torch import EpisodeDataset
-from tests.support import servers
+from archive.testing import servers
 
 options = servers.s3fs_options(sys.argv[2])
 with archive.create(sys.argv[1], storage_options=options).writer() as w:
@@ -209,7 +209,7 @@ import os, sys
 import obstore
 from obstore.store import MemoryStore
 from archive.store import Storage
-from tests.support import servers
+from archive.testing import servers
 
 obstore.put(MemoryStore(), "x", b"1")
 pid = os.fork()

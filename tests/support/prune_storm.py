@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep
 from archive.errors import LetGoError, MissingObjectError
-from tests.support import servers
+from archive.testing import servers
 
 WAIT_S = 3  # of the prunes: who reads for longer may miss something
 LENGTH = 6

@@ -17,7 +17,7 @@ import pytest
 
 import archive
 from archive.base.errors import NotFoundError
-from tests.support import servers
+from archive.testing import servers
 from tests.support.backends import Backend, make_backend
 from tests.support.sampling import ALL, sampled
 from tests.support.tampering import same, steps

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import archive
-from tests.support import servers
+from archive.testing import servers
 from tests.support.backends import Backend, make_backend
 from tests.support.processes import FORKSERVER
 from tests.support.tampering import same, steps

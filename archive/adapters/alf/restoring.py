@@ -31,7 +31,7 @@ from archive.adapters.alf.tensors import (
     path_by_key,
 )
 from archive.arrays import Ints
-from archive.base import FieldError, UsageError, cached_property
+from archive.base import FieldError, UsageError, cached_property, logger
 from archive.fields import Path, flatten
 from archive.torch import ring
 
@@ -246,5 +246,5 @@ class _Restoring:
         return Report(filled["episodes"], steps, self.counts | dropped | {"empty_rows": len(empty)}, tuple(self.notes))
 
     def _note(self, level: int, note: str) -> None:
-        logging.getLogger("archive").log(level, "restoring an ALF replay buffer: %s", note)
+        logger.log(level, "restoring an ALF replay buffer: %s", note)
         self.notes.append(note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -35,7 +34,7 @@ from archive.adapters.rlinf.source import (
     state_of_folder,
 )
 from archive.adapters.rlinf.trajectory import to_steps
-from archive.base import UsageError
+from archive.base import UsageError, logger
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.store import Storage
 
@@ -47,7 +46,6 @@ __all__ = ["Problem", "export_checkpoint", "import_checkpoint", "merge", "proble
 
 ON_MISSING = ("error", "skip")
 _UPLOADS = 8  # files at a time, each in memory until it is there
-_log = logging.getLogger("archive")
 
 
 def save(buffers: Any, writer: Writer, *, step: int, on_missing: str = "error", **options: Any) -> Pending:
@@ -139,7 +137,7 @@ def import_checkpoint(
         made = [checkpoint(w, at, saved, name=name) for w, saved in zip(writers, given, strict=True)]
         results = [pending.result() for pending in made]
     for problem in problems(results[0], buffer):
-        _log.warning("not as it should be: %s", problem)
+        logger.warning("not as it should be: %s", problem)
     return results[0]
 
 

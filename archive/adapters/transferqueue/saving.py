@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,7 +13,7 @@ from archive.adapters import Saved, checkpoint, part_of, planned
 from archive.adapters.transferqueue import controller, live, samples
 from archive.adapters.transferqueue.controller import Cut, Sample
 from archive.adapters.transferqueue.live import Live
-from archive.base import UsageError
+from archive.base import UsageError, logger
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import DEFAULT_RUN
 from archive.write import Buffer
@@ -26,7 +25,6 @@ __all__ = ["save_checkpoint"]
 
 AT_ONCE = 256  # samples that are asked for in one request
 ATTEMPTS = 3
-_log = logging.getLogger("archive")
 
 
 def save_checkpoint(
@@ -52,7 +50,7 @@ def save_checkpoint(
     """
     system = live.connect()
     if not include_storage and system.is_in_memory:
-        _log.warning("include_storage=False has no effect: the samples of this storage are nowhere else")
+        logger.warning("include_storage=False has no effect: the samples of this storage are nowhere else")
         include_storage = True
     given = dict(metadata or {})
     with _writer(where, run, buffer, storage_options) as (writer, latest):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from archive.base import UsageError, one_line, size, visible, written
+from archive.base import UsageError, logger, one_line, size, visible, written
 from archive.manifest import Commit
+from archive.observe import operation
 from archive.views import reports
 
 COLUMNS = ("what", "objects", "bytes", "", "why")
@@ -101,7 +102,11 @@ class PrunePlan:
             return self
         if self._carry is None:
             raise UsageError("this plan was carried out, or comes from another process: plan again by arc.prune()")
-        return self._carry(self, per_second, progress)
+        with operation("prune", objects=self.objects, bytes=self.bytes) as done:
+            pruned = self._carry(self, per_second, progress)
+        told = (pruned.deleted, self.objects, size(self.bytes), self.url, done.seconds)
+        logger.info("deleted %d of %d objects (%s) of %s, %.1f s", *told)
+        return pruned
 
     def to_json(self) -> dict[str, Any]:
         """All that it says, as values of JSON."""

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from archive.store.drivers.alone import SingleWriterDriver
+from archive.store.drivers.delegating import DelegatingDriver
 from archive.store.drivers.failures import Kind, chain_of, judge, unreached
-from archive.store.drivers.protocols import PAGE, Buffer, DeleteMany, Driver, Found, GetRanges, Info, Place, Scatter
+from archive.store.drivers.protocols import (
+    PAGE,
+    Buffer,
+    Copy,
+    Create,
+    DeleteMany,
+    Driver,
+    Found,
+    GetRanges,
+    Info,
+    Place,
+    Scan,
+    Scatter,
+)
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
 
@@ -12,6 +26,9 @@ __all__ = [
     "OWN_OPTIONS",
     "PAGE",
     "Buffer",
+    "Copy",
+    "Create",
+    "DelegatingDriver",
     "DeleteMany",
     "Driver",
     "Found",
@@ -19,6 +36,7 @@ __all__ = [
     "Info",
     "Kind",
     "Place",
+    "Scan",
     "Scatter",
     "SingleWriterDriver",
     "chain_of",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
+
+from archive.base import logger
 
 
 class AutoSave:
@@ -93,4 +94,4 @@ def logged(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
-        logging.getLogger("archive").exception("trajectories that were added could not be committed at the end")
+        logger.exception("trajectories that were added could not be committed at the end")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,12 +10,10 @@ from archive import Archive
 from archive.adapters.rlinf.buffer.numbering import distinct_ids, ids_of
 from archive.adapters.rlinf.buffer.ranks import Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
-from archive.base import NothingThereError
+from archive.base import NothingThereError, logger
 from archive.checkpoint import Holding
 from archive.manifest import RunEntry
 from archive.read import Episodes
-
-_log = logging.getLogger("archive")
 
 
 def start(arc: Archive, run: str, buffer: str, where: Where, part: int | None, world_size: int | None) -> Start:
@@ -34,7 +31,7 @@ def start(arc: Archive, run: str, buffer: str, where: Where, part: int | None, w
         mine = _part(named, part, size)
     else:
         mine = every.filter(rank=rank) if count == size else _part(every, rank, size)
-    _log.info(
+    logger.info(
         "%s has no whole checkpoint of run %r: rank %d of %d takes %d of the %d trajectories that were committed there",
         where.name, run, rank, size, len(mine), len(every),
     )  # fmt: skip

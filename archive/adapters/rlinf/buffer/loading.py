@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -18,12 +17,11 @@ from archive.adapters.rlinf.buffer.numbering import distinct_ids, ids_of, metada
 from archive.adapters.rlinf.buffer.ranks import Job, Where, part_meant
 from archive.adapters.rlinf.buffer.start import Start
 from archive.adapters.rlinf.buffer.window import Entry
-from archive.base import NotFoundError, NothingThereError
+from archive.base import NotFoundError, NothingThereError, logger
 from archive.checkpoint import Checkpoint
 from archive.read import Episodes
 
 Homes = Callable[[Callable[[], Episodes]], ArchiveHome]
-_log = logging.getLogger("archive")
 
 
 def find(where: Where, job: Job, part: int | None, world_size: int | None, own: Collection[str] = ()) -> Start:
@@ -88,7 +86,7 @@ def _part(ck: Checkpoint, where: Where, buffer: str, part: int, world_size: int 
     _, size = part_meant(where, part, world_size, 1, "")
     chosen = None if where.rank is None else {"episode_id": held_by(ck, buffer, where.rank)}
     if part and part == where.rank and size > 1:
-        _log.warning(
+        logger.warning(
             "rank %d of %d loads its part of the trajectories of rank_%d alone, so that nobody has the rest: with "
             "is_distributed=True all ranks give the same path; without it, each gives its own and all is shared out",
             part, size, part,

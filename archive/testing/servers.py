@@ -1,4 +1,4 @@
-"""Starts the S3 servers that tests and benchmarks talk to: moto, SeaweedFS. Both on loopback, both scratch."""
+"""Does I/O: S3 servers for tests, moto and SeaweedFS. Both on loopback, both scratch."""
 
 from __future__ import annotations
 

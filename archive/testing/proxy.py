@@ -1,4 +1,4 @@
-"""A reverse proxy in front of an S3 server that breaks requests on order and remembers all of them.
+"""Does I/O: a reverse proxy in front of an S3 server that breaks requests on order and remembers all of them.
 
 The Host header passes unchanged, so signatures still verify at the server.
 """
@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from tests.support.servers import KEY, REGION, SECRET
+from archive.testing.servers import KEY, REGION, SECRET
 
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "expect", "proxy-authorization"}
 _NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")

@@ -1,0 +1,116 @@
+"""Does no I/O: spans and metrics for OpenTelemetry, where the program has set up a provider; else nothing.
+
+It is looked for, never imported for its own sake: who has a provider has imported it. Spans have the kind of an error,
+not its text, which may hold text from buckets.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from archive.base import __version__, one_line
+from archive.observe.families import FAMILIES, OPERATION, Family, Kind
+from archive.observe.sums import BOUNDS_S, samples
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
+    from opentelemetry.trace import Span as OpenSpan
+
+Value = str | int | float | bool
+_NAME = "archive"
+
+
+class Span:
+    """A span that has begun, to be entered and ended by the same thread."""
+
+    def __init__(self, span: OpenSpan) -> None:
+        self._span = span
+        self._current: AbstractContextManager[OpenSpan] | None = None
+
+    def enter(self) -> None:
+        """Make it the parent of those that begin within it."""
+        from opentelemetry import trace
+
+        current = trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
+        current.__enter__()
+        self._current = current
+
+    def note(self, about: Mapping[str, Value]) -> None:
+        """Set attributes."""
+        for name, value in about.items():
+            self._span.set_attribute(f"{_NAME}.{name}", one_line(value) if isinstance(value, str) else value)
+
+    def end(self, error: BaseException | None) -> None:
+        """End it; with an error, as failed."""
+        if error is not None:
+            from opentelemetry.trace import StatusCode
+
+            self._span.set_status(StatusCode.ERROR, type(error).__name__)
+        if self._current is not None:
+            self._current.__exit__(None, None, None)
+        self._span.end()
+
+
+def begin(name: str, about: Mapping[str, Value]) -> Span | None:
+    """A span, where somebody traces."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    from opentelemetry import trace
+
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, trace.ProxyTracerProvider):  # what stands in until one is set
+        return None
+    span = Span(provider.get_tracer(_NAME, __version__).start_span(f"{_NAME}.{name}"))
+    span.note(about)
+    return span
+
+
+_measured: tuple[MeterProvider, Histogram] | None = None
+
+
+def record(operation: str, seconds: float) -> None:
+    """Tell the metrics of OpenTelemetry, where somebody collects them, how long an operation took."""
+    if "opentelemetry.metrics" not in sys.modules:
+        return
+    from opentelemetry import metrics
+
+    provider = metrics.get_meter_provider()
+    if type(provider).__module__.startswith("opentelemetry.metrics"):  # what stands in until one is set
+        return
+    _histogram(provider).record(seconds, {"operation": operation})
+
+
+def _histogram(provider: MeterProvider) -> Histogram:
+    """That of this provider; all metrics are made with it, once."""
+    global _measured
+    if _measured is None or _measured[0] is not provider:
+        meter = provider.get_meter(_NAME, __version__)
+        bounds = list(BOUNDS_S)
+        times = meter.create_histogram(
+            OPERATION.name, OPERATION.unit, OPERATION.help, explicit_bucket_boundaries_advisory=bounds
+        )
+        _measured = (provider, times)
+        for family in FAMILIES:
+            _observe(meter, family)
+    return _measured[1]
+
+
+def _observe(meter: Meter, family: Family) -> None:
+    if family.kind is Kind.COUNTER:
+        meter.create_observable_counter(family.name, [_callback(family)], family.unit, family.help)
+    elif family.kind is Kind.GAUGE:
+        meter.create_observable_gauge(family.name, [_callback(family)], family.unit, family.help)
+
+
+def _callback(family: Family) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def observe(options: CallbackOptions) -> Iterable[Observation]:
+        from opentelemetry.metrics import Observation
+
+        return [
+            Observation(one.value, {label.name: label.value for label in one.labels}) for one in samples(family.name)
+        ]
+
+    return observe

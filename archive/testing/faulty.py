@@ -1,0 +1,158 @@
+"""Does I/O: a store around a store, whose operations go wrong where an injection says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from archive.store.drivers import Buffer, Copy, Create, DelegatingDriver, DeleteMany, Driver, Found, Info, Scan
+from archive.testing.injections import OF_BYTES, Injection
+
+T = TypeVar("T")
+
+
+class ThrottledError(Exception):
+    """What S3 answers with 503, as botocore has it."""
+
+    response: dict[str, Any] = {  # noqa: RUF012 (never written to)
+        "Error": {"Code": "SlowDown", "Message": "Please reduce your request rate (injected)"},
+        "ResponseMetadata": {"HTTPStatusCode": 503},
+    }
+
+
+_BEFORE: dict[str, Callable[[], Exception]] = {
+    "fail": lambda: OSError(errno.EIO, "injected: the store failed"),
+    "deny": lambda: PermissionError(errno.EACCES, "injected: refused"),
+    "full": lambda: OSError(errno.ENOSPC, "injected: no space left"),
+    "vanish": lambda: FileNotFoundError(errno.ENOENT, "injected: not there"),
+    "reset": lambda: ConnectionRefusedError(errno.ECONNREFUSED, "injected: the connection broke before it was sent"),
+    "throttle": lambda: ThrottledError("injected: SlowDown"),
+}
+
+
+class FaultyDriver(DelegatingDriver):
+    """Another driver. Whatever reads several ranges, or into memory of the caller's, goes through `get`."""
+
+    def __init__(self, inner: Driver, injection: Injection) -> None:
+        super().__init__(inner)
+        self._injection = injection
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether of two creators at most one succeeds."""
+        return self._inner.creating is not None and self._inner.creating.exclusive
+
+    @property
+    def creating(self) -> Create | None:
+        return self if self._inner.creating is not None else None
+
+    @property
+    def ranging(self) -> None:
+        return None
+
+    @property
+    def scattering(self) -> None:
+        return None
+
+    @property
+    def copying(self) -> Copy | None:
+        return self if self._inner.copying is not None else None
+
+    @property
+    def scanning(self) -> Scan | None:
+        return self if self._inner.scanning is not None else None
+
+    @property
+    def deleting(self) -> DeleteMany | None:
+        return self if self._inner.deleting is not None else None
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        strikes = self._injection.strikes("get", key)
+        data = self._sent(strikes, lambda: self._inner.get(key, start, stop, timeout_s), timeout_s)
+        return _changed(data, self._injection) if strikes else data
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        take(self.get(key, start, stop, timeout_s))
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        strikes = self._injection.strikes("put", key)
+        kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
+        self._sent(strikes, lambda: self._inner.put(key, kept, timeout_s), timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        creating = self._inner.creating
+        assert creating is not None
+        strikes = self._injection.strikes("create", key)
+        kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
+        self._sent(strikes, lambda: creating.create(key, kept, timeout_s), timeout_s)
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        return self._through("head", key, lambda: self._inner.head(key, timeout_s), timeout_s)
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        return self._through("list", prefix, lambda: self._inner.list(prefix, timeout_s), timeout_s)
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        assert self._inner.scanning is not None
+        pages = self._inner.scanning.scan(prefix, after, timeout_s)
+        while (page := self._through("list", prefix, lambda: next(pages, None), timeout_s)) is not None:
+            yield page
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._through("delete", key, lambda: self._inner.delete(key, timeout_s), timeout_s)
+
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        deleting = self._inner.deleting
+        assert deleting is not None
+        return self._through("delete", keys[0], lambda: deleting.delete_many(keys, timeout_s), timeout_s)
+
+    def locate(self, key: str) -> str:
+        assert self._inner.copying is not None
+        return self._inner.copying.locate(key)
+
+    def copy(self, source: str, key: str, timeout_s: float) -> None:
+        copying = self._inner.copying
+        assert copying is not None
+        self._through("copy", key, lambda: copying.copy(source, key, timeout_s), timeout_s)
+
+    def _through(self, verb: str, key: str, send: Callable[[], T], timeout_s: float) -> T:
+        return self._sent(self._injection.strikes(verb, key), send, timeout_s)
+
+    def _sent(self, strikes: bool, send: Callable[[], T], timeout_s: float) -> T:
+        """Do what is asked, and what the injection does to it."""
+        what = self._injection.what
+        if not strikes or what in OF_BYTES:
+            return send()
+        if isinstance(what, Exception):
+            raise what
+        if what in _BEFORE:
+            raise _BEFORE[what]()
+        if what == "delay":
+            _wait(self._injection.seconds, timeout_s)
+        answer = send()
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "lose_answer":
+            raise ConnectionResetError(errno.ECONNRESET, "injected: the answer was lost")
+        return answer
+
+
+def _wait(seconds: float, timeout_s: float) -> None:
+    """As long as a client waits that has a time-out."""
+    time.sleep(min(seconds, timeout_s))
+    if seconds > timeout_s:
+        raise TimeoutError(errno.ETIMEDOUT, "injected: no answer in time")
+
+
+def _changed(data: Buffer, injection: Injection) -> Buffer:
+    """The bytes as they are after the fault: others only for those that are of bytes."""
+    if injection.what == "truncate":
+        return data[: len(data) // 2 if injection.keep is None else injection.keep]
+    if injection.what == "corrupt" and len(data):
+        middle = len(data) // 2
+        return bytes(data[:middle]) + bytes([data[middle] ^ 1]) + bytes(data[middle + 1 :])
+    return data

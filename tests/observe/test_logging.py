@@ -1,0 +1,63 @@
+"""What is logged: a line for what was done, in which nothing acts; and nothing on stderr that nobody asked for."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import archive
+import resharding
+from archive.base import logger
+from tests.support.places import ROOT
+
+DONE = [
+    r"commit 2 of run 'main': rank 0 wrote \d+ B of new steps, \d+\.\d s",
+    r"checkpoint 'step-5' of run 'main', step 5, is commit 3: rank 0 of 1 wrote \d+ B of new steps, \d+\.\d s",
+    r"rank 1 of 2 read 1 episodes, 30 steps of buffer 'replay' of 'step-5', which 1 ranks saved: .* requests, .* s",
+    r"commit 5 let go of 1 checkpoints and 0 episodes \(.*\), \d+\.\d s",
+    r"deleted \d+ of \d+ objects \(.*\) of memory://logging/lines, \d+\.\d s",
+]
+
+
+def test_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "archive")
+    arc = archive.create("memory://logging/lines")
+    with arc.writer(compression=None) as w:
+        w.add_episode({"x": np.arange(30.0)}, episode_id="a")
+        w.commit()
+        w.add_episode({"x": np.arange(30.0)}, episode_id="b")
+        made = w.checkpoint(step=5).result()
+        w.remove(["a"])
+        w.checkpoint(step=6, wait=True)
+    resharding.plan(made, world_size=2).share(1).read()
+    arc.forget(keep=archive.Keep(last=1), dry_run=False)
+    arc.prune(older_than="0s", dry_run=False, force=True)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    for wanted in DONE:
+        assert any(re.fullmatch(wanted, line) for line in told), (wanted, told)
+    assert all(record.name == "archive" for record in caplog.records if record.name.startswith("archive"))
+
+
+def test_a_message_is_one_line_in_which_nothing_acts(caplog: pytest.LogCaptureFixture) -> None:
+    logger.warning("an episode %s", "x\x1b[2J\nERROR forged")
+    assert caplog.messages == [r"an episode x\x1b[2J\nERROR forged"]
+
+
+def test_healthy_work_prints_nothing() -> None:
+    code = """
+import archive, numpy as np, resharding
+arc = archive.create("memory://x")
+with arc.writer() as w:
+    w.add_episode({"x": np.arange(3)})
+    made = w.checkpoint(step=1).result()
+resharding.plan(made, world_size=1).share(0).read()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert (done.stdout, done.stderr) == ("", "")
