@@ -55,14 +55,14 @@ def recover(log: CommitLog, run: str) -> Commit | None:
         if not any(one.objects for one in found.values()):
             _tell_damage(run, found)
             return None
-        try:
-            with operation("recover", run=run, session=entry.session):
+        with operation("recover", run=run, session=entry.session):
+            try:
                 return _committed(log, head, run, found)
-        except _MovedError:
-            continue
-        except SupersededError as e:
-            logger.warning("the journal of run %r was not recovered: %s", run, e)
-            return None
+            except _MovedError:
+                continue
+            except SupersededError as e:
+                logger.warning("the journal of run %r was not recovered: %s", run, e)
+                return None
 
 
 def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankTail]) -> Commit:

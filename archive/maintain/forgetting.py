@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from archive.base import ConflictError, UsageError
+from archive.base import ConflictError, UsageError, logger
 from archive.checkpoint import Keep
 from archive.maintain.asking import UNREFERENCED, Asked
 from archive.maintain.drafting import Decided, Draft, commits_of, draft, unwritten
@@ -21,6 +21,7 @@ from archive.maintain.letting import ForgetPlan, Redacted
 from archive.maintain.objects import note_forgotten
 from archive.maintain.standing import Standing, standing
 from archive.manifest import Commit, CommitLog, Place, Snapshot, commits, new_session, tablefiles
+from archive.observe import operation
 from archive.store import Storage
 
 _ADDRESS = ("session", "rank", "sequence")
@@ -59,10 +60,13 @@ def commit_now(log: CommitLog, asked: Asked, transaction: str, check: Check = la
     """Forget, as of whichever commit is the newest then; None if nothing is to go. check: of each commit before it."""
     commits.check_can_let_go(log.catch_up())
     making = _Making(log.storage, asked, check=check)
-    try:
-        return log.append(transaction, making.build)
-    except NothingToForgetError:
-        return None
+    with operation("forget") as done:
+        try:
+            made = log.append(transaction, making.build)
+        except NothingToForgetError:
+            return None
+    logger.info("commit %d let go of what %s does not want, %.1f s", made.number, asked, done.seconds)
+    return made
 
 
 def check_writer(head: Commit, run: str, keep: Keep | None, forget: str) -> None:

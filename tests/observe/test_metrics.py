@@ -14,6 +14,7 @@ import archive
 import resharding
 from archive.observe import FAMILIES, metrics
 from archive.store import Storage
+from resharding.sharing import telling
 
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\["\\n])*",?)+\})? [0-9.e+-]+')
 
@@ -94,14 +95,29 @@ def test_a_resume_is_compared_with_its_plan() -> None:
         assert grown(before, f"archive_resume_{name}_total", store="memory") == expected > 0, name
 
 
-def test_comparing_sends_nothing() -> None:
-    """What a plan says is read from tables that reading the share has fetched already."""
-    arc = archive.open(archive_of("memory://metrics/compare", episodes=40).url)
-    share = resharding.plan(arc.checkpoints[-1], world_size=2).share(0)
-    share.read()
-    before = arc.io_stats()
-    share.cost()
-    assert (arc.io_stats() - before).requests == 0
+def test_comparing_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plan says is in memory once the share was read."""
+
+    def requests(url: str) -> int:
+        arc = archive.open(url)
+        share = resharding.plan(arc.checkpoints[-1], world_size=2).share(0)
+        before = arc.io_stats()
+        share.read()
+        return (arc.io_stats() - before).requests
+
+    url = archive_of("memory://metrics/compare", episodes=40).url
+    compared = requests(url)
+    monkeypatch.setattr(telling, "_compare", lambda *given: None)
+    assert requests(url) == compared
+
+
+def test_a_comparison_that_fails_is_no_failure_of_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise archive.CorruptManifestError("the chunk table is damaged")
+
+    monkeypatch.setattr(telling, "_compare", broken)
+    arc = archive_of("memory://metrics/broken")
+    assert len(resharding.plan(arc.checkpoints[-1], world_size=1).share(0).read()) == 3
 
 
 def test_the_loss_window_is_told_while_the_writer_is_busy() -> None:
