@@ -11,13 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from archive.base import ClosedError, UsageError, check_text, logger, one_line, size
+from archive.base import ClosedError, UsageError, check_text, git_revision, logger, one_line, size
 from archive.checkpoint import (
     Keep,
     Pending,
     Saver,
     finish_at_exit,
-    git_revision,
     next_sequence,
     rows_of,
     watch,

@@ -72,7 +72,7 @@ from archive.base.records import (
 )
 from archive.base.treecodec import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.undo import Undo
-from archive.base.version import __version__
+from archive.base.version import __version__, git_revision
 from archive.base.waiting import Patience, ranks
 
 __all__ = [
@@ -144,6 +144,7 @@ __all__ = [
     "escape_path",
     "forking",
     "frozen",
+    "git_revision",
     "in_any_order",
     "in_child",
     "in_order",

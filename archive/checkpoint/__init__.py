@@ -7,21 +7,13 @@ from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
 from archive.checkpoint.creating import create_once
+from archive.checkpoint.drafting import Joint, StagedTables, added, fresh_rows, ledger_files, stamped
 from archive.checkpoint.holding import Holding
-from archive.checkpoint.joining import (
-    Joint,
-    StagedTables,
-    added,
-    commit_recovered,
-    fresh_rows,
-    ledger_files,
-    stamped,
-)
+from archive.checkpoint.joining import commit_recovered
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
 from archive.checkpoint.retention import Candidate, Keep
-from archive.checkpoint.revision import git_revision
 from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
@@ -57,7 +49,6 @@ __all__ = [
     "create_once",
     "finish_at_exit",
     "fresh_rows",
-    "git_revision",
     "ledger_files",
     "next_sequence",
     "on_terminal",

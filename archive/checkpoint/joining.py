@@ -7,62 +7,26 @@ a clock: the wait ends with an error that names those that have not staged, and 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
 
-import numpy as np
-
-from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, jsontree, layout
+from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, layout
+from archive.checkpoint.drafting import Joint, StagedTables, draft
 from archive.checkpoint.saving import RankRows
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import LEDGER, StagedIndex
-from archive.manifest import (
-    BufferTotals,
-    CheckpointRecord,
-    Commit,
-    CommitLog,
-    Discarded,
-    MissingRank,
-    Place,
-    Recovered,
-    RunEntry,
-    StagedObject,
-    StoredFile,
-    claims,
-    commits,
-    tablefiles,
-    tables,
-)
+from archive.checkpoint.stagedindex import LEDGER
+from archive.manifest import Commit, CommitLog, Recovered, commits, tables
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FIRST_POLL_S = 0.02
 MAX_POLL_S = 1.0
 MAX_CONCURRENT = 16
 PARTIAL_STEP_IN_S, MAX_PARTIAL_STEPS = 0.5, 6  # the same where the process ends, and there is little time
 STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a checkpoint itself
-
-
-@dataclass(frozen=True)
-class Joint:
-    """One checkpoint to be committed: by whom it is staged, under which name."""
-
-    place: Place
-    name: str
-    ordinal: int
-
-    @property
-    def transaction(self) -> str:
-        return f"{self.place.session}/checkpoint/{self.name}"
 
 
 def join(
@@ -172,16 +136,9 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     def build(parent: Commit, attempt: int) -> Commit:
         commits.fence(parent, joint.place.run, joint.place.session)
         _check_order(parent, joint, partial=partial)
-        return _draft(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
+        return draft(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
 
     return log.append(transaction, build)
-
-
-class StagedTables(NamedTuple):
-    """What a rank staged of tables."""
-
-    rows: RankRows
-    live: pa.Table
 
 
 def _staged_rows(part: StagedFile) -> StagedTables:
@@ -202,7 +159,7 @@ def commit_recovered(
     def build(parent: Commit, attempt: int) -> Commit:
         commits.fence(parent, joint.place.run, joint.place.session)
         check(parent)
-        return _draft(
+        return draft(
             log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=False, recovered=recovered
         )  # fmt: skip
 
@@ -239,164 +196,3 @@ def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
             f"checkpoint {joint.name!r} was not committed: {latest.name!r}, which is "
             f"{'whole' if same else 'newer'}, is commit {latest.commit} already; go on with the next checkpoint"
         )
-
-
-def _draft(
-    storage: Storage, joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, StagedTables], parent: Commit,
-    *, fold: bool, partial: bool, recovered: Recovered | None = None,
-) -> Commit:  # fmt: skip
-    """The commit of a checkpoint, after writing the manifest files that it names."""
-    place = joint.place
-    fresh, sequences = fresh_rows(parent, place, {rank: one.rows for rank, one in staged.items()})
-    known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
-    claims.check(storage, parent, fresh.segments, place.session, known_at)
-    add = functools.partial(tablefiles.add_rows, storage, place.session)
-    chunk_file = tablefiles.write(storage, place.session, "chunks", fresh.chunks) if fresh.chunks.num_rows else None
-    files = add("segments", parent, stamped(fresh.segments, chunk_file), fold=fold)
-    live = None
-    if all(f.index.replay_saved for f in parts):
-        table = tables.concat("live", [one.live for one in staged.values()])
-        live = tablefiles.write(storage, place.session, "live", table)
-    made = replace(_record(joint, parts, parent, sequences, partial=partial), recovered=recovered)
-    entry = _run_entry(parent, made, parts, place, sequences)
-    return parent.after(
-        "checkpoint", run=place.run, session=place.session, segments=files,
-        checkpoints=add("checkpoints", parent, _row(made, place), fold=fold), runs={**parent.runs, place.run: entry},
-        chunks=chunk_file, live=live, checkpoint=made, added=added(fresh),
-        **ledger_files(storage, place.session, parent, fresh.ledger, fold=fold),
-    )  # fmt: skip
-
-
-def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tuple[RankRows, dict[int, int]]:
-    """RankRows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
-    sequences = dict(parent.runs[place.run].sequences)
-    fresh = []
-    for rank, given in rows.items():
-        fresh.append(_fresh(given, sequences.get(rank, 0)))
-        if fresh[-1].next_sequence:
-            sequences[rank] = fresh[-1].next_sequence
-    kinds = ("segments", "chunks", "ledger")
-    return RankRows(*(tables.concat(kind, [getattr(one, kind) for one in fresh]) for kind in kinds)), sequences
-
-
-def _fresh(rows: RankRows, done: int) -> RankRows:
-    """Those numbered from `done` on, and the chunks of their shards."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    segments, ledger = (
-        table.filter(pc.greater_equal(table["sequence"], done)) if done else table
-        for table in (rows.segments, rows.ledger)
-    )
-    shards = pc.unique(segments["shard"].cast(pa.string()).drop_null())
-    return RankRows(segments, rows.chunks.filter(pc.is_in(rows.chunks["shard"].cast(pa.string()), shards)), ledger)
-
-
-def added(rows: RankRows) -> dict[str, int]:
-    """How many rows a commit adds."""
-    return {"segments": rows.segments.num_rows} | ({"ledger": rows.ledger.num_rows} if rows.ledger.num_rows else {})
-
-
-def ledger_files(storage: Storage, session: str, parent: Commit, rows: pa.Table, *, fold: bool) -> dict[str, Any]:
-    """What a commit says of these new rows of the ledger table, after writing them; nothing where there are none."""
-    if not rows.num_rows:
-        return {}
-    files = tablefiles.add_rows(storage, session, "ledger", parent, rows, fold=fold)
-    return {"ledger": files, "format": layout.with_feature(parent.format, layout.JOURNAL)}
-
-
-def stamped(segments: pa.Table, chunk_file: StoredFile | None) -> pa.Table:
-    """Segment rows with where their chunk table lies, and when they were collected."""
-    if segments.num_rows == 0:
-        return segments
-    segments = tables.set_column(segments, "created_at", datetime.now(UTC))
-    return tablefiles.with_chunks(segments, chunk_file)
-
-
-def _record(
-    joint: Joint, parts: Sequence[StagedFile], parent: Commit, sequences: Mapping[int, int], *, partial: bool
-) -> CheckpointRecord:
-    """What the commit says of the checkpoint itself; the rest is in the staged objects."""
-    indexes = [part.index for part in parts]
-    world_size, latest = joint.place.world_size, parent.runs[joint.place.run].latest
-    last_whole = None if latest is None else latest.commit
-    missing = sorted(set(range(world_size)) - {index.rank for index in indexes})
-    staged = {index.rank: index.sequence for index in indexes if index.sequence is not None}
-    return CheckpointRecord(
-        name=joint.name,
-        step=indexes[0].step,
-        ordinal=joint.ordinal,
-        world_size=world_size,
-        whole=not missing and not partial,
-        missing=tuple(MissingRank(rank, last_whole) for rank in missing),
-        ranks=tuple(StagedObject(part.index.rank, part.key, part.index.nonce) for part in parts),
-        buffers=_totals(indexes),
-        discarded=_discarded(indexes),
-        metrics=indexes[0].metrics,
-        lineage=indexes[0].lineage,
-        replay_saved=all(index.replay_saved for index in indexes),
-        sequences={**sequences, **staged},
-        borrowed=_borrowed(parts),
-    )
-
-
-def _borrowed(parts: Sequence[StagedFile]) -> tuple[str, ...]:
-    """The objects of earlier checkpoints in which columns and attributes of this one lie."""
-    own = {part.key for part in parts}
-    held = {key for part in parts for key in part.index.objects}
-    return tuple(sorted(held - own))
-
-
-def _totals(indexes: Sequence[StagedIndex]) -> dict[str, BufferTotals]:
-    """Each buffer, over all ranks."""
-    out: dict[str, BufferTotals] = {}
-    for index in indexes:
-        for name, buffer in index.buffers.items():
-            known = out.get(name, BufferTotals(0, 0, ()))
-            columns = tuple(sorted({*known.columns, *index.columns.get(name, {})}))
-            out[name] = BufferTotals(known.steps + buffer.steps, known.episodes + buffer.episodes, columns)
-    return out
-
-
-def _discarded(indexes: Sequence[StagedIndex]) -> dict[str, Discarded]:
-    """What the ranks left out, by reason."""
-    out: dict[str, Discarded] = {}
-    for index in indexes:
-        for buffer in index.buffers.values():
-            for reason, more in buffer.discarded.items():
-                known = out.get(reason, Discarded(0, 0))
-                out[reason] = Discarded(known.episodes + more.episodes, known.steps + more.steps)
-    return out
-
-
-def _row(made: CheckpointRecord, place: Place) -> pa.Table:
-    """Its row of the table of checkpoints."""
-    return tables.from_columns(
-        "checkpoints",
-        {
-            "commit": np.zeros(1, np.int64), "run": place.run, "session": place.session, "name": [made.name],
-            "step": [made.step], "world_size": place.world_size, "whole": [made.whole],
-            "replay_saved": [made.replay_saved], "metrics": [jsontree.dumps(dict(made.metrics), where="metrics")],
-            "created_at": [datetime.now(UTC)],
-        },
-    )  # fmt: skip
-
-
-def _run_entry(
-    parent: Commit, made: CheckpointRecord, parts: Sequence[StagedFile], place: Place, sequences: Mapping[int, int]
-) -> RunEntry:  # fmt: skip
-    """The run's entry once this checkpoint is committed."""
-    entry = replace(parent.runs[place.run], sequences=sequences)
-    if not made.whole:
-        return entry
-    mark = made.mark(place.session, parent.number + 1)
-    if not made.replay_saved:
-        return replace(entry, latest=mark)
-    return replace(entry, latest=mark, latest_replay=mark, journal=_journal(entry, [part.index for part in parts]))
-
-
-def _journal(entry: RunEntry, indexes: Sequence[StagedIndex]) -> Mapping[int, int] | None:
-    """Up to where each rank's journal is in the newest checkpoint."""
-    if entry.journal is None:
-        return None
-    return {**entry.journal, **{one.rank: one.journal for one in indexes if one.journal is not None}}

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size
 from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.joining import Joint, all_staged, commit_present, join
+from archive.checkpoint.drafting import Joint
+from archive.checkpoint.joining import all_staged, commit_present, join
 from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progressbar import Progress, on_terminal
 from archive.checkpoint.saving import Request, SavedColumns

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.base import AlreadyExistsError, CheckpointError, escape, layout
+from archive.base import AlreadyExistsError, CheckpointError, escape, git_revision, layout
 from archive.checkpoint.creating import create_once
-from archive.checkpoint.revision import git_revision
 from archive.checkpoint.stagedindex import (
     LEDGER,
     UNCONSUMED,
