@@ -13,10 +13,10 @@ import resharding
 from archive.base import layout
 from archive.journal import Durable
 from archive.maintain import maintenance
+from archive.testing import steps
 from tests.support.archives import fresh
 from tests.support.commands import call as run
 from tests.support.journals import NEVER_S, die
-from tests.support.tampering import steps
 
 
 def journaled(url: str | None = None) -> tuple[archive.Archive, Durable]:

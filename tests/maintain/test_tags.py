@@ -12,9 +12,9 @@ import archive
 from archive.base import layout
 from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
 from archive.manifest import Commit, CommitLog, commits, tablefiles
+from archive.testing import steps
 from tests.support.archives import with_checkpoints
 from tests.support.backends import Backend
-from tests.support.tampering import steps
 
 stores = pytest.mark.parametrize("backend", ["memory", "local", "moto"], indirect=True)
 

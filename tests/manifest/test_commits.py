@@ -26,9 +26,10 @@ from archive.base.errors import (
 from archive.manifest import commits
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
+from archive.testing import steps
 from archive.write import bufferwriter
 from tests.support.backends import Proxied
-from tests.support.tampering import body, commit_files, same, seal, steps, write_some
+from tests.support.tampering import body, commit_files, same, seal, write_some
 
 servers = pytest.mark.parametrize("proxied", ["moto", "seaweedfs"], indirect=True)
 clients = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obstore"], indirect=True)

@@ -26,6 +26,7 @@ from archive.base.errors import (
     UpgradeError,
 )
 from archive.read.chunks import shards
+from archive.testing import steps
 from tests.support.backends import Proxied
 from tests.support.tampering import (
     change_commit,
@@ -35,7 +36,6 @@ from tests.support.tampering import (
     same,
     seal,
     set_column,
-    steps,
     write_some,
 )
 

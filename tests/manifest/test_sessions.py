@@ -13,8 +13,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import archive
 from archive.base.errors import ConflictError, NotExclusiveError, SessionInUseError, SupersededError, UsageError
+from archive.testing import steps
 from tests.support.backends import Backend, make_backend
-from tests.support.tampering import body, commit_files, same, steps
+from tests.support.tampering import body, commit_files, same
 
 VARIABLES = (
     *("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),

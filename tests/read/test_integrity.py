@@ -18,14 +18,9 @@ from archive.base.errors import (
     MissingObjectError,
     ShortReadError,
 )
+from archive.testing import steps
 from tests.support.backends import Proxied
-from tests.support.tampering import (
-    commit_files,
-    same,
-    steps,
-    write_some,
-    zip_structure,
-)
+from tests.support.tampering import commit_files, same, write_some, zip_structure
 
 Change = Callable[[pa.Table], pa.Table]
 

@@ -16,7 +16,8 @@ from archive.arrays.ranges import ByteRange
 from archive.base.errors import MissingObjectError, UnsafePathError, UsageError
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.storage import Storage
-from tests.support.tampering import body, commit_files, same, steps, write_some
+from archive.testing import steps
+from tests.support.tampering import body, commit_files, same, write_some
 
 ID = "0123456789abcdef" * 2
 OTHER = "f" * 32

@@ -9,7 +9,7 @@ import numpy as np
 
 import archive
 from archive.fields.nesting import Ragged
-from tests.support.tampering import steps
+from archive.testing import steps
 
 
 def fresh(**options: Any) -> archive.Archive:

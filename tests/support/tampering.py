@@ -15,20 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import archive
-
-Nest = dict[str, Any]
-
-
-def steps(length: int, seed: int = 0) -> Nest:
-    """Fields of several kinds, all different for each seed."""
-    rng = np.random.default_rng(seed)
-    return {
-        "obs": rng.standard_normal((length, 3)).astype(np.float32),
-        "action": rng.integers(0, 9, length),
-        "reward": np.ones(length, np.float32) * seed,
-        "text": [f"{seed}:{i}" for i in range(length)],
-    }
+from archive.testing import small_archive
 
 
 def same(a: Any, b: Any) -> bool:
@@ -42,12 +29,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def write_some(root: Path, episodes: int = 3, commits: int = 1, **options: Any) -> list[str]:
-    """An archive of small episodes e0, e1, ...: `steps(4 + i, i)`."""
-    with archive.create(str(root), **options).writer() as w:
-        for i in range(episodes):
-            w.add_episode(steps(4 + i, i), episode_id=f"e{i}", model_weights_uuid=f"w{i}", update_count=i)
-            if (i + 1) % max(1, episodes // commits) == 0:
-                w.commit()
+    """An archive of small episodes, as `small_archive` makes it; their ids."""
+    small_archive(str(root), episodes, commits=commits, **options)
     return [f"e{i}" for i in range(episodes)]
 
 

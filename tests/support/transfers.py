@@ -12,8 +12,9 @@ import pytest
 
 import archive
 from archive.store.storage import Storage
+from archive.testing import steps
 from tests.support.backends import Backend
-from tests.support.tampering import same, steps
+from tests.support.tampering import same
 
 
 class Place:

@@ -13,9 +13,10 @@ import pytest
 import zarr
 
 import archive
+from archive.testing import steps
 from tests.support.backends import Backend, make_backend
 from tests.support.golden import GOLDEN, LABELS, TAGS
-from tests.support.tampering import body, commit_files, same, steps
+from tests.support.tampering import body, commit_files, same
 
 EPISODES = 12
 

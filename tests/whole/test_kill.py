@@ -17,10 +17,10 @@ import pytest
 
 import archive
 from archive.base.errors import NotFoundError
-from archive.testing import servers
+from archive.testing import servers, steps
 from tests.support.backends import Backend, make_backend
 from tests.support.sampling import ALL, sampled
-from tests.support.tampering import same, steps
+from tests.support.tampering import same
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
 CHANGES = ("open", "writev", "link", "replace", "unlink", "mkdir")

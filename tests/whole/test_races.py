@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import archive
-from archive.testing import servers
+from archive.testing import servers, steps
 from tests.support.backends import Backend, make_backend
 from tests.support.processes import FORKSERVER
-from tests.support.tampering import same, steps
+from tests.support.tampering import same
 
 ROUNDS = 100
 RANKS = ({"rank": 0, "world_size": 2, "session": "job"}, {"rank": 1, "world_size": 2, "session": "job"})

@@ -12,11 +12,12 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptChunkError, UsageError
+from archive.testing import steps
 from tests.support import ray_cluster
 from tests.support.backends import make_backend
 from tests.support.compactions import Job, everything, of_checkpoint
 from tests.support.places import ROOT
-from tests.support.tampering import inverted, steps
+from tests.support.tampering import inverted
 from tests.support.transfers import Place, equal, holds
 
 pytest.importorskip("ray", reason="Ray has no wheel for every Python and platform")

@@ -13,8 +13,9 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptChunkError, DuplicateEpisodeError, SessionInUseError, UnsafePathError, UsageError
+from archive.testing import steps
 from tests.support.backends import make_backend
-from tests.support.tampering import body, commit_files, inverted, same, steps, write_some
+from tests.support.tampering import body, commit_files, inverted, same, write_some
 from tests.support.transfers import Place, before_commit, failing_put, holds
 
 
