@@ -78,8 +78,9 @@ def described(error: Exception, scrub: Callable[[str], str]) -> str:
 
 _MOCKED = (
     "moto's mock_aws patches botocore within the process, which no asynchronous client (s3fs) works with: leave it "
-    "out, start moto.server.ThreadedMotoServer(port=0), and open the archive with storage_options={'endpoint_url': "
-    "<its address>}; see archive/docs/how-to/testing.md, 'Test your own code'"
+    "out, and take the pytest fixture archive_s3 (pip install 'trajectory-archive[testing]'), or start "
+    "moto.server.ThreadedMotoServer(port=0) and open the archive with storage_options={'endpoint_url': <its address>}; "
+    "see archive/docs/how-to/testing.md, 'Test your own code'"
 )
 
 

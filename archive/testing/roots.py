@@ -42,7 +42,7 @@ class EmptyRoot:
 
 def url_of(where: Any) -> str:
     """The URL of an archive, of a root, or of what `archive.open` takes, as the library writes it."""
-    return str(where.url) if hasattr(where, "url") and not isinstance(where, str) else Storage.connect(where).url
+    return Storage.connect(getattr(where, "url", where)).url
 
 
 def is_within(url: str, place: str) -> bool:

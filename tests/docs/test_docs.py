@@ -33,6 +33,7 @@ from tests.support.documents import (
     run_page,
     run_python,
 )
+from tests.support.plugins import install_entry_points
 
 ALONE = {"checkpoints", "cluster", "observing"}  # they send themselves signals, or look at their own process
 OBVIOUS = {"fsspec", "s3fs", "zarr", "numpy", "pyarrow"}  # the user asked for these
@@ -93,13 +94,14 @@ def test_ones_own_tests_run(tmp_path: Path) -> None:
     block = only_block(DOCS / "how-to" / "testing.md", "python test")
     (tmp_path / "test_mine.py").write_text(block.text, "utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    installed = install_entry_points(tmp_path / "installed")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed)])}
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "11 passed" in done.stdout
 
 
 def test_the_training_script_is_the_one_that_is_tested() -> None:

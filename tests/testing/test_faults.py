@@ -19,7 +19,7 @@ from archive.base.errors import (
     StorageFullError,
     UsageError,
 )
-from archive.testing import assert_whole, faults, small_archive, steps
+from archive.testing import EmptyRoot, assert_whole, faults, small_archive, steps
 from tests.support.archives import contents
 from tests.support.processes import FORKSERVER, end
 from tests.support.tampering import same
@@ -118,6 +118,14 @@ def test_only_what_is_meant_is_broken(url: str, tmp_path: Path) -> None:
         assert fault.seen >= 3
         assert len(fault.hits) <= 2
     archive.open(url).episodes.read()
+
+
+def test_a_place_is_the_same_however_it_is_named(tmp_path: Path) -> None:
+    small_archive(tmp_path / "archive")
+    root = EmptyRoot(str(tmp_path / "archive"))
+    for where in (root, root.open(), root.url, tmp_path / "archive", f"file://{root.url}", tmp_path):
+        with faults.at(where, op="get", what="deny"), pytest.raises(AccessDeniedError):
+            root.open()
 
 
 def test_an_archive_that_is_open_is_meant_too(url: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.plugins import install_entry_points
 
 SETTINGS = (
     "[pytest]\naddopts = --strict-markers -p no:cacheprovider -p no:randomly -p no:xdist\nfilterwarnings = error\n"
@@ -20,13 +20,7 @@ SETTINGS = (
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder in which what pyproject.toml says of entry points is installed."""
-    entry_points = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]["pytest11"]
-    info = tmp_path / "installed" / "trajectory_archive_tested-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trajectory-archive-tested\nVersion: 0\n")
-    lines = [f"{name} = {place}" for name, place in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines, ""]))
-    return info.parent
+    return install_entry_points(tmp_path / "installed")
 
 
 def run(installed: Path, code: str, *options: str) -> str:
