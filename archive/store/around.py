@@ -9,14 +9,15 @@ from archive.store.drivers import Driver
 
 Around = Callable[[str, Driver], Driver]  # the URL of a root, and its driver
 
-_around: list[Around] = []  # the innermost first
+_around: list[Around] = []  # the innermost block, which is next to the store, first
 
 
 @contextmanager
 def around(wrap: Around) -> Iterator[None]:
     """Have every connection of this process, open already or not, go through the driver that `wrap` gives for its root
-    and its own driver, until the block ends; whoever is forked meanwhile keeps it."""
-    _around.append(wrap)
+    and its own driver, until the block ends; whoever is forked meanwhile keeps it. Of nested blocks the inner one is
+    nearer to the store."""
+    _around.insert(0, wrap)
     try:
         yield
     finally:

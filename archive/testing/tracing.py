@@ -17,7 +17,8 @@ from archive.testing.traces import Trace, Traced
 @contextmanager
 def trace(where: Any = None) -> Iterator[Trace]:
     """See every request that this process sends to the store of an archive (or URL, or all of them) within the block,
-    whoever sends it: `with trace(arc) as t: ...` and then `t.count("list")`, `t.bytes`, `t.to_pandas()`."""
+    whoever sends it: `with trace(arc) as t: ...` and then `t.count("list")`, `t.bytes`, `t.to_pandas()`.
+    Around `faults.at(...)` it sees the tries that fail, within it only what reaches the store."""
     place, found, started = "" if where is None else url_of(where), Trace(), time.perf_counter()
 
     def begin(url: str) -> Begin:

@@ -6,7 +6,7 @@ import pytest
 
 import archive
 from archive.base.errors import NotFoundError, UsageError
-from archive.testing import EmptyRoot, small_archive, steps, trace
+from archive.testing import EmptyRoot, faults, small_archive, steps, trace
 from tests.support.backends import Backend
 
 VERBS = ("get", "put", "create", "list", "delete", "head", "copy")
@@ -72,3 +72,13 @@ def test_an_empty_trace() -> None:
     with trace("memory://nobody") as t, pytest.raises(NotFoundError):
         archive.open("memory://somebody-else")
     assert (t.requests, t.bytes, str(t), len(t.to_pandas())) == (0, 0, "no requests; 0 bytes in, 0 out", 0)
+
+
+def test_around_faults_it_sees_tries_and_within_them_what_reaches_the_store() -> None:
+    root = EmptyRoot("memory://nested")
+    root.connect().put("a", b"1")
+    with trace(root) as tries, faults.at(root, op="get", what="throttle", times=2), trace(root) as sent:
+        assert root.connect().get("a") == b"1"
+    assert [row.error for row in tries.rows] == ["ThrottledError", "ThrottledError", ""]
+    assert [row.error for row in sent.rows] == [""]
+    root.clear()
