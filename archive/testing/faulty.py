@@ -6,10 +6,11 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from archive.store.drivers import Buffer, Copy, Create, DelegatingDriver, DeleteMany, Driver, Found, Info, Scan
+from archive.store.drivers import Buffer, Create, Driver
+from archive.testing.between import BetweenDriver
 from archive.testing.injections import OF_BYTES, Injection
 
 T = TypeVar("T")
@@ -34,17 +35,12 @@ _BEFORE: dict[str, Callable[[], Exception]] = {
 }
 
 
-class FaultyDriver(DelegatingDriver):
+class FaultyDriver(BetweenDriver):
     """Another driver. Whatever reads several ranges, or into memory of the caller's, goes through `get`."""
 
     def __init__(self, inner: Driver, injection: Injection) -> None:
         super().__init__(inner)
         self._injection = injection
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether of two creators at most one succeeds."""
-        return self._inner.creating is not None and self._inner.creating.exclusive
 
     @property
     def creating(self) -> Create | None:
@@ -57,18 +53,6 @@ class FaultyDriver(DelegatingDriver):
     @property
     def scattering(self) -> None:
         return None
-
-    @property
-    def copying(self) -> Copy | None:
-        return self if self._inner.copying is not None else None
-
-    @property
-    def scanning(self) -> Scan | None:
-        return self if self._inner.scanning is not None else None
-
-    @property
-    def deleting(self) -> DeleteMany | None:
-        return self if self._inner.deleting is not None else None
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         strikes = self._injection.strikes("get", key)
@@ -90,34 +74,8 @@ class FaultyDriver(DelegatingDriver):
         kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
         self._sent(strikes, lambda: creating.create(key, kept, timeout_s), timeout_s)
 
-    def head(self, key: str, timeout_s: float) -> Info:
-        return self._through("head", key, lambda: self._inner.head(key, timeout_s), timeout_s)
-
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         return self._through("list", prefix, lambda: self._inner.list(prefix, timeout_s), timeout_s)
-
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
-        assert self._inner.scanning is not None
-        pages = self._inner.scanning.scan(prefix, after, timeout_s)
-        while (page := self._through("list", prefix, lambda: next(pages, None), timeout_s)) is not None:
-            yield page
-
-    def delete(self, key: str, timeout_s: float) -> None:
-        self._through("delete", key, lambda: self._inner.delete(key, timeout_s), timeout_s)
-
-    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
-        deleting = self._inner.deleting
-        assert deleting is not None
-        return self._through("delete", keys[0], lambda: deleting.delete_many(keys, timeout_s), timeout_s)
-
-    def locate(self, key: str) -> str:
-        assert self._inner.copying is not None
-        return self._inner.copying.locate(key)
-
-    def copy(self, source: str, key: str, timeout_s: float) -> None:
-        copying = self._inner.copying
-        assert copying is not None
-        self._through("copy", key, lambda: copying.copy(source, key, timeout_s), timeout_s)
 
     def _through(self, verb: str, key: str, send: Callable[[], T], timeout_s: float) -> T:
         return self._sent(self._injection.strikes(verb, key), send, timeout_s)

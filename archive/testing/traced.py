@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from archive.store.drivers import (
     Buffer,
-    Copy,
     Create,
-    DelegatingDriver,
-    DeleteMany,
     Driver,
-    Found,
     GetRanges,
-    Info,
-    Scan,
     Scatter,
 )
+from archive.testing.between import BetweenDriver
 from archive.testing.traces import Traced
 
+T = TypeVar("T")
 Spans = Sequence[tuple[int, int | None]]
 Begin = Callable[[str, str, Spans], list[Traced]]  # a verb, a key, the ranges that are asked for: rows of the trace
 
 
-class TracedDriver(DelegatingDriver):
+class TracedDriver(BetweenDriver):
     """Another driver; `begin` makes the rows of a request, which are filled once it is answered."""
 
     def __init__(self, inner: Driver, begin: Begin) -> None:
@@ -46,11 +43,6 @@ class TracedDriver(DelegatingDriver):
                 row.seconds = time.perf_counter() - started
 
     @property
-    def exclusive(self) -> bool:
-        """Whether of two creators at most one succeeds."""
-        return self._inner.creating is not None and self._inner.creating.exclusive
-
-    @property
     def creating(self) -> Create | None:
         return self if self._inner.creating is not None else None
 
@@ -61,18 +53,6 @@ class TracedDriver(DelegatingDriver):
     @property
     def scattering(self) -> Scatter | None:
         return self if self._inner.scattering is not None else None
-
-    @property
-    def copying(self) -> Copy | None:
-        return self if self._inner.copying is not None else None
-
-    @property
-    def scanning(self) -> Scan | None:
-        return self if self._inner.scanning is not None else None
-
-    @property
-    def deleting(self) -> DeleteMany | None:
-        return self if self._inner.deleting is not None else None
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         with self._noted("get", key, [(start, stop)]) as (row,):
@@ -124,10 +104,6 @@ class TracedDriver(DelegatingDriver):
             row.bytes_out = sum(map(len, parts))
             self._inner.creating.create(key, parts, timeout_s)
 
-    def head(self, key: str, timeout_s: float) -> Info:
-        with self._noted("head", key):
-            return self._inner.head(key, timeout_s)
-
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         with self._noted("list", prefix):
             names, requests = self._inner.list(prefix, timeout_s)
@@ -135,33 +111,9 @@ class TracedDriver(DelegatingDriver):
             self._begin("list", prefix, ())
         return names, requests
 
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
-        assert self._inner.scanning is not None
-        pages = self._inner.scanning.scan(prefix, after, timeout_s)
-        while True:
-            with self._noted("list", prefix):
-                page = next(pages, None)
-            if page is None:
-                return
-            yield page
-
-    def delete(self, key: str, timeout_s: float) -> None:
-        with self._noted("delete", key):
-            self._inner.delete(key, timeout_s)
-
-    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
-        assert self._inner.deleting is not None
-        with self._noted("delete", keys[0]):
-            return self._inner.deleting.delete_many(keys, timeout_s)
-
-    def locate(self, key: str) -> str:
-        assert self._inner.copying is not None
-        return self._inner.copying.locate(key)
-
-    def copy(self, source: str, key: str, timeout_s: float) -> None:
-        assert self._inner.copying is not None
-        with self._noted("copy", key):
-            self._inner.copying.copy(source, key, timeout_s)
+    def _through(self, verb: str, key: str, send: Callable[[], T], timeout_s: float) -> T:
+        with self._noted(verb, key):
+            return send()
 
 
 def _came(rows: Sequence[Traced], found: Sequence[Buffer]) -> None:
