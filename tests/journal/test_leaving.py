@@ -153,7 +153,7 @@ def test_values_are_journaled_by_address() -> None:
     [
         ({"p": {"unknown": [1.0]}}, None),
         ({"p": {"a": [1.0]}}, None),
-        ({"p": np.zeros(5)}, None),
+        ({"p": np.zeros(4)}, None),
         ({"p": {"a": np.zeros(3), "b": np.zeros((2, 2))}}, None),
         (None, {"status": {"unknown": 1}}),
     ],
