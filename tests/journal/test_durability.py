@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,9 @@ def left_by_an_exception(w: Any) -> None:
         raise ZeroDivisionError
 
 
-def journal_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "archive-journal"]
+def journal_threads(before: Collection[threading.Thread] = ()) -> list[threading.Thread]:
+    """Those of journals, but for those that were there before: other tests' writers may still be there."""
+    return [one for one in threading.enumerate() if one.name == "archive-journal" and one not in before]
 
 
 def test_what_could_not_be_stored_is_kept_said_and_tried_again(store: dict[str, Any]) -> None:
@@ -155,14 +156,14 @@ def test_who_adds_waits_while_the_store_does_not_take_more(
 
 
 def test_an_exception_commits_nothing_but_journals_what_is_pending(caplog: pytest.LogCaptureFixture) -> None:
-    arc = fresh()
+    arc, before = fresh(), journal_threads()
     w = arc.writer(journal_s=NEVER_S)
     w.add_episode(steps(2), episode_id="a")
     left_by_an_exception(w)
     assert len(reopened(arc).episodes) == 0
     assert journal(arc, w.session)[0].table("segments", "the test")["episode_id"].to_pylist() == ["a"]
     assert not caplog.records
-    until(lambda: not journal_threads())
+    until(lambda: not journal_threads(before))
 
 
 def test_an_exception_is_not_hidden_by_a_store_that_fails(
@@ -177,17 +178,17 @@ def test_an_exception_is_not_hidden_by_a_store_that_fails(
 
 
 def test_the_thread_ends_with_the_writer_and_with_who_forgets_it() -> None:
-    arc = fresh()
+    arc, before = fresh(), journal_threads()
     w = arc.writer(journal_s=1.0)
-    assert len(journal_threads()) == 1
+    assert len(journal_threads(before)) == 1
     w.close()
-    assert not journal_threads()
+    assert not journal_threads(before)
     forgotten = arc.writer(journal_s=1.0)
     del forgotten
     import gc
 
     gc.collect()
-    until(lambda: not journal_threads())
+    until(lambda: not journal_threads(before))
 
 
 def test_a_forked_child_writes_nothing_and_the_parent_goes_on() -> None:

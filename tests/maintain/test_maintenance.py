@@ -116,4 +116,5 @@ def test_plans_checkpoints_requests_and_transfers_from_the_command_line(root: Pa
     assert document("split", root, 2, "--to", tmp_path / "b", "--copy")["episodes"] == 2
     assert document("merge", root, tmp_path / "b", "--to", tmp_path / "c")["episodes"] == 5
     assert document("filter", root, "--where", "length > 1", "--to", tmp_path / "d")["episodes"] == 5
-    assert document("compact", root, "--yes")["shards"] == 0
+    assert document("compact", root, "--yes", "--min-full", 0)["shards"] == 0
+    assert document("compact", root, "--yes")["shards"] == 5, "small ones are joined"
