@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sampling import few_of
 from tests.support.xtuner_kill import PROMPTS
 
-KILLS = [[k, 7 * k % 90] for k in range(2, 130, 16)]
 
-
+@pytest.mark.parametrize("apart", few_of([32, 16], 1))
 @pytest.mark.parametrize("skip", [False, True])
-def test_a_killed_job_loses_nothing_and_does_nothing_twice(skip: bool, tmp_path: Path) -> None:
-    given = json.dumps({"url": str(tmp_path), "options": {}, "kills": KILLS, "skip": skip})
+def test_a_killed_job_loses_nothing_and_does_nothing_twice(skip: bool, apart: int, tmp_path: Path) -> None:
+    kills = [[k, 7 * k % 90] for k in range(2, 130, apart)]
+    given = json.dumps({"url": str(tmp_path), "options": {}, "kills": kills, "skip": skip})
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.xtuner_kill", given], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout.splitlines()[-1])
-    assert len(outcomes) == len(KILLS)
+    assert len(outcomes) == len(kills)
     for one in outcomes:
         assert not one["failed"], one["failed"][0]
         assert sorted(one["trained"]) == list(range(PROMPTS)), one
