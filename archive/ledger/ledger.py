@@ -64,10 +64,12 @@ class Ledger(Standing):
     def draw(self, keys: Key | Iterable[Key], siblings: int = 1, cursor: Any = None) -> None:
         """These prompts were taken from the data set.
 
-        siblings: how many rollouts are planned of each.  cursor: JSON value, where the data set's reader stands now;
-        `.cursor` gives it back after a resume.  UsageError for a key that is still in flight. Ranks know nothing of
-        each other's until a resume: deal the data set out to them. Of a key that two ranks have drawn, a resume finds
-        one round: of each sibling what was said last, and ended if one rank has trained on it or dropped it.
+        siblings: how many rollouts are planned of each. cursor: JSON value, where the data set's reader stands now;
+        `.cursor` gives it back after a resume. Each rank has one, which takes the place of what a rank of that number
+        said before, also in a world of another size: say all that is known, not only of this rank's part. UsageError
+        for a key that is still in flight. Ranks know nothing of each other's until a resume: deal the data set out to
+        them. Of a key that two ranks have drawn, a resume finds one round: of each sibling what was said last, and
+        ended if one rank has trained on it or dropped it.
         """
         names = normalised(keys)
         if index(siblings) < 1:

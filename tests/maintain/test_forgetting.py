@@ -15,7 +15,7 @@ import pytest
 import archive
 import resharding
 from archive import Keep
-from archive.checkpoint import joining
+from archive.checkpoint import drafting
 from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
 from archive.maintain import standing, verify
 from tests.support.checkpoints import fresh, reopened, serials, steps
@@ -322,8 +322,8 @@ def test_a_revision_that_a_checkpoint_holds_stays_with_it() -> None:
 def test_a_checkpoint_that_would_be_another_keeps_the_tables_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of an early archive, whose checkpoints do not say how far their ranks had got."""
     arc = fresh()
-    joined = joining._record
-    monkeypatch.setattr(joining, "_record", lambda *a, **how: replace(joined(*a, **how), sequences=None))
+    joined = drafting._record
+    monkeypatch.setattr(drafting, "_record", lambda *a, **how: replace(joined(*a, **how), sequences=None))
     with arc.writer() as w:
         w.append(steps(range(5)), env_ids=0)
         w.checkpoint(0).result()

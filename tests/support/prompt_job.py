@@ -62,11 +62,12 @@ class Job:
 
 @dataclass
 class Trainer:
-    """What a rank's process has in memory: `weights`: keys that it was trained on; `reader`: part of the data set ->
-    how many keys of it were drawn."""
+    """What a rank's process has in memory: `weights`: keys that it was trained on; `reader`: part of the data set that
+    is its own -> how many keys of it were drawn; `others`: of the other parts, when it began."""
 
     weights: list[str] = field(default_factory=list)
     reader: dict[int, int] = field(default_factory=dict)
+    others: dict[int, int] = field(default_factory=dict)
 
 
 def weights_of(checkpoint: Any) -> dict[int, list[str]]:
@@ -115,6 +116,7 @@ def begin(
         w._end()
         raise
     me.reader = {part: at for part, at in parts.items() if part % job.world_size == rank}
+    me.others = {part: at for part, at in parts.items() if part not in me.reader}
     return w, me
 
 
@@ -182,7 +184,8 @@ class Rank:
         at = self.me.reader[part]
         keys = [key_of(part, i) for i in range(at, min(at + BATCH, PER_PART))]
         self.me.reader[part] = at + len(keys)
-        self.ledger.draw(keys, siblings=SIBLINGS, cursor={str(part): n for part, n in self.me.reader.items()})
+        known = self.me.others | self.me.reader  # a rank's word takes the place of what that rank said in other worlds
+        self.ledger.draw(keys, siblings=SIBLINGS, cursor={str(part): n for part, n in known.items()})
         self._facts += [*(["drawn", key] for key in keys), ["read", part, at + len(keys)]]
         return keys
 
