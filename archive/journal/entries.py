@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from archive.base import CorruptStateError, Count, IntegrityError, Record, layout, stored
+from archive.base import CorruptStateError, Count, Record, layout, stored
 from archive.manifest import tablefiles, tables
 from archive.shard import Member, Members, Placed, checksum, file_member, indexed
 
@@ -129,8 +129,3 @@ def _check(data: bytes, member: Placed, where: str) -> None:
     told = int.from_bytes(data[-4:], "little") if chunk else own
     if len(data) != member.size or own != member.crc32c or told != own:
         raise CorruptStateError(f"{member.name!r:.80} in {where} does not match its checksum; {_REMEDY}")
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether an error says that an object is there and not as it was written."""
-    return isinstance(error, IntegrityError)
