@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import archive
+from archive.base import layout
+from archive.maintain import repair
 from archive.testing import assert_whole, crashed_job, small_archive, steps
 from tests.support.places import GOLDEN
 from tests.support.tampering import same
@@ -48,6 +50,13 @@ def test_an_archive_with_all_that_comes_later_is_whole(url: str) -> None:
     assert_whole(arc.refresh())
     arc.prune("0s", dry_run=False, force=True)
     assert_whole(arc.refresh())
+
+
+def test_an_archive_that_was_repaired_is_whole(tmp_path: Path) -> None:
+    arc = small_archive(tmp_path)
+    (tmp_path / layout.commit_key(arc.head.number)).write_bytes(b"damaged")
+    repair(arc.storage)
+    assert_whole(archive.open(tmp_path))
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in GOLDEN.iterdir() if (path / "archive.json").exists()))
