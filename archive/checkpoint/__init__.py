@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from archive.checkpoint import requests, resuming, starting
-from archive.checkpoint.ages import Clock, read_clock
-from archive.checkpoint.checkpointlist import Checkpoints
+from archive.checkpoint.checkpointlist import Checkpoints, Clock, read_clock
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
 from archive.checkpoint.creating import create_once
 from archive.checkpoint.drafting import Joint, StagedTables, added, fresh_rows, ledger_files, stamped

@@ -3,11 +3,13 @@ those that a policy keeps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptManifestError, NotFoundError, UsageError, cached_property, jsontree, one_line
-from archive.checkpoint.ages import Clock, read_clock
 from archive.checkpoint.checkpoints import Checkpoint, checkpoint_at
 from archive.checkpoint.retention import Candidate, Keep
 from archive.manifest import Commit, Later, tablefiles
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 10  # runs that a message names
 _PLACE = ["commit", "manifest"]  # what finds a checkpoint
+_COMMIT = re.compile(r"commits/[0-9]{6}/([0-9]{9,})\.json")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the store says: its time now, and when it got each commit; a host's own clock may be off by days.
+    Empty: nobody asked."""
+
+    now: datetime | None = None
+    made: Mapping[int, datetime] = field(default_factory=dict)
+
+
+def read_clock(storage: Storage) -> Clock:
+    """Ask the store: a small object is put and removed, and the commits are listed."""
+    found = ((_COMMIT.fullmatch(one.key), one.modified) for one in storage.scan("commits"))
+    made = {int(match[1]): modified for match, modified in found if match}
+    return Clock(storage.clock(), made)
 
 
 class Latest(Checkpoint):

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from archive.base import (
@@ -44,6 +43,7 @@ from archive.base import (
     request_key,
     shutdown,
 )
+from archive.checkpoint.endpoint import Endpoint
 from archive.manifest import Place, smallfiles
 from archive.store import Storage
 
@@ -321,44 +321,13 @@ def _ready(seen: _Watch, rank: int) -> int:
 # -- requests over HTTP --------------------------------------------------------------------------------------------
 
 
-class Endpoint:
-    """A small HTTP server: POST /checkpoint asks this process for a checkpoint. On loopback unless told otherwise."""
+def serve(port: int = 0, host: str = "127.0.0.1", *, token: str | None = None, hosts: Sequence[str] = ()) -> Endpoint:
+    """Listen for requests over HTTP on this rank: POST to its `url` with `Authorization: Bearer <its token>`.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._server = ThreadingHTTPServer((host, port), _Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="archive-http", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}/checkpoint"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        wanted = self.path.rstrip("/") == "/checkpoint"
-        if wanted:
-            request()
-        body = b'{"requested": true}\n' if wanted else b'{"error": "POST /checkpoint"}\n'
-        self.send_response(202 if wanted else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent: requests are the application's to log."""
-
-
-def serve(port: int = 0, host: str = "127.0.0.1") -> Endpoint:
-    """Listen for requests over HTTP on this rank."""
-    return Endpoint(host, port)
+    token: made anew unless given (at least 16 characters).  hosts: names by which clients may call this machine,
+    beside localhost, its own name and addresses.
+    """
+    return Endpoint(host, port, request, token=token, hosts=hosts)
 
 
 # -- crashes -------------------------------------------------------------------------------------------------------

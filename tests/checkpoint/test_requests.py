@@ -137,24 +137,6 @@ def test_a_store_out_of_reach_is_no_request(monkeypatch: pytest.MonkeyPatch) -> 
             assert not requests.requested()
 
 
-def test_an_http_endpoint_takes_requests() -> None:
-    endpoint = requests.serve()
-    try:
-        assert endpoint.url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(
-            urllib.request.Request(endpoint.url, method="POST", data=b"{}"), timeout=10
-        ) as answer:
-            assert (answer.status, json.load(answer)) == (202, {"requested": True})
-        assert requests.requested()
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(endpoint.url + "s", method="POST"), timeout=10)
-        with refused.value as error:
-            assert (error.code, json.load(error)) == (404, {"error": "POST /checkpoint"})
-        assert not requests.requested()
-    finally:
-        endpoint.close()
-
-
 def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = fresh()._storage
     key = agreement_key("s", 0, 1)
@@ -244,7 +226,10 @@ def test_ranks_without_a_process_group_act_at_the_same_step(backend: Backend, tm
         about = job.said(0)
         os.kill(about[1]["pid"], signal.SIGUSR2)
         job.said(1)
-        with urllib.request.urlopen(urllib.request.Request(about[2]["url"], method="POST"), timeout=10):
+        bearing = {"Authorization": f"Bearer {about[2]['token']}"}
+        with urllib.request.urlopen(
+            urllib.request.Request(about[2]["url"], method="POST", headers=bearing), timeout=10
+        ):
             job.said(2)
         requests.post(backend.connect())
         job.said(3)

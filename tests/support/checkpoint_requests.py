@@ -35,7 +35,7 @@ def main() -> None:
             file.write(json.dumps(what) + "\n")
 
     requests.listen()
-    say(pid=os.getpid(), url=endpoint.url, session=w.session)
+    say(pid=os.getpid(), url=endpoint.url, token=endpoint.token, session=w.session)
     step = acted = 0
     while acted < given["count"]:
         step += 1
