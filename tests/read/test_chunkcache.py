@@ -3,19 +3,23 @@ and what is damaged is fetched again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from archive.base.errors import StorageError, UsageError
+from archive.base.errors import AccessDeniedError, StorageError, UsageError
 from archive.read.chunks.chunkcache import DiskCache
 from archive.read.gathering import Gather
 from archive.shard.packing import checksum
@@ -183,3 +187,166 @@ def test_chunks_come_from_the_folder_and_a_damaged_one_from_the_store(tmp_path: 
     fourth = Gather(arc.episodes, first.fields, disk_cache=tmp_path / "c")
     check(fourth.rows(*fourth.place(t)), t, ENDS)
     assert fourth.io_stats.total.requests == 0
+
+
+# -- private -----------------------------------------------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The mode of the folder, and of all in it, as kind -> all bits that any of its kind has."""
+    found: dict[str, int] = {}
+    for path in (folder, *folder.rglob("*")):
+        kind = "folder" if path.is_dir() else "file"
+        found[kind] = found.get(kind, 0) | stat.S_IMODE(path.lstat().st_mode)
+    return found
+
+
+@pytest.fixture(params=[0o000, 0o002, 0o022, 0o077, 0o177], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a user has set, or a container's image."""
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_cache_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "c", 3_000)
+    for i in range(6):
+        cache.put(str(i), *chunk(i))
+    assert cache.bytes_held() > 0
+    assert modes(tmp_path / "c") == {"folder": 0o700, "file": 0o600}
+
+
+def test_a_cache_of_before_that_others_could_read_is_made_private(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    folder.chmod(0o777)
+    data, crc = chunk(0)
+    assert DiskCache(folder).put("a", data, crc)
+    folder.chmod(0o755)
+    assert DiskCache(folder).get("a", len(data), crc) == data
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_other_things_keeps_its_mode_and_they_stay(tmp_path: Path) -> None:
+    """Somebody's home given as a disk cache."""
+    mine = tmp_path / "home" / "aa" / "my-thesis"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"x" * 5_000)
+    os.utime(mine, (0, 0))
+    (tmp_path / "home").chmod(0o755)
+    cache = DiskCache(tmp_path / "home", 3_000)
+    for i in range(9):
+        cache.put(str(i), *chunk(i))
+        assert cache.bytes_held() <= 3_000
+    assert mine.read_bytes() == b"x" * 5_000
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o755
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in entries(tmp_path / "home") if path != mine)
+
+
+def test_a_folder_where_others_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "x").touch()
+    (tmp_path / "theirs").chmod(0o1777)  # as /tmp
+    with pytest.raises(AccessDeniedError, match=r"where other users may write.*chmod 700"):
+        DiskCache(tmp_path / "theirs")
+    assert stat.S_IMODE((tmp_path / "theirs").stat().st_mode) == 0o1777
+
+
+@pytest.mark.parametrize("whose", ["folder", "link", "target"])
+def test_a_folder_of_another_owner_is_refused(tmp_path: Path, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could read what is cached, or put their own there."""
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    owned = {"folder": tmp_path / "real", "link": tmp_path / "link", "target": tmp_path / "real"}[whose]
+    if os.geteuid() == 0:
+        os.chown(owned, 12345, 12345, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(AccessDeniedError, match="belongs to another user"):
+        DiskCache(tmp_path / ("real" if whose == "folder" else "link"))
+
+
+def test_a_link_of_ones_own_to_another_disk_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "scratch")
+    data, crc = chunk(0)
+    assert DiskCache(tmp_path / "c").put("a", data, crc)
+    assert DiskCache(tmp_path / "c").get("a", len(data), crc) == data
+
+
+def test_a_link_planted_as_an_entry_is_neither_read_nor_written_through(tmp_path: Path) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    cache.put("a", data, crc)
+    (entry,) = entries(tmp_path / "c")
+    outside = tmp_path / "outside"
+    outside.write_bytes(data)  # even the right bytes
+    for target in (outside, tmp_path / "nowhere"):
+        entry.unlink()
+        entry.symlink_to(target)
+        assert cache.get("a", len(data), crc) is None
+        assert not entry.is_symlink()
+        entry.symlink_to(target)
+        assert cache.put("a", data, crc)
+        assert not entry.is_symlink()
+        assert cache.get("a", len(data), crc) == data
+    assert outside.read_bytes() == data
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_that_is_a_link_leads_nowhere(tmp_path: Path) -> None:
+    """Nothing is read, written, counted or removed where it leads."""
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 1_500)
+    cache.put("a", data, crc)
+    (entry,) = entries(tmp_path / "c")
+    outside = tmp_path / "outside"
+    entry.parent.rename(outside)
+    entry.parent.symlink_to(outside)
+    assert cache.get("a", len(data), crc) is None
+    assert cache.bytes_held() == 0
+    with pytest.raises(StorageError, match="is no folder"):
+        cache.put("a", data, crc)
+    (tmp_path / "c" / ".bytes").unlink()
+    for i in range(20):  # shrinks again and again
+        with contextlib.suppress(StorageError):
+            cache.put(str(i), *chunk(i))
+    assert [path.read_bytes() for path in outside.iterdir()] == [data]
+
+
+@pytest.mark.parametrize("name", [".bytes", "entry"])
+def test_what_is_no_file_is_neither_waited_for_nor_followed(tmp_path: Path, name: str) -> None:
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    cache.put("a", data, crc)
+    (entry,) = entries(tmp_path / "c")
+    if name == "entry":
+        entry.unlink()
+        os.mkfifo(entry)
+        assert cache.get("a", len(data), crc) is None
+        return
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / "c" / ".bytes").unlink()
+    (tmp_path / "c" / ".bytes").symlink_to(target)
+    with pytest.raises(StorageError, match="cannot be written"):
+        cache.put("b", *chunk(1))
+    assert target.read_bytes() == b"precious"
+
+
+def test_a_link_planted_at_a_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who could guess the name."""
+    data, crc = chunk(0)
+    cache = DiskCache(tmp_path / "c", 10_000)
+    cache.put("a", data, crc)
+    (entry,) = entries(tmp_path / "c")
+    entry.unlink()
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "0" * 2 * count)
+    (entry.parent / f".{'0' * 16}.tmp").symlink_to(target)
+    with pytest.raises(StorageError, match="File exists"):
+        cache.put("a", data, crc)
+    assert target.read_bytes() == b"precious"

@@ -1,7 +1,8 @@
 """Does I/O: a folder of chunks that any number of processes fill and read, of at most so many bytes.
 
 Chunks never change, so an entry is right or it is not there: it is written beside its place and renamed, and its length
-and checksums are compared when it is read back. What was used longest ago leaves first.
+and checksums are compared when it is read back. What was used longest ago leaves first. The folder is its owner's
+alone; nothing in it that is not an entry is read, followed or removed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from archive.base import StorageError, UsageError, in_child
+from archive.read.chunks import private
 from archive.shard import Buffer, checksum
 from archive.store import local_path
 
@@ -30,6 +34,8 @@ _KEPT_SHARE = 0.9  # of the bound, once it was reached
 _USED_AGAIN_S = 60.0  # entries are not marked as used more often than that
 _ABANDONED_S = 3600.0
 _COUNT = ".bytes"
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_ENTRY = re.compile(r"[0-9a-f]{38}|\.[0-9a-f]+\.tmp")
 _open: set[int] = set()  # descriptors that may hold a lock
 
 
@@ -45,7 +51,11 @@ in_child(_close_inherited)
 
 
 class DiskCache:
-    """Stored chunks as files below `folder`, together at most `max_bytes`. Pickles; safe for threads and processes."""
+    """Stored chunks as files below `folder`, together at most `max_bytes`. Pickles; safe for threads and processes.
+
+    The folder is made private (0700, its files 0600). One that belongs to another user, or in which others may write,
+    is refused with AccessDeniedError.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int = 2**36) -> None:
         if max_bytes < 1:
@@ -54,37 +64,45 @@ class DiskCache:
             )
         self.folder, self.max_bytes = local_path(folder, "the disk cache").absolute(), max_bytes
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make()
+        except StorageError:
+            raise
         except OSError as e:
             raise StorageError(
                 f"the disk cache at {self.folder} cannot be made: {e}; give another folder as disk_cache"
             ) from e
 
+    def _make(self) -> None:
+        private.make_folder(self.folder, "the disk cache", known_by=_COUNT)
+
     def get(self, name: str, size: int, crc32c: int) -> bytes | None:
         """The chunk of this name, size and own checksum; None if it is not here. What is damaged is removed."""
         path = self._path(name, size, crc32c)
         try:
-            data = path.read_bytes()
-        except OSError:
+            with private.reading(path) as descriptor:
+                data = _content(descriptor, size)
+                if len(data) == size and _sound(data, crc32c):
+                    _mark(descriptor)
+                    return data
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        if len(data) != size or not _sound(data, crc32c):
-            _remove(path)
-            return None
-        self._mark(path)
-        return data
+        except OSError:  # a link or a pipe, say
+            pass
+        _remove(path)
+        return None
 
     def put(self, name: str, data: Buffer, crc32c: int) -> bool:
         """Keep a chunk, making room for it; False if it is larger than the whole cache."""
         size = len(data)
         path = self._path(name, size, crc32c)
-        if size > self.max_bytes or path.exists():
+        if size > self.max_bytes or _is_file(path):
             return size <= self.max_bytes
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the folder, or removed it
+            self._make_subfolder(path.parent)
             with self._locked() as count:
                 self._reserve(count, size)
-                temporary.write_bytes(data)
+                private.write_new(temporary, data)
                 temporary.replace(path)
         except OSError as e:
             _remove(temporary)
@@ -92,6 +110,13 @@ class DiskCache:
                 f"the disk cache at {self.folder} cannot be written: {e}; make room there, or leave out disk_cache"
             ) from e
         return True
+
+    def _make_subfolder(self, folder: Path) -> None:
+        try:
+            private.make_subfolder(folder)
+        except FileNotFoundError:  # somebody has removed all of it
+            self._make()
+            private.make_subfolder(folder)
 
     def bytes_held(self) -> int:
         """Bytes of all entries that are there now."""
@@ -101,11 +126,6 @@ class DiskCache:
     def _path(self, name: str, size: int, crc32c: int) -> Path:
         digest = hashlib.sha256(f"{name}:{size}:{crc32c}".encode()).hexdigest()
         return self.folder / digest[:2] / digest[2:40]
-
-    def _mark(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # somebody else removed it
-            if time.time() - path.stat().st_mtime > _USED_AGAIN_S:
-                os.utime(path)
 
     def _reserve(self, count: int, size: int) -> None:
         """Count `size` bytes more before they are written; entries leave if that is too much."""
@@ -131,7 +151,7 @@ class DiskCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """The file that counts the bytes, for one process at a time."""
-        descriptor = os.open(self.folder / _COUNT, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = private.open_shared(self.folder / _COUNT)
         _open.add(descriptor)
         try:
             if fcntl is not None:
@@ -148,9 +168,9 @@ class DiskCache:
         """(last use, bytes, path) of each entry; temporaries that nobody finishes are removed."""
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
-                for entry in found:
+                for entry in filter(_is_ours, found):
                     with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat()
+                        status = entry.stat(follow_symlinks=False)
                         if entry.name.endswith(".tmp") and time.time() - status.st_mtime > _ABANDONED_S:
                             _remove(Path(entry.path))
                             continue
@@ -158,12 +178,40 @@ class DiskCache:
 
     def _folders(self) -> list[str]:
         with os.scandir(self.folder) as found:
-            return [entry.path for entry in found if entry.is_dir()]
+            return [
+                entry.path for entry in found
+                if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]  # fmt: skip
 
 
 def as_disk_cache(given: Any) -> DiskCache | None:
     """A disk cache as users give it: None, a folder, or a DiskCache with a bound of its own."""
     return given if given is None or isinstance(given, DiskCache) else DiskCache(given)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether it has a name that entries and temporaries have: what else is in the folder is not the cache's."""
+    return bool(_ENTRY.fullmatch(entry.name)) and not entry.is_dir(follow_symlinks=False)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+    except OSError:
+        return False
+
+
+def _content(descriptor: int, size: int) -> bytes:
+    """What a file holds, but no more than shows that it has more than `size` bytes."""
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read(size + 1)
+
+
+def _mark(descriptor: int) -> None:
+    """Say that an entry was used."""
+    with contextlib.suppress(OSError):  # Windows knows no such call for descriptors, other systems may refuse it
+        if time.time() - os.fstat(descriptor).st_mtime > _USED_AGAIN_S:
+            os.utime(descriptor)
 
 
 def _sound(data: bytes, crc32c: int) -> bool:
