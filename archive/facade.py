@@ -148,9 +148,7 @@ class Archive(Upkeep):
                 f"this archive was opened at commit {self._head.number}; open it without commit= to follow it"
             )
         head = self._head
-        for commit in commits.following(self._storage, head) if head.number else [commits.newest(self._storage)]:
-            head = commit
-        self._committed(head)
+        self._committed(commits.newest_after(self._storage, head) if head.number else commits.newest(self._storage))
         return self
 
     def writer(

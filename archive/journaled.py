@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from archive.base import UsageError
+from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalPipeline
 from archive.manifest import Place
-from archive.write import Buffer, BufferWriter, Changes, Pipeline
+from archive.write import Buffer, BufferWriter, Changes, Pipeline, Work
 
 if TYPE_CHECKING:
     import threading
@@ -24,6 +26,8 @@ class Journaled(Buffer):
     _journal: Journal | None
     _buffers: dict[str, BufferWriter]
     _changes: Changes
+    _pipeline: Pipeline
+    _committed: deque[Sequence[Work]]
     _place: Place
 
     @abstractmethod
@@ -85,6 +89,21 @@ class Journaled(Buffer):
         if self._journal is not None and not self._closed and not self._changes.broken:
             with self._lock:
                 self._journal.finish()
+
+    def _tell_uncommitted(self) -> None:
+        """Log how many steps are in no commit, as nobody commits them any more; not where a journal has all of them."""
+        if self._journal is not None and not self._journal.seconds_behind:
+            return
+        with suppress(ClosedError):  # a part of the call that was interrupted was sent off: it counts
+            self._changes.settle()
+        sent = {*self._changes.ready, *self._pipeline.uncommitted()}.difference(*self._committed)
+        steps = sum(work.steps for work in sent) + sum(buffer.pending_steps for buffer in self._buffers.values())
+        if steps:
+            logger.warning(
+                "%r ends with %d steps that are in no commit that it knows of%s: w.commit(), w.checkpoint() and "
+                "w.close() commit them, and so does leaving `with arc.writer() as w:` other than by an exception",
+                self, steps, "" if self._journal is None else ", and not all of them in its journal",
+            )  # fmt: skip
 
     def _tick(self) -> None:
         """By the journal's thread."""

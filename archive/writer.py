@@ -245,6 +245,7 @@ class Writer(Journaled):
             return
         self._saver.give_up()  # other ranks may be gone for good
         self._journal_the_rest()
+        self._tell_uncommitted()
         if failed := self._end():
             error.add_note(f"a checkpoint that was under way failed too: {failed}")
 
@@ -291,13 +292,15 @@ class Writer(Journaled):
         self._saver.surface()
 
     def settle_at_exit(self) -> None:
-        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised."""
+        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised,
+        and so is how much was added that nothing commits."""
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
                 self._journal_the_rest()
-            except Exception:
+            except BaseException:
                 logger.exception("a checkpoint failed while the interpreter was ending")
+            self._tell_uncommitted()
 
     def _settle(self) -> None:
         """Wait for the checkpoint that is under way, and raise its error if nobody has seen it."""

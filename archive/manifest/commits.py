@@ -34,10 +34,11 @@ from archive.store import Storage
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "check_can_let_go", "completed", "dumps", "empty", "fence",
-    "first_numbers", "following", "loads", "loads_of", "newest", "read", "read_of", "superseded",
+    "first_numbers", "following", "loads", "loads_of", "newest", "newest_after", "read", "read_of", "superseded",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
+_FEW = 8  # commits; more take longer to read one by one than to open the archive again
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
@@ -96,6 +97,17 @@ def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Co
     with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
         head = read(storage, numbers[-1])
         return _last(storage, head) if goes_on() else head
+
+
+def newest_after(storage: Storage, known: Commit) -> Commit:
+    """The newest commit: one after the other as long as these are few, so that each is seen to follow the one before;
+    of many the newest alone, as who opens the archive finds it."""
+    head = known
+    for head in following(storage, known):
+        if head.number > known.number + _FEW:
+            found = newest(storage)
+            return _checked_of(storage, found, found.number, known) if found.number > head.number else head
+    return head
 
 
 def _newest_numbers(storage: Storage) -> list[int]:

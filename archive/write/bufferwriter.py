@@ -110,6 +110,11 @@ class BufferWriter:
         """Bytes of steps that are not handed in yet."""
         return self._collected.nbytes
 
+    @property
+    def pending_steps(self) -> int:
+        """Steps that are not handed in yet."""
+        return self._collected.steps
+
     # -- adding -------------------------------------------------------------------------------------------------
 
     def add_episode(

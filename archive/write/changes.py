@@ -65,6 +65,11 @@ class Changes:
         """Whether the writer can only be closed."""
         return self._spilled
 
+    @property
+    def ready(self) -> list[Work]:
+        """What is ready for the store, and not handed in yet."""
+        return list(self._ready)
+
     def add(self, work: Work) -> None:
         """This is ready for the store."""
         self.undo.length(self._ready)

@@ -61,6 +61,11 @@ class Collected:
         """Of all blocks."""
         return sum(self._bytes.values())
 
+    @property
+    def steps(self) -> int:
+        """Of all blocks."""
+        return sum(block.length for pending in self._pending.values() for block in pending)
+
     def submit(self, digest: str) -> None:
         """The blocks of one schema are a shard."""
         for mapping in (self._pending, self._bytes, self._arenas):

@@ -81,9 +81,12 @@ class Job:
 class Work:
     """Blocks that become a shard, or rows without data; in its pipeline until it is committed."""
 
-    def __init__(self, lay_out: Callable[[Work, Pipeline], Job | Written | None], nbytes: int) -> None:
+    def __init__(
+        self, lay_out: Callable[[Work, Pipeline], Job | Written | None], nbytes: int, steps: int = 0
+    ) -> None:  # fmt: skip
         self._lay_out: Callable[[Work, Pipeline], Job | Written | None] | None = lay_out
         self.nbytes = nbytes
+        self.steps = steps
         self.begun = False
         self.laid_out: Future[Job | Written] = Future()
 
@@ -134,7 +137,8 @@ class Work:
 def shard(blocks: Sequence[Block], reward: str | None, describe: Describe) -> Work:
     """Blocks of one schema as one shard. `describe(slab, key)` gives its rows of the segments table."""
     own, nbytes = list(blocks), sum(b.nbytes for b in blocks)
-    return Work(lambda work, pipeline: pipeline.lay_out(work, own, reward, describe, nbytes), nbytes)
+    steps = sum(b.length for b in blocks)
+    return Work(lambda work, pipeline: pipeline.lay_out(work, own, reward, describe, nbytes), nbytes, steps)
 
 
 def rows_alone(of: Callable[[], pa.Table | None]) -> Work:

@@ -278,6 +278,38 @@ def test_a_log_of_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert arc.refresh().head.number == 10
 
 
+def test_a_refresh_after_many_commits_reads_the_newest_alone() -> None:
+    root = "memory://commits-refresh"
+    archive.create(root)
+    arc = archive.open(root)
+    with arc.writer() as w:
+        for n in range(3):
+            w.add_episode(steps(3, n), episode_id=f"e{n}")
+            w.commit()
+    reader = archive.open(root, commit=None)
+    with archive.open(root).writer() as w:
+        for n in range(3, 60):
+            w.add_episode(steps(3, n), episode_id=f"e{n}")
+            w.commit()
+    before = reader.io_stats()
+    assert reader.refresh().head.number == archive.open(root).head.number > 60
+    assert (reader.io_stats() - before).requests <= 15
+    assert len(reader.episodes) == 60
+    assert len(arc.refresh().episodes) == 60
+
+
+def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
+    for name, commits_made in (("a", 1), ("b", 30)):
+        write_some(tmp_path / name, episodes=commits_made, commits=commits_made)
+    arc = archive.open(str(tmp_path / "a"))
+    for file in commit_files(tmp_path / "b")[-1:]:
+        (tmp_path / "a" / file.relative_to(tmp_path / "b")).write_bytes(file.read_bytes())
+    for number in range(arc.head.number + 1, 30):  # as many that follow as are read one by one
+        commits.CommitLog(arc._storage, arc.id, arc.head).append(str(number), lambda p, _: p.after("x"))
+    with pytest.raises(CorruptCommitError, match="belongs to archive"):
+        arc.refresh()
+
+
 def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> None:
     storage = archive.create(str(tmp_path / "root"))._storage
     logs = [CommitLog(storage, "id", commits.EMPTY) for _ in range(3)]
