@@ -17,7 +17,12 @@ from archive.base import errors
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("archive", "resharding")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-UNPICKLERS = {"pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNPICKLERS = {
+    "pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve",
+    "yaml", "ruamel", "jsonpickle", "runpy", "imp", "code", "codeop",
+}  # fmt: skip
+RUNS_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.package", "torch.hub.load"}
+UNPICKLES = {"torch.jit.load", "torch.hub.load", "pd.read_pickle", "pandas.read_pickle", "np.lib.format.read_array"}
 EXCEPTIONS = {"archive/adapters/rlinf/files.py": ["imports pickle"]}  # to refuse what is not plain, and if asked to
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├──|└──) (?P<name>\w+)(?: \((?P<builtin>\w+)\))?")
 TRUNK = re.compile(r"^(?P<name>\w+Error)$")
@@ -41,8 +46,16 @@ def _is(call: ast.Call, keyword: str, value: bool, *, absent: bool = False) -> b
 
 def _call_problem(call: ast.Call) -> str | None:
     name = ast.unparse(call.func)
-    if name in ("eval", "exec", "builtins.eval", "builtins.exec"):
+    if name.removeprefix("builtins.") in RUNS_TEXT:
         return f"{name}() runs text as code"
+    if name in UNPICKLES or name.endswith(".read_pickle"):
+        return f"{name}() unpickles"
+    if not _is(call, "shell", False, absent=True):
+        return f"{name}(shell=...) runs text as commands"
+    if name in ("np.load", "numpy.load") and len(call.args) > 2:
+        return f"{name}() with more than a file and a mode may unpickle"
+    if not _is(call, "weights_only", True, absent=True):
+        return f"{name}(weights_only=...) unpickles"
     if name == "torch.load" and not _is(call, "weights_only", True):
         return "torch.load() without weights_only=True unpickles"
     if not _is(call, "allow_pickle", False, absent=True):
@@ -50,11 +63,18 @@ def _call_problem(call: ast.Call) -> str | None:
     return None
 
 
+def _hides_a_loader(node: ast.AST) -> bool:
+    """Whether a loader gets a name of its own, by which it would not be known here."""
+    loaders = isinstance(node, ast.ImportFrom) and node.module in ("torch", "numpy", "os", "builtins")
+    return loaders and any(alias.name in ("load", "system", "popen", "exec", "eval") for alias in node.names)
+
+
 def unsafe_uses(source: str) -> list[str]:
     out = []
     for node in ast.walk(ast.parse(source)):
         names = {name.partition(".")[0] for name in _imported(node)} & UNPICKLERS
         out += [f"imports {name}" for name in sorted(names)]
+        out += ["imports a loader by its name"] if _hides_a_loader(node) else []
         problem = _call_problem(node) if isinstance(node, ast.Call) else None
         out += [problem] if problem else []
     return out
@@ -78,6 +98,18 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
         "np.load(path, allow_pickle=True)",
+        "np.load(path, None, True)",
+        "library.load(path, weights_only=False)",
+        "from torch import load",
+        "torch.jit.load(path)",
+        "frames.read_pickle(path)",
+        "import yaml",
+        "from ruamel.yaml import YAML",
+        "import jsonpickle",
+        "compile(text, path, 'exec')",
+        "__import__(name)",
+        "os.system(text)",
+        "subprocess.run(text, shell=True)",
         "np.load(path, allow_pickle=trusted)",
     ],
 )

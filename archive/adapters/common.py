@@ -55,6 +55,23 @@ def system(module: str, install: str) -> Any:
         raise MissingPackageError(f"this adapter needs {module} ({e}): pip install {install}") from e
 
 
+SAFE_TORCH = (2, 6)  # before that, a file could run code though weights_only=True was given (CVE-2025-32434)
+
+
+def load_torch(file: Any) -> Any:
+    """What torch.save wrote to a file (a path, or a file of bytes), on the CPU, with nothing in it run.
+
+    UsageError by a torch that does not keep to that; torch's own errors for what cannot be loaded so.
+    """
+    torch = system("torch", "torch")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < SAFE_TORCH:
+        raise UsageError(
+            f"torch {torch.__version__} can be made to run code by the file that it loads (CVE-2025-32434), so it is "
+            "not asked to: install torch 2.6 or newer to import files of torch.save"
+        )
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def several(objects: Any) -> dict[str, Any]:
     """Buffer name -> object; a lone object is the main buffer."""
     if not isinstance(objects, Mapping):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from archive import Archive
-from archive.adapters import checkpoint, part_of, saved_by, share_buffer, share_of
+from archive.adapters import checkpoint, load_torch, part_of, saved_by, share_buffer, share_of
 from archive.adapters.alf import saving
 from archive.adapters.alf.restoring import rebuild
 from archive.adapters.alf.target import SYSTEM, target_saved
@@ -117,10 +117,10 @@ def _state_dict(source: Any, storage_options: Mapping[str, Any] | None) -> Mappi
         return source
     try:
         file = io.BytesIO(read_file(source, storage_options)) if _is_remote(source) else source
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        loaded = load_torch(file)
     except FileNotFoundError as e:
         raise NotFoundError(f"there is no file {str(source)!r}; ALF keeps them in <root>/train/algorithm") from e
-    except StorageError:
+    except (StorageError, UsageError):
         raise
     except Exception as e:
         raise IntegrityError(f"{str(source)!r} is no checkpoint that torch loads with weights_only=True: {e}") from e

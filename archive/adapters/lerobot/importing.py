@@ -17,7 +17,7 @@ from archive.adapters.lerobot import layout
 from archive.adapters.lerobot.columns import array_of
 from archive.adapters.lerobot.pictures import check_depth, pictures_of
 from archive.adapters.lerobot.videos import Videos
-from archive.base import FieldError, IntegrityError, UpgradeError, UsageError, plainjson
+from archive.base import FieldError, IntegrityError, StorageError, UpgradeError, UsageError, plainjson
 from archive.checkpoint import Checkpoint
 from archive.fields import Schema, unflatten
 from archive.store import Storage
@@ -56,10 +56,18 @@ def import_dataset(
     noted = numbers | {name: features[name] | ({"kept": True} if name in clips else {}) for name in read}
     about = {key: info.get(key) for key in ("fps", "robot_type", "splits")}
     about |= {"features": noted, "left_out": [name for name in pictures if name not in read]}
-    episodes = _episodes(store, info, numbers, read, clips)
+    episodes = _sound(store, _episodes(store, info, numbers, read, clips))
     schema = Schema(axes=dict.fromkeys(map(layout.path_of, clips), "free"))
     given_name = name or str(url).rstrip("/").rpartition("/")[2]
     return archive_dataset(arc, given_name, episodes, {"lerobot": about}, schema, run)
+
+
+def _sound(store: Storage, episodes: Iterator[Imported]) -> Iterator[Imported]:
+    """The same; IntegrityError where the files lack what LeRobot writes."""
+    try:
+        yield from episodes
+    except (KeyError, IndexError, TypeError, pa.ArrowException) as e:
+        raise IntegrityError(f"{store.url} is damaged, or not as LeRobot writes it: {type(e).__name__}: {e}") from e
 
 
 def _episodes(
@@ -70,7 +78,8 @@ def _episodes(
     videos, task_of = Videos(store, info), _tasks(store)
     path, data = "", pa.table({})
     for about in _listed(store, info, Videos.columns(filmed)):
-        file = info["data_path"].format(chunk_index=about["data/chunk_index"], file_index=about["data/file_index"])
+        place = {"chunk_index": about["data/chunk_index"], "file_index": about["data/file_index"]}
+        file = layout.filled(info.get("data_path"), **place)
         if file != path:
             path, data = file, _table(store, file)
         rows = _rows_of(data, about, path)
@@ -95,7 +104,9 @@ def _episodes(
 def _tasks(store: Storage) -> dict[int, str]:
     """Task's index -> its text."""
     columns = _table(store, layout.TASKS).to_pydict()
-    texts = next(column for name, column in columns.items() if name != "task_index")
+    texts = next((column for name, column in columns.items() if name != "task_index"), None)
+    if texts is None:
+        raise IntegrityError(f"{store.full_url(layout.TASKS)} has no texts of tasks")
     return dict(zip(columns["task_index"], texts, strict=True))
 
 
@@ -123,4 +134,10 @@ def _listed(store: Storage, info: Mapping[str, Any], more: list[str]) -> Iterato
 
 
 def _table(store: Storage, key: str, columns: list[str] | None = None) -> pa.Table:
-    return pq.read_table(io.BytesIO(store.get(key)), columns=columns)
+    """A file of the dataset; IntegrityError for what is no Parquet, or lacks a column."""
+    try:
+        return pq.read_table(io.BytesIO(store.get(key)), columns=columns)
+    except (pa.ArrowException, OSError) as e:
+        if isinstance(e, StorageError):
+            raise
+        raise IntegrityError(f"{store.full_url(key)} is no Parquet file of a LeRobot dataset: {e}") from e

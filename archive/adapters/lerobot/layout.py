@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from archive.base import IntegrityError
 from archive.fields import Path
 
 VERSION = "v3.0"
@@ -19,6 +22,23 @@ DERIVED = (*COUNTED, "task_index")
 def place(number: int, chunk_size: int = FILES_A_CHUNK) -> dict[str, int]:
     """The indices that the n-th file of a kind has in its name."""
     return {"chunk_index": number // chunk_size, "file_index": number % chunk_size}
+
+
+_PLACEHOLDER = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
+
+
+def filled(template: object, **values: str | int) -> str:
+    """The path of a file by a template that a dataset gives; IntegrityError for one that asks for anything else.
+
+    Only `{name}` and `{name:03d}` are known: str.format would look up attributes, and pad to any width.
+    """
+    rest = _PLACEHOLDER.sub("", template) if isinstance(template, str) else "{"
+    asked = set(_PLACEHOLDER.findall(str(template)))
+    if "{" in rest or "}" in rest or not {name for name, _ in asked} <= set(values):
+        raise IntegrityError(
+            f"meta/info.json has paths like {str(template)[:200]!r}, which is none of a LeRobot dataset"
+        )
+    return _PLACEHOLDER.sub(lambda found: str(values[found[1]]).zfill(int(found[2] or 0)), str(template))
 
 
 def path_of(feature: str) -> Path:

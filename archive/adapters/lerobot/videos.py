@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from archive.adapters import Array
-from archive.adapters.lerobot.layout import VIDEOS, place
+from archive.adapters.lerobot.layout import VIDEOS, filled, place
 from archive.adapters.lerobot.pictures import MODES, as_frame, channels_of, pyav, stacked
 from archive.base import FieldError, IntegrityError, UsageError
 from archive.store import Storage
@@ -50,7 +50,7 @@ class Videos:
         if missing := [n for n in self.columns([name]) if about.get(n) is None]:
             raise FieldError(f"episode {about['episode_index']} does not say where its video is: no {missing[0]}")
         place = {n: about[f"videos/{name}/{n}"] for n in ("chunk_index", "file_index")}
-        path = self._info["video_path"].format(video_key=name, **place)
+        path = filled(self._info.get("video_path"), video_key=name, **place)
         if name not in self._open or self._open[name].path != path:
             channels = channels_of(self._info["features"][name])
             self._open[name] = _File(path, self._store.get(path), float(self._info["fps"]), channels)

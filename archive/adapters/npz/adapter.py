@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -169,7 +170,7 @@ def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
                 return {name: file[name] for name in file.files}
         if suffix in HDF5:
             return _read_hdf5(data)
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as e:
         raise IntegrityError(f"{where} is no readable {suffix} file: {e}") from e
     raise _no_suffix(where)
 
@@ -188,6 +189,11 @@ def _read_hdf5(data: bytes) -> dict[str, Any]:
 
 
 def _dataset(item: Any) -> Any:
+    if item.external or item.is_virtual:
+        raise IntegrityError(
+            f"{item.name} of the HDF5 file has its data in another file of this machine, which was not opened; copy "
+            "all into one file"
+        )
     texts = item.dtype.kind == "O" and item.shape
     return np.asarray(item.asstr()[()]).astype(str) if texts else item[()]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from archive.base import IntegrityError
+from archive.adapters import load_torch
+from archive.base import IntegrityError, UsageError
 
 _ALLOWED = {
     *("collections.OrderedDict", "_codecs.encode", "builtins.complex", "builtins.set"),
@@ -31,6 +32,8 @@ def load(name: str, data: bytes, *, pickled: bool) -> dict[str, Any]:
     """The tree of a `.pt` file, or with `pickled` of a `.pkl` one; IntegrityError for what cannot be loaded."""
     try:
         tree = _Plain(io.BytesIO(data)).load() if pickled and name.endswith(".pkl") else _load_pt(data)
+    except UsageError:
+        raise
     except Exception as e:  # a damaged file may end in any error
         raise IntegrityError(f"{len(data)} bytes cannot be loaded: {type(e).__name__}: {_first_line(e)}") from e
     if not isinstance(tree, dict):
@@ -66,7 +69,7 @@ def _load_pt(data: bytes) -> Any:
             bad = members.testzip()
         if bad is not None:
             raise ValueError(f"its member {bad} does not match its checksum")
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return load_torch(io.BytesIO(data))
 
 
 def _first_line(error: BaseException) -> str:
