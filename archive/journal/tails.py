@@ -21,6 +21,7 @@ from archive.store import Storage
 
 MISSING, DAMAGED = "missing", "damaged"  # why a tail ends
 MAX_OBJECT_BYTES = 1 << 28
+MAX_LOOKS = 4  # at an object that comes damaged: what an answer has done to it ends no tail
 RANKS_AT_ONCE = 32
 MAX_AHEAD = 16  # objects of a rank that are asked for at once
 _ONE_MORE_EVERY = 128  # objects found: so many of those that are not there are asked for at most
@@ -195,7 +196,20 @@ class _Reader:
             return None
 
     def _take(self, key: str, data: bytes | None) -> str | None:
-        """Keep what an object says; why not, in words, if it ends the tail."""
+        """Keep what an object says; why not, in words, if it ends the tail: as it is not there, or comes with the same
+        damage again. CorruptStateError if it comes otherwise each time, as that is not what lies there."""
+        why = self._added(key, data)
+        for _ in range(MAX_LOOKS):
+            if why is None or data is None:
+                return why
+            before, data = data, self._get(key)
+            if data == before:
+                return why
+            why = self._added(key, data)
+        raise CorruptStateError(f"{why}; it was read otherwise each time, so the store's answers cannot be trusted")
+
+    def _added(self, key: str, data: bytes | None) -> str | None:
+        """Keep what these bytes of an object say; why not, in words."""
         where = self._storage.full_url(key)
         if data is None:
             return f"there is no {key}"

@@ -12,9 +12,10 @@ import pytest
 
 import archive
 from archive import journal
-from archive.base import layout
+from archive.base import CorruptStateError, layout
 from archive.manifest import tables
 from archive.shard import Member, inflate
+from archive.testing import faults
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, Job, check, copy_of, die, expected, job
 
@@ -66,6 +67,25 @@ def test_damage_at_every_object(seed: int, kind: str) -> None:
         assert tail.ended == "damaged"
         assert tail.next <= number
         check(left.recover(), 0, *expected(one, number))
+
+
+@pytest.mark.parametrize("what", ["truncate", "corrupt"])
+def test_an_answer_that_comes_wrong_once_ends_no_tail(what: str) -> None:
+    arc, one, _ = history(0)
+    with faults.at(arc, op="get", key="journal/", what=what) as fault:
+        found = arc.recover()
+    assert fault.hits
+    check(found, 0, one.held, one.progress)
+
+
+def test_answers_that_are_wrong_otherwise_each_time_end_no_tail() -> None:
+    arc, one, _ = history(0)
+    rng, real = np.random.default_rng(0), arc.storage.get_head
+    arc.storage.get_head = lambda key, size: flipped(real(key, size), rng)  # type: ignore[method-assign]
+    with pytest.raises(CorruptStateError, match="otherwise each time"):
+        arc.recover()
+    del arc.storage.get_head
+    check(arc.recover(), 0, one.held, one.progress)
 
 
 Changed = tuple[journal.Entry, dict[str, Any], list[Member]]

@@ -7,7 +7,6 @@ Usage: python -m tests.support.buffer_kill FOLDER ONE_IN. Prints a JSON line for
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sys
@@ -20,7 +19,7 @@ import zarr  # noqa: F401
 
 from archive.base.errors import NothingThereError
 from archive.buffers import TrajectoryReplayBuffer
-from tests.support.checkpoint_kill import die_at, forked
+from tests.support.checkpoint_kill import code_of, die_at, forked
 from tests.support.sampling import SEED
 from tests.support.ticks import NEVER_S
 from tests.support.trajectories import everything, make
@@ -74,9 +73,9 @@ def come_back(folder: Path) -> None:
 def once(folder: Path, k: int) -> bool:
     """Whether the job was killed there; raises if the next one does not find what it should."""
     folder.mkdir()
-    code = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: job(folder, k)), 0)[1])
+    code = code_of(forked(lambda: job(folder, k)))
     assert code in (0, -signal.SIGKILL), code
-    found = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: come_back(folder)), 0)[1])
+    found = code_of(forked(lambda: come_back(folder)))
     assert found == 0, (k, found)
     return code != 0
 

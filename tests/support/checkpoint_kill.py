@@ -136,6 +136,11 @@ def forked(work: Callable[[], Any]) -> int:
         os._exit(code)
 
 
+def code_of(pid: int) -> int:
+    """How a process ended, once it has."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, int]:
     """Whether the victim was killed, and the step of the checkpoint that was found afterwards."""
 
@@ -143,10 +148,10 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
         return facade.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
 
     ranks = {rank: forked(lambda rank=rank: run_rank(opened(), rank, victim, k)) for rank in range(RANKS)}
-    codes = {rank: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for rank, pid in ranks.items()}
+    codes = {rank: code_of(pid) for rank, pid in ranks.items()}
     assert all(code == 0 for rank, code in codes.items() if rank != victim), codes
     assert codes[victim] in (0, -signal.SIGKILL), codes
-    step = os.waitstatus_to_exitcode(os.waitpid(forked(lambda: come_back(opened())), 0)[1])
+    step = code_of(forked(lambda: come_back(opened())))
     assert step in (1, 2), step
     return codes[victim] != 0, step
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack
@@ -57,8 +58,12 @@ def _go_on(root: Backend, said: Callable[[str], object], world_size: int, until:
         said(f"saved-{before}")
     if before >= until:
         return
+    session = uuid.uuid4().hex
     with ExitStack() as stack:
-        ranks = _begun(root, world_size, stack) if found is None else _resumed(root, found, world_size, stack)
+        if found is None:
+            ranks = _begun(root, world_size, session, stack)
+        else:
+            ranks = _resumed(root, found, world_size, session, stack)
         for step in range(before + 1, until + 1):
             for rank in ranks:
                 rank.run(VECTOR_STEPS)
@@ -66,33 +71,29 @@ def _go_on(root: Backend, said: Callable[[str], object], world_size: int, until:
             said(f"saved-{step}")
 
 
-def _begun(root: Backend, world_size: int, stack: ExitStack) -> list[Rank]:
-    archives, clock = [root.open() for _ in range(world_size)], itertools.count()
-    return [
-        Rank(arc, stack.enter_context(_writer(arc, rank=rank, world_size=world_size)), _rows(), clock)
-        for rank, arc in enumerate(archives)
-    ]
-
-
-def _rows() -> dict[int, list[int]]:
-    return {env: [] for env in range(ENVS)}
-
-
-def _writer(arc: archive.Archive, **options: Any) -> archive.Writer:
-    """Of the session that is named after the newest commit: all ranks look at the same one."""
-    return arc.writer(session=f"after-{arc.head.number}", schema=SCHEMA, **options)
-
-
-def _resumed(root: Backend, found: archive.Checkpoint, world_size: int, stack: ExitStack) -> list[Rank]:
-    plan = resharding.plan(found, world_size)
-    archives, clock = [root.open() for _ in range(world_size)], itertools.count(_total(found))
+def _begun(root: Backend, world_size: int, session: str, stack: ExitStack) -> list[Rank]:
+    clock = itertools.count()
     out = []
-    for rank, arc in enumerate(archives):
-        share = plan.share(rank)
+    for rank in range(world_size):
+        arc = root.open()
+        writer = stack.enter_context(arc.writer(rank, world_size, session=session, schema=SCHEMA))
+        out.append(Rank(arc, writer, {env: [] for env in range(ENVS)}, clock))
+    return out
+
+
+def _resumed(
+    root: Backend, found: archive.Checkpoint, world_size: int, session: str, stack: ExitStack
+) -> list[Rank]:  # fmt: skip
+    plan = resharding.plan(found, world_size)
+    clock = itertools.count(_total(found))
+    out = []
+    for rank in range(world_size):
+        arc, share = root.open(), plan.share(rank)
         rows: dict[int, list[int]] = {}
         for env, t in zip(share.layout.env_id.tolist(), _split(share, numbers(share)), strict=True):
             rows.setdefault(env, []).extend(t.tolist())
-        out.append(Rank(arc, stack.enter_context(_writer(arc, resume=share)), rows, clock))
+        writer = stack.enter_context(arc.writer(resume=share, session=session, schema=SCHEMA))
+        out.append(Rank(arc, writer, rows, clock))
     return out
 
 

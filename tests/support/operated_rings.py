@@ -107,9 +107,12 @@ def leave_behind(root: Backend) -> None:
 
 
 def prune(root: Backend, said: Said) -> None:
-    """What nothing needs goes."""
-    root.open().prune(**NOW).commit()
-    said("pruned")
+    """What nothing needs goes; what could not be deleted, with the next prune."""
+    pruned = root.open().prune(**NOW).commit()
+    if pruned.errors:
+        pruned = root.open().prune(**NOW).commit()
+    if not pruned.errors:
+        said("pruned")
 
 
 def check_pruned(root: Backend, said: Said) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from archive import facade
 from archive.checkpoint import joining
-from tests.support.checkpoint_kill import MAX_KILLS, RANKS, die_at, forked
+from tests.support.checkpoint_kill import MAX_KILLS, RANKS, code_of, die_at, forked
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
 from tests.support.prompt_job import Fact, Job, Rank, Tell, begin, last
@@ -102,11 +102,6 @@ def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
     orphans = code_of(forked(lambda: go_on(url, options, end, log)))
     assert 0 <= orphans <= RANKS, f"victim {victim}, operation {k}"
     return killed != 0, orphans
-
-
-def code_of(pid: int) -> int:
-    """How it ended, once it has."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main() -> None:
