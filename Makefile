@@ -10,6 +10,8 @@ PIP_INSTALL := $(BIN)/python -m pip --quiet --quiet --no-input --disable-pip-ver
 PYTEST := $(BIN)/python -m pytest --quiet
 SOURCES := archive resharding
 
+export PYTHONDONTWRITEBYTECODE := # or each process that a test starts compiles all that it loads
+
 .NOTPARALLEL: # two pips in one environment would damage it
 .PHONY: demo test test-lowest lint fmt docs bench soak clean
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import botocore.loaders
 import pytest
 
+sys.dont_write_bytecode = False  # rewriting all tests takes each worker longer than most rooms
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
 from archive.testing import servers  # noqa: E402
@@ -26,7 +27,7 @@ def _environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in servers.ENVIRONMENT.items():
             patch.setenv(name, value)
-        for name in servers.UNSET:
+        for name in (*servers.UNSET, "PYTHONDONTWRITEBYTECODE"):  # or each process of a test compiles all that it loads
             patch.delenv(name, raising=False)
         processes.load_ahead()
         # each S3 client parses botocore's models anew, which takes longer than what most tests do with it

@@ -1,4 +1,4 @@
-"""The example as its readers run it: torchrun on 4 ranks, one is killed, and it goes on with 3 and then with 6."""
+"""The example as its readers run it: torchrun on some ranks, one is killed, and it goes on with fewer and then more."""
 
 from __future__ import annotations
 
@@ -100,22 +100,23 @@ def check_shares(ck: Any, ranks: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's workers in /proc")
-def test_killed_on_four_resumed_on_three_and_on_six(tmp_path: Path) -> None:
-    url = tmp_path / "run"
-    with torchrun(url, 4, 1000, EVERY) as job:
+@pytest.mark.parametrize("worlds", [(2, 1, 3), pytest.param((4, 3, 6), marks=pytest.mark.soak)], ids=str)
+def test_killed_and_resumed_on_fewer_and_on_more(tmp_path: Path, worlds: tuple[int, int, int]) -> None:
+    url, (first, *later) = tmp_path / "run", worlds
+    with torchrun(url, first, 1000, EVERY) as job:
         stop = time.monotonic() + LAUNCH_S
         while latest_step(url) < 10 and time.monotonic() < stop and job.poll() is None:
             time.sleep(0.05)
-        assert job.poll() is None, (tmp_path / "log-4").read_text()[-3000:]
+        assert job.poll() is None, (tmp_path / f"log-{first}").read_text()[-3000:]
         pids = workers(job)
-        os.kill(pids[2], signal.SIGKILL)
-        end(job, [pid for pid in pids if pid != pids[2]])
+        os.kill(pids[-1], signal.SIGKILL)
+        end(job, pids[:-1])
         assert job.wait(LAUNCH_S) != 0
     latest = archive.open(url).checkpoints.latest
-    assert (latest.world_size, latest.whole) == (4, True)
+    assert (latest.world_size, latest.whole) == (first, True)
     check_whole(latest)
 
-    for ranks in (3, 6):
+    for ranks in later:
         check_shares(latest, ranks)
         arc = finished(url, ranks, latest.step + 20, EVERY)
         after = arc.checkpoints.latest

@@ -17,14 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet  # noqa: F401 (imported once, ahead of all forks)
-import zarr  # noqa: F401
 
 import archive
 from archive import facade
 from archive.base.errors import RanksMissingError
 from archive.checkpoint import joining
 from archive.store.storage import Storage
+from tests.support.processes import import_core
 
 RANKS = 4
 PER_RANK = 30
@@ -158,6 +157,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    import_core()
     joining.STEP_IN_S, joining.MAX_POLL_S = 0.05, 0.05
     outcomes = []
     for k in given["kills"] or range(MAX_KILLS):

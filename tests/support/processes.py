@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-LOADED = [
-    "archive.facade",
-    "archive.checkpoint",
-    "resharding",
-    "zarr",
-    "s3fs",
-    "pandas",
-    "pyarrow.parquet",
-    "archive.torch",
-]
+CORE = (  # what whoever writes and reads loads sooner or later; pyarrow asks for pandas with its first array
+    *("archive.facade", "archive.writer", "archive.journaled", "archive.checkpoint", "archive.checkpoint.checkpoints"),
+    *("archive.checkpoint.saver", "archive.manifest.chains", "archive.shard.groups", "archive.fields.state.torch"),
+    *("archive.fields.state.trees", "archive.testing.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
+    *("obstore.store", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet"),
+)
+LOADED = [*CORE, "archive.torch"]
 
 
 def load_ahead() -> None:
     """Has the server, which starts with the first process,
     load this once: for every process of context "forkserver"."""
     FORKSERVER.set_forkserver_preload(LOADED)
+
+
+def import_core() -> None:
+    """Loads in this process what those that are forked from it would each load; what is not installed is left out."""
+    for name in CORE:
+        with suppress(ImportError):
+            import_module(name)
 
 
 def answers_in_processes(

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,12 @@ import archive
 from archive.base.errors import NotFoundError
 from archive.testing import servers, steps
 from tests.support.backends import Backend, make_backend
+from tests.support.processes import import_core
 from tests.support.sampling import ALL, sampled
 from tests.support.tampering import same
 
 GROUPS = (("a0", "a1"), ("b0",), ("c0", "c1"))
 CHANGES = ("open", "writev", "link", "replace", "unlink", "mkdir")
-LOADED = (  # once, by the parent
-    *(
-        "pandas",
-        "pyarrow.parquet",
-        "s3fs",
-        "zarr",
-        "zarr.codecs",
-        "archive.manifest.chains",
-        "archive.checkpoint.checkpoints",
-    ),
-    *(
-        "archive.facade",
-        "archive.checkpoint.saver",
-        "archive.shard.groups",
-        "archive.fields.state.torch",
-        "archive.fields.state.trees",
-    ),
-)
 WAIT_S = 120
 
 
@@ -128,8 +110,7 @@ def arm_remote(fatal: Fatal) -> None:
 
 def kill_again_and_again(roots: Mapping[int, Backend], after: bool, logs: Path) -> None:
     """In a process without threads: forks one that saves and dies, for each k, until one lives to the end."""
-    for module in LOADED:
-        import_module(module)
+    import_core()
     servers.set_environment()
     for k, backend in roots.items():
         child = os.fork()

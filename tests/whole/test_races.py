@@ -1,4 +1,4 @@
-"""Two processes commit at the same time, a hundred times: every commit is there once, and none was overwritten."""
+"""Two processes commit at the same time, again and again: every commit is there once, and none was overwritten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.backends import Backend, make_backend
 from tests.support.processes import FORKSERVER
 from tests.support.tampering import same
 
-ROUNDS = 100
+ROUNDS = [30, pytest.param(100, marks=pytest.mark.soak)]
 RANKS = ({"rank": 0, "world_size": 2, "session": "job"}, {"rank": 1, "world_size": 2, "session": "job"})
 RUNS = ({"run": "left"}, {"run": "right"})
 WAIT_S = 30
@@ -33,15 +33,20 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 
 def commit_many(
-    backend: Backend, who: Mapping[str, Any], side: int, barrier: Barrier, answers: multiprocessing.SimpleQueue[Any]
+    backend: Backend,
+    who: Mapping[str, Any],
+    side: int,
+    rounds: int,
+    barrier: Barrier,
+    answers: multiprocessing.SimpleQueue[Any],
 ) -> None:
     """One of the processes: what it was told of each of its commits."""
     servers.set_environment()
     told: Acknowledged = []
     arc = archive.open(backend.url, storage_options=backend.storage_options)
     with arc.writer(**who) as w:
-        for i in range(ROUNDS):
-            name = w.add_episode(steps(1, side * ROUNDS + i))
+        for i in range(rounds):
+            name = w.add_episode(steps(1, side * rounds + i))
             w.flush()
             barrier.wait(WAIT_S)
             commit = w.commit()
@@ -49,12 +54,12 @@ def commit_many(
     answers.put((side, told, arc.io_stats().create))
 
 
-def race(backend: Backend, sides: Sequence[Mapping[str, Any]]) -> tuple[list[Acknowledged], int]:
+def race(backend: Backend, sides: Sequence[Mapping[str, Any]], rounds: int) -> tuple[list[Acknowledged], int]:
     """What both were told, and how many creates it took."""
     archive.create(backend.url, storage_options=backend.storage_options)
     barrier, answers = FORKSERVER.Barrier(len(sides)), FORKSERVER.SimpleQueue()
     children = [
-        FORKSERVER.Process(target=commit_many, args=(backend, who, side, barrier, answers))
+        FORKSERVER.Process(target=commit_many, args=(backend, who, side, rounds, barrier, answers))
         for side, who in enumerate(sides)
     ]
     run_all(children)
@@ -90,19 +95,20 @@ def raw_commits(backend: Backend) -> list[tuple[int, bytes]]:
     return sorted(found)
 
 
+@pytest.mark.parametrize("rounds", ROUNDS)
 @pytest.mark.parametrize("sides", [RUNS, RANKS], ids=["runs", "ranks"])
-def test_two_committers(store: Backend, sides: Sequence[Mapping[str, Any]]) -> None:
-    told, creates = race(store, sides)
+def test_two_committers(store: Backend, sides: Sequence[Mapping[str, Any]], rounds: int) -> None:
+    told, creates = race(store, sides, rounds)
     opening = len({side.get("run", "main") for side in sides})
     raw = raw_commits(store)
-    assert [number for number, _ in raw] == list(range(1, opening + 2 * ROUNDS + 1))
+    assert [number for number, _ in raw] == list(range(1, opening + 2 * rounds + 1))
     bodies, digests = check_chain(raw)
     assert len({body["transaction"] for body in bodies}) == len(bodies)
     for number, digest, _ in (one for side in told for one in side):  # what was acknowledged is what is there
         assert digests[number] == digest
-    assert len({number for side in told for number, _, _ in side}) == 2 * ROUNDS
+    assert len({number for side in told for number, _, _ in side}) == 2 * rounds
     assert creates > len(raw) + 10  # they did collide; the rest are claims and looks
-    check_episodes(store, told)
+    check_episodes(store, told, rounds)
 
 
 def check_chain(raw: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -119,9 +125,9 @@ def check_chain(raw: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]],
     return bodies, digests
 
 
-def check_episodes(store: Backend, told: Sequence[Acknowledged]) -> None:
+def check_episodes(store: Backend, told: Sequence[Acknowledged], rounds: int) -> None:
     arc = archive.open(store.url, storage_options=store.storage_options)
-    expected = {name: side * ROUNDS + i for side, mine in enumerate(told) for i, (_, _, name) in enumerate(mine)}
+    expected = {name: side * rounds + i for side, mine in enumerate(told) for i, (_, _, name) in enumerate(mine)}
     names = arc.episodes.table["episode_id"].to_pylist()
     assert sorted(names) == sorted(expected)
     read = arc.episodes.read()
