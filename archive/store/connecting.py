@@ -146,7 +146,12 @@ class Connection:
         short_reads = MAX_SHORT_READS if self.driver.remote else 1
         try:
             found = run(
-                counted, deadline_s=self.deadline_s, cancelled=cancelled, short_reads=short_reads, failed=failed
+                counted,
+                deadline_s=self.deadline_s,
+                cancelled=cancelled,
+                short_reads=short_reads,
+                failed=failed,
+                renew=lambda: self.driver.renew(),
             )
             self._patience.answered()
             return found

@@ -100,6 +100,11 @@ def _tries(gave_up: GaveUpError) -> str:
 _ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
     Kind.MISSING: (MissingObjectError, "not there; check the name, and that nothing has deleted it"),
     Kind.DENIED: (AccessDeniedError, "refused; check the credentials and what they permit"),
+    Kind.EXPIRED: (
+        AccessDeniedError,
+        "the credentials have expired and nothing has renewed them; renew them where they come from, or leave them out "
+        "of storage_options and have the environment, the AWS configuration or the machine's role give them",
+    ),
     Kind.FULL: (StorageFullError, "no space left; free some or raise the quota, then repeat"),
     Kind.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
     Kind.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),

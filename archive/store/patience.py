@@ -6,7 +6,7 @@ import math
 import time
 
 from archive.base import logger
-from archive.store.drivers import unreached
+from archive.store.drivers import Kind, judge, unreached
 
 TELL_S, TELL_AGAIN_S = 3.0, 30.0
 
@@ -27,7 +27,7 @@ class Patience:
 
     def failed(self, what: str, why: str, error: Exception, elapsed_s: float, deadline_s: float) -> bool:
         """Decide whether to give up on a failed request that may be tried again; after some seconds, log it."""
-        if not unreached(error):
+        if not unreached(error) and judge(error).kind is not Kind.EXPIRED:
             self.answered()
         limit_s = min(deadline_s, self._first_answer_s or deadline_s)
         if elapsed_s >= limit_s:

@@ -46,10 +46,12 @@ def run(
     cancelled: threading.Event | None = None,
     short_reads: int = MAX_SHORT_READS,
     failed: Callable[[Exception, float], bool] = lambda error, elapsed_s: False,
+    renew: Callable[[], bool] = lambda: False,
 ) -> T:
     """`call` until it answers, fails for good (GaveUpError), is cancelled, or `deadline_s` have passed.
 
     failed: told of each failure after which it would be tried again; gives whether not to.
+    renew: told where credentials have expired; gives whether others may be there now, or soon.
 
     Once a try may have written something, the GaveUpError of a later one says so (`landed`).
     """
@@ -63,6 +65,7 @@ def run(
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
             again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
+            again = again or (failure.kind is Kind.EXPIRED and renew())
             again = again and not failed(error, elapsed)
             pause = _jitter.uniform(0, longest_delay(number))
             over = elapsed + pause + min(LEAST_TRY_S, deadline_s / 4) >= deadline_s

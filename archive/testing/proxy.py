@@ -12,9 +12,9 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +31,10 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{}</Code><Message>i
 class Fault:
     """What to do to the next `times` requests that match (-1: to all), after letting `skip` of them pass.
 
-    status        answer with `status` and `code` and do not ask the server
+    They match by `method`, `path` (a regular expression), `signed_by` (an access key), or whether they ask for a range
+    or on condition that nothing is there; without any of these all do.
+
+    status        answer with `status` and `code` and do not ask the server (403, ExpiredToken: renew and ask again)
     reset         cut the connection before the server sees the request
     reset_after   let the server do it, then cut the connection instead of answering
     truncate      announce the whole body, send `keep` bytes of it, close
@@ -39,6 +42,8 @@ class Fault:
     corrupt       flip one bit in the middle of the body
     stall         send half of the body and the rest after `seconds`
     delay         pass it on after `seconds`
+    cut_upload    have the server get half of what is sent, then cut both connections
+    corrupt_upload  flip one bit in the middle of what is sent
     ignore_range  answer with the whole object and 200
     ignore_condition  pass it on without its If-None-Match
     """
@@ -46,6 +51,7 @@ class Fault:
     action: str
     method: str = ""
     path: str = ""
+    signed_by: str = ""
     ranged: bool | None = None
     conditional: bool | None = None
     times: int = 1
@@ -61,6 +67,7 @@ class Fault:
             self.times != 0
             and self.method in ("", request.method)
             and re.search(self.path, request.raw_path) is not None
+            and self.signed_by in ("", _signer(request))
             and self.ranged in (None, "Range" in request.headers)
             and self.conditional in (None, "If-None-Match" in request.headers)
         )
@@ -74,12 +81,13 @@ class Fault:
 
 @dataclass
 class Seen:
-    """One request that came, and the body bytes in and out."""
+    """One request that came, who signed it (an access key), and the body bytes in and out."""
 
     method: str
     path: str
     range: str | None
     action: str
+    signed_by: str = ""
     bytes_in: int = 0
     bytes_out: int = 0
 
@@ -140,7 +148,7 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         fault = next((one for one in self.faults if one.takes(request)), Fault("pass"))
-        seen = Seen(request.method, request.raw_path, request.headers.get("Range"), fault.action)
+        seen = Seen(request.method, request.raw_path, request.headers.get("Range"), fault.action, _signer(request))
         self.log.append(seen)
         body = await request.read()
         seen.bytes_in = len(body)
@@ -150,7 +158,12 @@ class FaultProxy:
             _cut(request)
         if fault.action == "delay":
             await asyncio.sleep(fault.seconds)
-        return await self._pass_on(request, body, fault, seen)
+        try:
+            return await self._pass_on(request, body, fault, seen)
+        except (OSError, aiohttp.ClientError):
+            if fault.action != "cut_upload":
+                raise
+            _cut(request)
 
     async def _pass_on(self, request: web.Request, body: bytes, fault: Fault, seen: Seen) -> web.StreamResponse:
         whole = fault.action == "ignore_range"
@@ -162,7 +175,7 @@ class FaultProxy:
             request.method,
             url,
             headers=headers,
-            data=io.BytesIO(body) if body else None,
+            data=_sent_on(body, fault.action),
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,
         ) as answer:
@@ -192,8 +205,7 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes,
     if fault.action == "shorten":
         data = data[: fault.keep]
     if fault.action == "corrupt" and data:
-        middle = len(data) // 2
-        data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        data = _flipped(data)
     response.headers["Content-Length"] = str(len(data))
     await response.prepare(request)
     with contextlib.suppress(ConnectionError):  # the client gave up meanwhile
@@ -217,11 +229,35 @@ async def _send_body(request: web.Request, response: web.StreamResponse, data: b
     await response.write_eof()
 
 
+def _sent_on(body: bytes, action: str) -> io.BytesIO | AsyncIterator[bytes] | None:
+    """What the server is sent of the body of a request."""
+    if action == "cut_upload" and body:
+        return _half(body)
+    return io.BytesIO(_flipped(body) if action == "corrupt_upload" else body) if body else None
+
+
+async def _half(body: bytes) -> AsyncIterator[bytes]:
+    yield body[: len(body) // 2]
+    await asyncio.sleep(0.02)  # it is on its way
+    raise ConnectionAbortedError("cut")
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def _signer(request: web.Request) -> str:
+    """The access key of a request, or nothing."""
+    found = re.search(r"Credential=([^/]+)/", request.headers.get("Authorization", ""))
+    return found[1] if found else ""
+
+
 def _end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP]
 
 
-def _cut(request: web.Request) -> None:
+def _cut(request: web.Request) -> NoReturn:
     """Closes so that the client sees a reset, not an end."""
     transport = request.transport
     if transport is not None:

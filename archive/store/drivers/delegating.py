@@ -30,6 +30,9 @@ class DelegatingDriver(Driver):
     def transport(self) -> str:  # type: ignore[override]
         return self._inner.transport
 
+    def renew(self) -> bool:
+        return self._inner.renew()
+
     @property
     def creating(self) -> Create | None:
         return self._inner.creating

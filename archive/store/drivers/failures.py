@@ -16,6 +16,7 @@ class Kind(StrEnum):
 
     MISSING = "missing"
     DENIED = "denied"
+    EXPIRED = "expired"  # who asks is known no longer, until the source of the credentials renews them
     FULL = "full"
     EXISTS = "exists"
     RANGE = "range"
@@ -36,7 +37,8 @@ class Failure:
 _CODES = {
     **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NotFound", "NoSuchUpload"), Kind.MISSING),
     **dict.fromkeys(("PreconditionFailed",), Kind.EXISTS),
-    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"), Kind.DENIED),
+    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), Kind.DENIED),
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), Kind.EXPIRED),
     **dict.fromkeys(("InvalidRange",), Kind.RANGE),
     **dict.fromkeys(("NotImplemented",), Kind.UNSUPPORTED),
     **dict.fromkeys(("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"), Kind.FULL),
@@ -49,7 +51,8 @@ _NOT_DONE = frozenset(
 _STATUSES = {404: Kind.MISSING, 410: Kind.MISSING, 412: Kind.EXISTS, 401: Kind.DENIED, 403: Kind.DENIED,
              416: Kind.RANGE, 507: Kind.FULL, 501: Kind.UNSUPPORTED, 505: Kind.OTHER}  # fmt: skip
 _STATUS_NOT_DONE = frozenset((408, 409, 425, 429))
-_NAMES = {
+_NAMES = {  # the first of these that is in the chain of an error
+    **dict.fromkeys(("CredentialRetrievalError", "MetadataRetrievalError"), Kind.EXPIRED),  # nobody gives any now
     **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "UnauthenticatedError"), Kind.DENIED),
     **dict.fromkeys(("PermissionDeniedError",), Kind.DENIED),
     **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Kind.EXISTS),
@@ -101,6 +104,15 @@ def unreached(error: Exception) -> bool:
     return bool(names & _NEVER_SENT) or any(
         type(one).__module__.startswith("obstore") and _OBSTORE_NEVER_SENT.search(str(one)) for one in chain
     )
+
+
+def unexplained(error: Exception) -> bool:
+    """Whether a request was refused without a word, as a HEAD is, whose answers have no body."""
+    for one in chain_of(error):
+        code, status = _answer(one)
+        if code or status:
+            return (not code or code.isdigit()) and (status or int(code)) in (400, 401, 403)
+    return False
 
 
 def wrong_region(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from archive.base import Gate, StorageError
 from archive.store.drivers.plain import FsspecDriver, answer_of, join
 from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
+from archive.store.drivers.renewing import Renewal, given_for_good
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class ObstoreDriver(FsspecDriver):
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
+        self._renewal = Renewal(self._reopen)
         self._pool = ThreadPoolExecutor(place.width, "archive-storage-obstore")
 
     @staticmethod
@@ -47,6 +49,12 @@ class ObstoreDriver(FsspecDriver):
         client = {"timeout": timeout, **(options.get("client_options") or {})}
         ours = {"skip_instance_cache": True, "retry_config": {"max_retries": 0}}
         return {**ours, **options, "client_options": client}
+
+    def renew(self) -> bool:
+        if given_for_good(self._fs.storage_options):
+            return False
+        self._renewal.once()
+        return True
 
     @property
     def creating(self) -> ObstoreDriver:
@@ -90,6 +98,9 @@ class ObstoreDriver(FsspecDriver):
         self._ask(self._path(key), lambda store, path: store.delete(path), timeout_s)
 
     def head(self, key: str, timeout_s: float) -> Info:
+        return self._head_explained(key, timeout_s, lambda: self._head(key, timeout_s))
+
+    def _head(self, key: str, timeout_s: float) -> Info:
         found = self._ask(self._path(key), lambda store, path: store.head(path), timeout_s)
         return Info(int(found["size"]), str(found["e_tag"] or ""), found["last_modified"])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from archive.base import StorageError, in_child
+from archive.store.drivers.failures import Kind, judge, unexplained
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place, Scan
 
 T = TypeVar("T")
@@ -30,6 +31,30 @@ class FsspecDriver(Driver):
     def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """Give `options` of the filesystem over our own defaults."""
         return dict(options)
+
+    def _reopen(self) -> None:
+        """Go on through a new filesystem of the same options, which has yet to look for its credentials.
+
+        The old one, and its connections, go with the last request that is under way.
+        """
+        old = self._fs
+        self._fs = type(old)(*old.storage_args, **{**old.storage_options, "skip_instance_cache": True})
+
+    def _head_explained(self, key: str, timeout_s: float, head: Callable[[], Info]) -> Info:
+        """What `head` gives. Where it is refused without a word, a GET is asked whether the credentials expired."""
+        try:
+            return head()
+        except Exception as error:
+            if unexplained(error):
+                self._raise_expired(key, timeout_s)
+            raise
+
+    def _raise_expired(self, key: str, timeout_s: float) -> None:
+        try:
+            self.get(key, 0, 1, timeout_s)
+        except Exception as why:
+            if judge(why).kind is Kind.EXPIRED:
+                raise
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         data = self._call("cat_file", self._path(key), start=start, end=stop, timeout_s=timeout_s)

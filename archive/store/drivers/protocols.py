@@ -165,6 +165,10 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
         """
         take(self.get(key, start, stop, timeout_s))
 
+    def renew(self) -> bool:
+        """Forget the credentials, so that the next request asks their source; False where they were given for good."""
+        return False
+
     @property
     def creating(self) -> Create | None:
         """A put that makes an object only once."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from archive.base import Gate
 from archive.store.drivers.conditional import ConditionalDriver
-from archive.store.drivers.protocols import PAGE, Buffer, Found, Place
+from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
+from archive.store.drivers.renewing import Renewal, given_for_good
 
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
 
@@ -23,6 +24,7 @@ class S3Driver(ConditionalDriver):
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
+        self._renewal = Renewal(self._reopen)
         fs.retries = 1
 
     @staticmethod
@@ -36,6 +38,19 @@ class S3Driver(ConditionalDriver):
             **options.get("config_kwargs", {}),
         }
         return {"use_listings_cache": False, "skip_instance_cache": True, **options, "config_kwargs": config}
+
+    def renew(self) -> bool:
+        if given_for_good(self._fs.storage_options):
+            return False
+        self._renewal.once()
+        return True
+
+    def _reopen(self) -> None:
+        super()._reopen()
+        self._fs.retries = 1
+
+    def head(self, key: str, timeout_s: float) -> Info:
+        return self._head_explained(key, timeout_s, lambda: super(S3Driver, self).head(key, timeout_s))
 
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
         gate = Gate()

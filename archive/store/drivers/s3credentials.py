@@ -56,16 +56,21 @@ class Session:
         return self._renewing()
 
     def _renewing(self) -> Provider:
-        found = self.botocore.get_credentials()
-        if found is None:
+        if self._finds_nobody():
             raise UntranslatedError("botocore finds no credentials")
 
         def give() -> Credentials:
-            now = found.get_frozen_credentials()
+            now = self.botocore.get_credentials().get_frozen_credentials()
             ends = datetime.now(UTC) + timedelta(seconds=_KEPT_S)
             return _signed_by(now.access_key, now.secret_key, now.token) | {"expires_at": ends}
 
         return give
+
+    def _finds_nobody(self) -> bool:
+        try:
+            return self.botocore.get_credentials() is None
+        except Exception:  # somebody is named who does not answer now: asked again by each request, which tells of it
+            return False
 
 
 def _constant(key: Any, secret: Any, token: Any) -> Provider:

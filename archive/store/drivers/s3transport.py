@@ -13,6 +13,7 @@ from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Versions
+from archive.store.drivers.renewing import Renewal, given_for_good
 from archive.store.drivers.s3credentials import Credentials, Provider, Session
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
 
@@ -33,13 +34,25 @@ in_child(_look_back)
 class Bucket:
     """One bucket, as `ObstoreDriver` asks a filesystem for it."""
 
-    def __init__(self, keywords: Mapping[str, Any], provider: Provider | None) -> None:
-        self._keywords = {**keywords, "credential_provider": provider and self._remembering(provider)}
+    def __init__(
+        self, keywords: Mapping[str, Any], provider: Provider | None, find: Callable[[], Provider | None]
+    ) -> None:
+        self._keywords = keywords
+        self._find = find
         self._secrets: set[str] = set()
-        self._store = _made(self._keywords)
+        self._failure: Exception | None = None
+        self._store = self._signing(provider)
 
-    def without_secrets(self, error: Exception) -> Exception:
-        """The same error without what requests were signed with: obstore's hold the whole answer of the store."""
+    def renew(self) -> None:
+        """Go on with the credentials that are found now."""
+        self._store = self._signing(self._find())
+
+    def told(self, error: Exception) -> Exception:
+        """Why there were no credentials, which obstore only has in words; else the same error without what requests
+        were signed with: obstore's hold the whole answer of the store."""
+        failure, self._failure = self._failure, None
+        if failure is not None and type(error).__name__ == "UnauthenticatedError":
+            return failure
         text = str(error)
         if not any(secret in text for secret in self._secrets):
             return error
@@ -47,9 +60,16 @@ class Bucket:
             text = text.replace(secret, "***")
         return type(error)(text)
 
+    def _signing(self, provider: Provider | None) -> Any:
+        return _made({**self._keywords, "credential_provider": provider and self._remembering(provider)})
+
     def _remembering(self, provider: Provider) -> Provider:
         def give() -> Credentials:
-            found = provider()
+            try:
+                found = provider()
+            except Exception as error:
+                self._failure = error
+                raise
             self._secrets.update(one for one in (found["secret_access_key"], found["token"]) if one)
             return found
 
@@ -72,15 +92,23 @@ class S3Transport(Driver):
     exclusive = True
     lists_at_once = True
 
-    def __init__(self, bucket: Bucket, fast: Driver, through_s3fs: Callable[[], Driver]) -> None:
+    def __init__(self, bucket: Bucket, fast: Driver, through_s3fs: Callable[[], Driver], given: bool) -> None:
         self._bucket = bucket
         self._now = fast
         self._through_s3fs = through_s3fs
+        self._given = given
+        self._renewal = Renewal(bucket.renew)
         self._spare: Driver | None = None
 
     @property
     def transport(self) -> str:  # type: ignore[override]
         return self._now.transport
+
+    def renew(self) -> bool:
+        if self._given:
+            return False
+        self._renewal.once()
+        return self._spare is None or self._spare.renew()
 
     @property
     def creating(self) -> Create | None:
@@ -146,7 +174,7 @@ class S3Transport(Driver):
             return call(self._now)
         except Exception as error:
             if not wrong_region(error):
-                shown = self._bucket.without_secrets(error)
+                shown = self._bucket.told(error)
                 if shown is error:
                     raise
                 raise shown from None
@@ -195,9 +223,9 @@ def _through_obstore(place: Place, through_s3fs: Callable[[Place], Driver]) -> D
     options = understood(place)
     session = Session(options.get("profile"))
     keywords = settings(place, options, session.configured())
-    bucket = Bucket(keywords, session.provider(options))
+    bucket = Bucket(keywords, session.provider(options), lambda: Session(options.get("profile")).provider(options))
     fast = ObstoreDriver(bucket, place.target.partition("://")[2], place)
-    return S3Transport(bucket, fast, lambda: through_s3fs(place))
+    return S3Transport(bucket, fast, lambda: through_s3fs(place), given_for_good(options))
 
 
 def _made(keywords: Mapping[str, Any]) -> Any:
