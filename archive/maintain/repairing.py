@@ -40,6 +40,7 @@ def repair(storage: Storage) -> Repaired:
     Nobody must be writing. For any other damage, `verify` says what is affected.
     """
     number = damaged_commit(storage)
+    damaged_commit(storage)  # raises if it is sound after all: one answer that came damaged must cost no commit
     key = layout.commit_key(number)
     parent = commits.read(storage, number - 1)
     kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
@@ -52,7 +53,7 @@ def repair(storage: Storage) -> Repaired:
             f"{storage.full_url(key)} is larger than any commit, so it is not kept beside: move it away yourself; "
             f"without it the archive opens as of commit {number - 1}"
         )
-    storage.create(kept_as, data)
+    storage.put(kept_as, data)  # a name of its own; unlike a create, it can be sent again where the answer is lost
     made = commits.completed(parent.after("repair", damaged=kept_as), parent, found[0].id, f"repair/{kept_as}")
     storage.put(key, commits.dumps(made))
     return Repaired(number, kept_as)

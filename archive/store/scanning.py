@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from archive.base import StorageError
 from archive.store.connecting import Connection
+from archive.store.deleting import delete_one
 from archive.store.drivers import Found
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
@@ -44,7 +46,7 @@ def clock(connection: Connection) -> datetime:
     try:
         info = connection.request("head", key, lambda this: driver.head(key, this.timeout_s))
     finally:
-        connection.request("delete", key, lambda this: driver.delete(key, this.timeout_s))
+        delete_one(connection, key, threading.Event())
     if info.modified is None:
         raise StorageError(f"{connection.url}: this store does not say when an object was made")
     return info.modified

@@ -14,6 +14,7 @@ from archive import cli
 from archive.base.errors import CorruptCommitError, NotFoundError, UsageError
 from archive.maintain import maintenance, repairing
 from archive.store.storage import Storage
+from archive.testing import faults
 
 
 @pytest.fixture
@@ -73,6 +74,23 @@ def test_a_damaged_newest_commit_is_an_error_until_it_is_repaired(root: Path) ->
         w.add_episode({"x": np.arange(3), "note": ["a"] * 3})
     assert len(archive.open(root).episodes) == 5
     assert maintenance.verify(archive.open(root)).sound
+
+
+@pytest.mark.parametrize("what", ["truncate", "corrupt"])
+def test_a_sound_commit_whose_answer_came_damaged_is_not_repaired(root: Path, what: str) -> None:
+    before = archive.open(root).head
+    with faults.at(root, op="get", key="commits/", what=what) as fault, pytest.raises(UsageError, match="is sound"):
+        repairing.repair(Storage.connect(root))
+    assert fault.hits
+    assert archive.open(root).head == before
+
+
+def test_a_repair_gets_over_lost_answers(root: Path) -> None:
+    flip(sorted((root / "commits/000000").iterdir())[-1], 40)
+    with faults.at(root, key="damaged/", what="lose_answer") as fault:
+        done = repairing.repair(Storage.connect(root))
+    assert fault.hits
+    assert archive.open(root).head.number == done.commit
 
 
 def test_there_is_nothing_to_repair_in_a_sound_archive(root: Path, tmp_path: Path) -> None:
