@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
@@ -21,6 +23,28 @@ T = TypeVar("T")
 def usable_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool that may be left open: its threads end with the interpreter.
+
+    Python's own hook misses a thread that a call was just beginning when a signal interrupted it, and then waits for it
+    for ever.
+    """
+    made = ThreadPoolExecutor(threads, name)
+    _pools.add(made)
+    return made
+
+
+def _end_pools() -> None:
+    for one in list(_pools):
+        one.shutdown(wait=False)
+
+
+_pools: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+in_child(_pools.clear)  # they are the parent's
+# After whatever waits for their work, which registers later: the last one is called first.
+getattr(threading, "_register_atexit", atexit.register)(_end_pools)
 
 
 def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = None) -> None:
@@ -47,7 +71,7 @@ def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = Non
 
 @cache
 def _helpers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, usable_cores() - 1), "archive-beside")
+    return thread_pool(max(1, usable_cores() - 1), "archive-beside")
 
 
 in_child(_helpers.cache_clear)

@@ -7,12 +7,11 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size
+from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size, thread_pool
 from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.drafting import Joint
@@ -43,7 +42,7 @@ class Saver:
         self._resumed_from = resumed_from
         self._then = then if place.rank == 0 else None
         self._then_failed: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1, "archive-checkpoint")
+        self._thread = thread_pool(1, "archive-checkpoint")
         self._pending: Pending | None = None
         self._columns = SavedColumns()
         self._ordinal = 0

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from archive.arrays import Ints, fresh, spans
+from archive.base import thread_pool
 from archive.fields import Array, Path, Ragged, unflatten
 from archive.read.batchplan import Batch, Empty, FieldPlan, Piece, Plans, batches_of, plan_fields
 from archive.read.chunks import ChunkStore, Counts, DiskCache, RowsWanted, Want
@@ -152,7 +153,7 @@ class Batches:
         self.check()
         self.steps.check(numbers, starts, length)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "archive-prefetch")
+            self._pool = thread_pool(1, "archive-prefetch")
         wanted: Callable[[], bool] = lambda: not self._stopped  # noqa: E731
         self._ahead.append(self._pool.submit(self.load, numbers, starts, length, wanted))
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from archive.base import StorageError, UsageError, in_child
+from archive.base import StorageError, UsageError, in_child, thread_pool
 from archive.store.around import wrapped
 from archive.store.counters import IOStats
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
@@ -128,7 +128,7 @@ class Connection:
         driver = _open(self.root, self.deadline_s, self.concurrency)
         if self.single_writer:
             driver = SingleWriterDriver(driver)
-        return Engine(os.getpid(), driver, ThreadPoolExecutor(self.concurrency, "archive-storage"))
+        return Engine(os.getpid(), driver, thread_pool(self.concurrency, "archive-storage"))
 
     def request(
         self, verb: str, key: str, attempt: Callable[[Attempt], T], cancelled: threading.Event | None = None

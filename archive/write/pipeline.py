@@ -11,13 +11,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.arrays import Memory, Shelf, reuse_freed_memory
-from archive.base import layout, usable_cores
+from archive.base import layout, thread_pool, usable_cores
 from archive.manifest import tablefiles
 from archive.shard import groups, packing
 from archive.store import Storage
@@ -170,9 +170,9 @@ class Pipeline:
         self._compression = compression
         self._chunk_bytes = chunk_bytes
         self.memory = Memory(SHARD_BYTES + 64 * 1024, keep=4)
-        self._ordered = ThreadPoolExecutor(1, "archive-layout")
-        self._uploads = ThreadPoolExecutor(2, "archive-upload")
-        self._encoders = ThreadPoolExecutor(usable_cores(), "archive-encode")  # chunks of one shard, side by side
+        self._ordered = thread_pool(1, "archive-layout")
+        self._uploads = thread_pool(2, "archive-upload")
+        self._encoders = thread_pool(usable_cores(), "archive-encode")  # chunks of one shard, side by side
         self._encoding = threading.Lock()
         self._moved = threading.Event()  # something came to an end
         self._wanted = threading.Event()  # somebody waits for what was handed in

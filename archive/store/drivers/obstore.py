@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from archive.base import Gate, StorageError
+from archive.base import Gate, StorageError, thread_pool
 from archive.store.drivers.plain import FsspecDriver, answer_of, join
 from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
 from archive.store.drivers.renewing import Renewal, given_for_good
@@ -41,7 +40,7 @@ class ObstoreDriver(FsspecDriver):
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
         self._renewal = Renewal(self._reopen)
-        self._pool = ThreadPoolExecutor(place.width, "archive-storage-obstore")
+        self._pool = thread_pool(place.width, "archive-storage-obstore")
 
     @staticmethod
     def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
