@@ -55,8 +55,9 @@ docs: $(STAMPS)/core
 bench: $(STAMPS)/test
 	@$(PYTEST) -m bench --timeout 0 --capture no tests/benchmarks </dev/null
 
+# sweeps as a whole, and all examples of tests that make some; `make soak LIST=1` lists what it would run
 soak: $(STAMPS)/test
-	@$(PYTEST) -m soak --timeout 0 </dev/null
+	@WHOLE=1 $(PYTEST) -m 'soak or hypothesis' --timeout 0 $(if $(LIST),--collect-only) </dev/null
 
 clean:
 	@rm -rf .venv .venv-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,7 @@ import archive
 from archive.base import names
 from archive.base.errors import ArchiveError, FieldError, UnsafePathError, UsageError
 from tests.support.archives import fresh, identical, reopened, stored_objects
+from tests.support.sampling import examples
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=12)  # lone surrogates too
 AWKWARD = [
@@ -58,7 +59,7 @@ AWKWARD = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ANY_TEXT)
 @example("")
 @example("__")
@@ -72,7 +73,7 @@ def test_escape_is_safe_and_goes_back(name: str) -> None:
     assert escaped not in ("", ".", "..")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(ANY_TEXT, ANY_TEXT)
 def test_no_two_names_share_a_key(a: str, b: str) -> None:
     assert (names.escape(a) == names.escape(b)) == (a == b)
@@ -89,7 +90,7 @@ def test_paths_go_back() -> None:
     assert names.unescape_path(names.escape_path(path)) == path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.recursive(st.just(None), lambda n: st.dictionaries(ANY_TEXT, n, min_size=1, max_size=4), max_leaves=6).filter(
         bool
@@ -167,7 +168,7 @@ def test_ids_of_any_kind_come_back(name: str) -> None:
     assert not name or len(arc.episodes.filter(session=name)) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ANY_TEXT)
 @example("\ud800")
 @example("\0")
@@ -193,7 +194,7 @@ def test_ids_come_back_or_are_refused(name: str) -> None:
     assert (got[name].model_weights_uuids, got[f"2{name}"].buffer) == ([f"u{name}"], f"b{name}")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.dictionaries(
         ANY_TEXT, st.recursive(ANY_TEXT | st.integers() | st.none() | st.floats(), st.lists, max_leaves=3), max_size=4

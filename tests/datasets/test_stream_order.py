@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="the streams need torch")
 from archive.base.errors import UsageError
 from archive.datasets.epoch import Epoch
 from archive.datasets.order import SHUFFLES, Order, Positions, Split
+from tests.support.sampling import examples
 
 sets = st.sets(st.integers(0, 60))
 worlds = st.tuples(st.integers(1, 4), st.integers(1, 3))
@@ -104,7 +105,7 @@ class World:
 
 
 @given(st.data(), st.integers(1, 120), st.sampled_from(SHUFFLES), st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_whatever_the_worlds_each_item_comes_once(data: st.DataObject, count: int, shuffle: Any, in_step: bool) -> None:
     order, states, seen = Order(count, shuffle, 1, 7, 3), None, []
     for _ in range(4):

@@ -16,6 +16,7 @@ from archive import Ragged, Schema
 from archive.base.errors import CorruptManifestError, FieldError
 from archive.fields import dtypes
 from tests.support.archives import fresh, identical, reopened, round_trip
+from tests.support.sampling import examples
 
 NUMPY = [
     *("?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i8", ">i8", "<u8", "<f2", ">f2", "<f4", ">f4", "<f8", ">f8"),
@@ -95,7 +96,7 @@ def test_not_a_time_survives() -> None:
     assert identical(round_trip({"t": times})["t"], times)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6))
 def test_strings_of_any_length_survive(texts: list[str]) -> None:
     assert round_trip({"s": texts, "x": np.zeros(len(texts))})["s"].tolist() == texts
@@ -119,7 +120,7 @@ def test_string_dtypes_are_told_apart() -> None:
     assert all(value.tolist() == ["ab", "c"] for value in got.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     hnp.array_shapes(min_dims=1, max_dims=7, min_side=0, max_side=3).flatmap(
         lambda shape: hnp.arrays(st.sampled_from(["i1", "f4", "?", "c8", "M8[s]"]), shape)

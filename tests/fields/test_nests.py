@@ -18,6 +18,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 from archive import Ragged, Schema
 from archive.base.errors import FieldError, UsageError
 from tests.support.archives import fresh, identical, reopened, round_trip
+from tests.support.sampling import examples
 
 T = 3
 LEAVES = st.sampled_from([np.arange(T), np.ones((T, 2), np.float32), np.zeros((T, 0)), None])
@@ -27,7 +28,7 @@ NESTS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(NESTS)
 def test_any_nest_of_dicts_comes_back(nest: dict[str, Any]) -> None:
     assert identical(round_trip(nest), nest)

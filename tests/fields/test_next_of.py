@@ -15,6 +15,7 @@ from archive import Schema
 from archive.base.errors import FieldError
 from archive.write import bufferwriter
 from tests.support.archives import fresh, identical, reopened, segment_rows
+from tests.support.sampling import examples
 
 SCHEMA = Schema(next_of={"next/obs": "obs", "next/word": "word"})
 
@@ -63,7 +64,7 @@ def test_bits_decide_not_values() -> None:
     assert identical(reopened(arc).episodes[0].read()["next"]["obs"], following)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=12), st.data())
 def test_any_exceptions_are_kept(rows: list[tuple[int, bool]], data: st.DataObject) -> None:
     obs = np.array([value for value, _ in rows], np.int16)

@@ -25,6 +25,7 @@ from hypothesis.extra import numpy as npst
 from archive.base.errors import ArchiveError, CorruptStateError, StateError, UpgradeError, UsageError
 from archive.base.treecodec import MAX_DEPTH
 from archive.fields.state.trees import copy_tree, flatten, unflatten
+from tests.support.sampling import examples
 
 BIT_GENERATORS = ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"]
 ZARR_KINDS = "biufc"
@@ -473,7 +474,7 @@ RICH_TEXT = json.dumps(RICH_SKELETON)
 PLACES = len(nodes(RICH_SKELETON))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, PLACES - 1), json_values | st.integers(0, PLACES - 1).map(lambda place: ("copy", place)))
 def test_a_spoilt_skeleton_decodes_or_is_refused_and_nothing_else(place: int, value: Any) -> None:
     skeleton = json.loads(RICH_TEXT)

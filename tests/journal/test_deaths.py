@@ -41,20 +41,20 @@ def walk(count: int, jobs: Sequence[Job], death_of: int) -> Iterator[int]:
     assert count != ALL or lived == set(cases), "beyond its last request it lives"
 
 
-@pytest.mark.parametrize("count", one_in(48))
+@pytest.mark.parametrize("count", one_in(80))
 def test_a_rank_dies_at_any_request(count: int) -> None:
     for orphans in walk(count, (FIRST, last(FIRST, "second", 3)), 0):
         assert orphans == 0
 
 
-@pytest.mark.parametrize("count", one_in(108))
+@pytest.mark.parametrize("count", one_in(144))
 def test_what_was_not_said_together_may_leave_episodes_without_a_seal(count: int) -> None:
     first = replace(FIRST, together=False)
     for orphans in walk(count, (first, last(first, "second", 3)), 0):
         assert orphans <= first.world_size, "each rank had one rollout between its two calls at most"
 
 
-@pytest.mark.parametrize("count", one_in(54))
+@pytest.mark.parametrize("count", one_in(108))
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_a_rank_dies_while_the_run_is_recovered_or_resumed(checkpoints: bool, count: int) -> None:
     """The first session is gone with what it had not synced; the second dies, before its first checkpoint too."""

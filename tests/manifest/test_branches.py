@@ -18,6 +18,7 @@ from archive.manifest import chains
 from archive.manifest.branches import Branches, Rows
 from tests.support import format_reader
 from tests.support.checkpoints import fresh, reopened, serials, steps
+from tests.support.sampling import examples
 from tests.support.tampering import change_commit, change_table, set_column
 
 ENDS = (
@@ -350,7 +351,7 @@ def histories(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any
     return branches, rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories())
 def test_what_stands_is_what_the_format_says(history: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
     branches, rows = history

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archive.manifest import chains, tablefiles
+from tests.support.sampling import examples
 
 
 def table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -68,7 +69,7 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     return rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(histories(), st.randoms(use_true_random=False))
 def test_chains_agree_with_the_naive_walk(rows: list[dict[str, Any]], random: Any) -> None:
     want = naive(rows)
@@ -142,7 +143,7 @@ def fold(sizes: list[int], large: int = 10**9) -> list[int]:
     return files
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(1, 1000), max_size=60))
 def test_each_file_holds_at_least_twice_the_newer_ones(sizes: list[int]) -> None:
     files = fold(sizes)
@@ -209,7 +210,7 @@ def joined(sizes: list[int]) -> tuple[list[int], int, int]:
     return files, most, written
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(1, 1000), max_size=60))
 def test_segments_are_joined_with_their_neighbours(sizes: list[int]) -> None:
     joined(sizes)

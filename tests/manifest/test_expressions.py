@@ -17,6 +17,7 @@ import archive
 from archive.base.errors import UsageError
 from archive.manifest import expressions
 from archive.manifest.index import COLUMNS, matching
+from tests.support.sampling import examples
 
 ROWS: list[dict[str, Any]] = [
     {"length": n, "return": r, "reason": why, "complete": done, "terminated": end, "metadata": meta}
@@ -149,7 +150,7 @@ CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(CONDITIONS)
 def test_conditions_mean_what_plain_python_says(term: Term) -> None:
     assert found(term.text) == [i for i, v in enumerate(term.values) if v]
@@ -285,7 +286,7 @@ def condition_or_refusal(text: str) -> set[int]:
         return set()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.sampled_from(
@@ -315,7 +316,7 @@ def test_any_words_are_a_condition_or_are_refused(words: list[str]) -> None:
     assert condition_or_refusal(" ".join(words)) <= set(range(len(ROWS)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_a_condition_or_is_refused(text: str) -> None:
     assert condition_or_refusal(text) <= set(range(len(ROWS)))

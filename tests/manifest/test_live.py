@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from archive.manifest.live import OWN, LiveSet, Runs
+from tests.support.sampling import examples
 
 ENVS = st.integers(-1, 2)
 
@@ -117,10 +118,10 @@ class LiveSetMachine(RuleBasedStateMachine):
 
 
 TestLiveSet = LiveSetMachine.TestCase
-TestLiveSet.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLiveSet.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 60), st.lists(st.integers(0, 59), max_size=40), st.integers(0, 60))
 def test_adding_and_evicting_commute(length: int, holes: list[int], before: int) -> None:
     holes, before = [h for h in holes if h < length], min(before, length)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import archive
 from archive.base.errors import NotFoundError, UsageError
 from tests.support.archives import fresh, reopened
+from tests.support.sampling import examples
 
 UUIDS = [str(uuid.UUID(int=i)) for i in range(4)]
 
@@ -89,7 +90,7 @@ def spans(session_and_number: str) -> list[tuple[int, int]]:
     return [*([(10 * i, 10 * i)] if i != 3 else []), (95, 95)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(-5, 120), st.integers(-5, 120))
 def test_update_counts_are_half_open_and_match_any_segment(many: archive.Archive, low: int, high: int) -> None:
     want = wanted(many, lambda r: any(low <= least < high for least, _ in spans(r["episode_id"])))

@@ -20,6 +20,7 @@ from archive.base.errors import CapacityError, ColumnError, FieldError, NotFound
 from archive.ring import refilling
 from archive.torch import ring
 from tests.support.rings import RankShare, Ring
+from tests.support.sampling import examples
 
 
 @dataclass
@@ -98,7 +99,7 @@ def shares(draw: Any) -> Planned:
     return Planned(episodes)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(share=shares(), batch=st.sampled_from([1, 200, 2**25]), more=st.integers(0, 3))
 def test_every_step_in_its_slot(share: Planned, batch: int, more: int) -> None:
     rows: dict[int, int] = {}

@@ -23,6 +23,7 @@ from archive.torch import ring
 from archive.write import bufferwriter, intake, pipeline
 from tests.support.places import DATA
 from tests.support.rings import RankShare, Ring
+from tests.support.sampling import examples
 
 ALF = DATA / "alf"
 FIRST, LAST = 0, 2
@@ -430,7 +431,7 @@ def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -
     w.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     ends=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), min_size=1, max_size=12),
     most=st.integers(1, 200),

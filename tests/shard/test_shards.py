@@ -29,6 +29,7 @@ from archive.base.errors import CorruptChunkError, FieldError, MissingObjectErro
 from archive.shard import packing
 from archive.shard.groups import ShardView, decode, encode, member_name
 from archive.shard.packing import Member, Placed, hulls, inflate, loose, pack, rows_per_chunk
+from tests.support.sampling import examples
 
 NUMBERS = ["?", *"bBhHiIqQ", "f2", "f4", "f8", "c8", "c16"]
 TEXT = np.array(["", "plain", "Grüße", "\U0001f916\U0001f9be", "nul\0inside", "\0", "trailing\0"] * 5, object)
@@ -152,7 +153,7 @@ def test_input_may_change_after_encode() -> None:
     assert not decode(metadata, chunks, {"x": [(0, 4096)]})["x"][0].any()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=st.integers(0, 10**6), row_bytes=st.integers(0, 10**8), chunk_bytes=st.none() | st.integers(1, 10**8))
 def test_chunk_geometry(rows: int, row_bytes: int, chunk_bytes: int | None) -> None:
     total = rows * row_bytes
@@ -167,7 +168,7 @@ def test_chunk_geometry(rows: int, row_bytes: int, chunk_bytes: int | None) -> N
         assert count <= fewest  # no smaller than the target asks for
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_any_ranges_come_from_just_the_chunks_they_touch(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 60))
@@ -188,7 +189,7 @@ def test_any_ranges_come_from_just_the_chunks_they_touch(data: st.DataObject) ->
 pairs = st.lists(st.integers(0, 50), min_size=2, max_size=2).map(lambda pair: (min(pair), max(pair)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ranges=st.lists(pairs, max_size=8), chunk_rows=st.integers(1, 12))
 def test_hulls_decode_each_chunk_once_and_no_other(ranges: list[tuple[int, int]], chunk_rows: int) -> None:
     around = hulls(ranges, chunk_rows)

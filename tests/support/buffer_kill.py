@@ -13,13 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet  # noqa: F401 (imported once, ahead of all forks)
 import torch
-import zarr  # noqa: F401
 
 from archive.base.errors import NothingThereError
 from archive.buffers import TrajectoryReplayBuffer
 from tests.support.checkpoint_kill import code_of, die_at, forked
+from tests.support.processes import import_core
 from tests.support.sampling import SEED
 from tests.support.ticks import NEVER_S
 from tests.support.trajectories import everything, make
@@ -83,6 +82,7 @@ def once(folder: Path, k: int) -> bool:
 def main() -> None:
     root, one_in = Path(sys.argv[1]), int(sys.argv[2])
     chosen: Any = random.Random(SEED)
+    import_core()
     torch.set_num_threads(1)
     block = 0
     while once(root / f"{block}", k := block * one_in + chosen.randrange(one_in)):

@@ -21,6 +21,7 @@ from typing import Any
 from archive import facade
 from archive.checkpoint import joining
 from tests.support.checkpoint_kill import MAX_KILLS, RANKS, code_of, die_at, forked
+from tests.support.processes import import_core
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
 from tests.support.prompt_job import Fact, Job, Rank, Tell, begin, last
@@ -106,6 +107,7 @@ def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    import_core()
     joining.STEP_IN_S, joining.MAX_POLL_S = 0.05, 0.05
     outcomes = []
     for k in given["kills"] or range(MAX_KILLS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -11,6 +12,7 @@ import pytest
 
 SEED = 0
 ALL = 1
+WHOLE = bool(os.environ.get("WHOLE"))  # `make soak` says so for tests that run in any case
 T = TypeVar("T")
 
 
@@ -23,6 +25,11 @@ def few_of(cases: Sequence[Any], count: int) -> list[Any]:
     """Parameters of a test: the first `count` cases by default, the others as a soak; a tuple is several arguments."""
     others = (case if isinstance(case, tuple) else (case,) for case in cases[count:])
     return [*cases[:count], *(pytest.param(*case, marks=pytest.mark.soak) for case in others)]
+
+
+def examples(count: int) -> int:
+    """How many examples hypothesis makes of a test: a third by default, so many as a soak."""
+    return count if WHOLE else max(10, count // 3)
 
 
 def sampled(cases: Iterable[T], count: int) -> Iterator[T]:

@@ -31,6 +31,7 @@ import resharding
 from archive.maintain import maintenance
 from archive.manifest import tablefiles
 from tests.support.checkpoints import fresh, reopened, steps, value_of
+from tests.support.sampling import examples
 
 ENVS = 3
 NO_ENV = -1
@@ -321,9 +322,11 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=QUIET)
+TestHistories.settings = settings(
+    max_examples=examples(60), stateful_step_count=25, deadline=None, suppress_health_check=QUIET
+)
 TestHistoriesInManyFiles = HistoriesInManyFiles.TestCase
-TestHistoriesInManyFiles.settings = settings(TestHistories.settings, max_examples=30)
+TestHistoriesInManyFiles.settings = settings(TestHistories.settings, max_examples=examples(30))
 SEEDS = 20
 
 

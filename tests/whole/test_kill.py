@@ -161,8 +161,10 @@ def killed(numbered: dict[int, Backend], after: bool, logs: Path) -> Iterator[tu
     [
         pytest.param("local", False, 3, id="local"),
         pytest.param("local", False, ALL, id="local-all", marks=pytest.mark.soak),
-        pytest.param("seaweedfs", False, ALL, id="seaweedfs-before"),
-        pytest.param("seaweedfs", True, ALL, id="seaweedfs-after"),
+        pytest.param("seaweedfs", False, 2, id="seaweedfs-before"),
+        pytest.param("seaweedfs", False, ALL, id="seaweedfs-before-all", marks=pytest.mark.soak),
+        pytest.param("seaweedfs", True, 2, id="seaweedfs-after"),
+        pytest.param("seaweedfs", True, ALL, id="seaweedfs-after-all", marks=pytest.mark.soak),
     ],
     indirect=["numbered"],
 )

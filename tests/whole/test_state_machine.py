@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from archive import Schema
 from archive.write import bufferwriter
 from tests.support.archives import fresh, reopened
+from tests.support.sampling import examples
 
 SCHEMA = Schema(axes={"text": "ragged"}, next_of={"next": "t"})
 ENVS = st.integers(0, 2)
@@ -266,4 +267,4 @@ class WriterMachine(RuleBasedStateMachine):
 
 
 TestWriter = WriterMachine.TestCase
-TestWriter.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestWriter.settings = settings(max_examples=examples(50), stateful_step_count=25, deadline=None)

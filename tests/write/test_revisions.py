@@ -14,6 +14,7 @@ import resharding
 from archive.base.errors import DuplicateEpisodeError, UsageError
 from archive.write import bufferwriter
 from tests.support.archives import contents, fresh, reopened, segment_rows
+from tests.support.sampling import examples
 
 
 def steps(n: int, start: int = 0) -> dict[str, Any]:
@@ -170,7 +171,7 @@ ADDED = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(ADDED, max_size=12))
 def test_the_newest_revision_wins_whatever_lies_between(added: list[tuple[str, str, int | None, str]]) -> None:
     arc = fresh()

@@ -17,6 +17,7 @@ from archive.base.errors import UsageError
 from archive.write.episoderecords import EpisodeRecord, NewEpisodes
 from archive.write.rowruns import EnvRuns
 from archive.write.streams import Rows, Streams
+from tests.support.sampling import examples
 
 
 def new_episodes(claim: Callable[[str], bool] = lambda name: False) -> NewEpisodes:
@@ -126,7 +127,7 @@ def names_of(call: dict[str, Any], oracle: Oracle, serial: list[int]) -> list[st
     return out
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(calls())
 def test_assign_agrees_with_the_oracle(sequence: list[dict[str, Any]]) -> None:
     streams, oracle, serial, new = Streams(), Oracle(), [0], new_episodes()

@@ -18,6 +18,7 @@ from archive.adapters.rlinf import trajectory as trajectories
 from archive.base.errors import IntegrityError
 from archive.fields.schema import Schema
 from archive.fields.state import trees
+from tests.support.sampling import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning")
 objects = pytest.importorskip("tests.support.rlinf_objects")
@@ -153,7 +154,7 @@ NESTS = st.recursive(
 KEYS = st.sampled_from([*trajectories.FIELDS, *trajectories.SCALARS, "more"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(KEYS, NESTS, max_size=6))
 def test_any_tree_comes_back(tree: dict[str, Any]) -> None:
     tree = {key: trees.copy_tree(value) for key, value in tree.items()}

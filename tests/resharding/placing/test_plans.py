@@ -25,8 +25,9 @@ from archive.manifest.liveview import locate
 from resharding.placing.assignment import NO_ENV, identity, place, split_evenly
 from resharding.placing.records import POLICIES, Placement, Rules, Units
 from tests.support.places import ROOT
+from tests.support.sampling import examples
 
-plans = settings(max_examples=150, deadline=None)
+plans = settings(max_examples=examples(150), deadline=None)
 
 
 @st.composite
