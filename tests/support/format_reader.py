@@ -449,4 +449,4 @@ def read(root: Path, number: int | None = None) -> Row:
 
 
 if __name__ == "__main__":
-    json.dump(read(Path(sys.argv[1])), sys.stdout)
+    json.dump([read(Path(place)) for place in sys.argv[1:]], sys.stdout)

@@ -21,28 +21,38 @@ from tests.support.places import ROOT
 
 DOCUMENT = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")
 BANNED = "import sys, runpy; sys.modules['archive'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+WRITE = """
+import sys
+from tests.support import golden
+for layout in sys.argv[2:]:
+    golden.write(f"{sys.argv[1]}/{layout}", layout)
+"""
 PLACES = (*golden.ARCHIVES, "packed", "directory")
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The golden archives, and one of each layout that another process has just written."""
+    folder, layouts = tmp_path_factory.mktemp("written"), [name for name in PLACES if name not in golden.ARCHIVES]
+    run("-c", WRITE, folder, *layouts)
+    return {name: (folder if name in layouts else golden.GOLDEN) / name for name in PLACES}
+
+
 @pytest.fixture(scope="module", params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A golden archive, or one that another process has just written."""
-    place: Path = golden.GOLDEN / request.param
-    if request.param not in golden.ARCHIVES:
-        place = tmp_path_factory.mktemp("written") / request.param
-        run(
-            "-c",
-            "import sys; from tests.support import golden as g; g.write(*sys.argv[1:])",
-            place,
-            request.param,
-        )
-    return place
+def place(request: pytest.FixtureRequest, places: dict[str, Path]) -> Path:
+    return places[request.param]
 
 
 @pytest.fixture(scope="module")
-def found(place: Path) -> Any:
-    """What the reader finds."""
-    return json.loads(run("-I", "-c", BANNED, ROOT / "tests" / "support" / "format_reader.py", place))
+def all_found(places: dict[str, Path]) -> dict[Path, Any]:
+    """What the reader finds in each, all read by one process."""
+    told = run("-I", "-c", BANNED, ROOT / "tests" / "support" / "format_reader.py", *places.values())
+    return dict(zip(places.values(), json.loads(told), strict=True))
+
+
+@pytest.fixture(scope="module")
+def found(place: Path, all_found: dict[Path, Any]) -> Any:
+    return all_found[place]
 
 
 @pytest.mark.parametrize("name", golden.EPISODES)
