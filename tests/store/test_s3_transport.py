@@ -43,7 +43,10 @@ def test_the_usual_options_are_translated() -> None:
         "skip_signature": True,
         "virtual_hosted_style_request": True,
         "disable_bulk_delete": True,
+        "checksum_algorithm": "SHA256",
     }
+    when_required = {"config_kwargs": {"request_checksum_calculation": "when_required"}}
+    assert "checksum_algorithm" not in translated(when_required)
     assert not translated({}, {"region": "us-east-1"}, "with.dots")["virtual_hosted_style_request"]
     for options in ({"endpoint_url": "http://h:1/"}, {"client_kwargs": {"endpoint_url": "http://h:1"}}):
         other = translated(options)

@@ -65,6 +65,8 @@ def settings(place: Place, options: Mapping[str, Any], configured: Mapping[str, 
     config: dict[str, Any] = {"region": region or "us-east-1", "skip_signature": bool(options.get("anon"))}
     if endpoint:
         config["endpoint"] = endpoint
+    if _checksums(place, configured):
+        config["checksum_algorithm"] = "SHA256"  # which is signed in any case, but not every server looks at that
     config["disable_bulk_delete"] = True  # one object at a time; some stores know no other way
     config["virtual_hosted_style_request"] = not endpoint and "." not in bucket
     return {
@@ -73,6 +75,13 @@ def settings(place: Place, options: Mapping[str, Any], configured: Mapping[str, 
         "client_options": _client(place, endpoint),
         "retry_config": {"max_retries": 0},
     }
+
+
+def _checksums(place: Place, configured: Mapping[str, str]) -> bool:
+    """Whether uploads carry a checksum that the server compares, as botocore's do unless it is told otherwise."""
+    said = (place.options.get("config_kwargs") or {}).get("request_checksum_calculation")
+    said = said or os.environ.get("AWS_REQUEST_CHECKSUM_CALCULATION") or configured.get("request_checksum_calculation")
+    return str(said).lower() != "when_required"
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
