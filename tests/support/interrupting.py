@@ -105,6 +105,7 @@ def check_error(kind: str, error: ArchiveError) -> None:
     if kind in REFUSED:
         assert any(isinstance(one, REFUSED[kind]) for one in causes), causes
         assert "injected" in str(causes[-1]), causes
+        assert not isinstance(causes[-1], ArchiveError), "what the store said is kept as the cause"
     else:
         assert any(isinstance(one, (IntegrityError, StorageError)) for one in causes), causes
 
