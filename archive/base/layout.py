@@ -26,6 +26,17 @@ _MADE = (  # by writers: nothing else is ever deleted
     _JOURNALED,
     re.compile(r"states/(?P<session>[^/.]+)/[^/.]+/rank-[0-9]{5,}\.zip"),
 )
+_TEMPORARY = re.compile(r"(?:.*/)?\.[0-9a-f]{16}\.tmp")
+
+
+def temporary_name(nonce: str) -> str:
+    """Of a file on disk that is being written, beside what it will be; `nonce`: 16 hexadecimal digits."""
+    return f".{nonce}.tmp"
+
+
+def is_temporary(key: str) -> bool:
+    """Whether it is a file that was being written: who was killed then has left it."""
+    return _TEMPORARY.fullmatch(key) is not None
 
 
 def commit_key(number: int) -> str:

@@ -49,7 +49,7 @@ def _unreadable(what: str, find: Callable[[], list[Episodes]]) -> Iterator[str]:
 
 def _made(key: str) -> bool:
     """Whether an object's name is one that this library gives."""
-    if key == layout.ARCHIVE_KEY or key.startswith(_OTHERS) or key.endswith(layout.PRUNED):
+    if key == layout.ARCHIVE_KEY or key.startswith(_OTHERS) or key.endswith(layout.PRUNED) or layout.is_temporary(key):
         return True
     shard = "/".join(key.split("/")[:2]) if key.startswith("shards/") else key  # one that is a folder
     return layout.session_of(shard) is not None

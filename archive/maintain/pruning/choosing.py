@@ -136,7 +136,7 @@ class Chooser:
 
     def _left(self, key: str, running: set[str]) -> Fate:
         session = layout.session_of(key)
-        if session is None:
+        if session is None and not layout.is_temporary(key):
             return Fate(key, STRANGE)
         if session in running:
             return Fate(key, RUNNING)

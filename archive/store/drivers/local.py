@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-from archive.base import NotExclusiveError
+from archive.base import NotExclusiveError, layout
 from archive.store.drivers import writeback
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place
 
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _WINDOWS = os.name == "nt"
 _PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
@@ -108,7 +106,7 @@ class LocalDriver(Driver):
                 names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return [], 1
-        return [name for name in names if not _TEMPORARY.fullmatch(name)], 1
+        return [name for name in names if not layout.is_temporary(name)], 1
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
         below = _walk(self._path(prefix) if prefix else self._root or "/", f"{prefix}/" if prefix else "")
@@ -124,7 +122,7 @@ class LocalDriver(Driver):
 
 
 def _walk(folder: str, stem: str) -> Iterator[Found]:
-    """The files below a folder, in the order of their keys; `stem` is that of the folder's keys."""
+    """The files below a folder, half written ones too, in the order of their keys; `stem` is that of the keys."""
     try:
         with os.scandir(folder) as entries:
             named = {f"{one.name}/" if one.is_dir(follow_symlinks=False) else one.name: one for one in entries}
@@ -133,7 +131,7 @@ def _walk(folder: str, stem: str) -> Iterator[Found]:
     for name, entry in sorted(named.items()):
         if name.endswith("/"):
             yield from _walk(entry.path, stem + name)
-        elif entry.is_file(follow_symlinks=False) and not _TEMPORARY.fullmatch(name):
+        elif entry.is_file(follow_symlinks=False):
             with contextlib.suppress(FileNotFoundError):
                 known = entry.stat(follow_symlinks=False)
                 yield Found(stem + name, known.st_size, datetime.fromtimestamp(known.st_mtime, UTC))
@@ -206,7 +204,7 @@ def _read_over(descriptor: int, rooms: Sequence[memoryview], start: int) -> int:
 def _write_temporary(path: str, parts: Sequence[Buffer]) -> str:
     """A complete, synced file beside `path`."""
     folder = os.path.dirname(path)  # noqa: PTH120
-    temporary = f"{folder}/.{secrets.token_hex(8)}.tmp"
+    temporary = f"{folder}/{layout.temporary_name(secrets.token_hex(8))}"
     descriptor = _open_new(folder, temporary)
     try:
         _write_all(descriptor, parts)

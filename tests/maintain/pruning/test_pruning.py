@@ -17,6 +17,7 @@ from archive import Keep
 from archive.errors import ConflictError, UsageError
 from archive.maintain.pruning import PrunePlan, choosing
 from archive.manifest import Commit, commits, tablefiles, tables
+from archive.testing import assert_whole, small_archive
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps
 from tests.support.letting_go import Ring, all_told, forgotten
@@ -419,3 +420,18 @@ def test_an_archive_that_was_forgotten_at_can_go_on(tmp_path: Path) -> None:
     ring.w.close()
     assert len(all_told(arc)[1]) == 4
     assert sound(arc)
+
+
+def test_what_was_half_written_goes_as_what_crashes_leave(tmp_path: Path) -> None:
+    arc = small_archive(tmp_path)
+    half = [tmp_path / "shards/.0123456789abcdef.tmp", tmp_path / "manifest/.fedcba9876543210.tmp"]
+    for path in half:
+        path.write_bytes(b"half")
+    assert_whole(arc)
+    assert arc.prune().empty  # somebody may be writing it
+    aged(tmp_path, 25)
+    plan = arc.prune().commit()
+    assert sorted(one.key for one in plan.going) == sorted(str(path.relative_to(tmp_path)) for path in half)
+    assert (plan.deleted, plan.errors) == (2, {})
+    assert not any(path.exists() for path in half)
+    assert_whole(arc.refresh())
