@@ -129,7 +129,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_objects_of_one_kind_that_change_places(whole: tuple[Path, dict[str, Any]], tmp_path: Path, kind: str) -> None:
     root = tmp_path / "root"
     shutil.copytree(whole[0], root)
-    true = truth(root)
+    true = whole[1]
     objects = kinds(root)[kind]
     pairs = list(combinations(objects, 2) if kind == "staged" else pairwise(objects))
     assert pairs, "there is something to swap"
@@ -148,19 +148,26 @@ def test_objects_of_one_kind_that_change_places(whole: tuple[Path, dict[str, Any
     assert lies == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_objects_of_another_archive(tmp_path: Path, kind: str) -> None:
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the same sessions, checkpoints and ranks, so that only what was written tells them apart."""
-    make(tmp_path / "a")
-    make(tmp_path / "b", offset=1000)
-    true = truth(tmp_path / "a")
-    theirs = kinds(tmp_path / "b")[kind]
+    root = tmp_path_factory.mktemp("another") / "root"
+    make(root, offset=1000)
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objects_of_another_archive(
+    whole: tuple[Path, dict[str, Any]], another: Path, tmp_path: Path, kind: str
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(whole[0], root)
     lies = []
-    for mine, their in zip(kinds(tmp_path / "a")[kind], theirs, strict=True):
+    for mine, their in zip(kinds(root)[kind], kinds(another)[kind], strict=True):
         before = mine.read_bytes()
         mine.write_bytes(their.read_bytes())
-        name = mine.relative_to(tmp_path / "a").as_posix()
-        lies += [f"{name} {found}" for found in wrong(tmp_path / "a", true, {name})]
+        name = mine.relative_to(root).as_posix()
+        lies += [f"{name} {found}" for found in wrong(root, whole[1], {name})]
         mine.write_bytes(before)
     assert lies == []
 
