@@ -13,7 +13,7 @@ import pytest
 import archive
 from tests.support import prune_storm
 from tests.support.backends import make_backend
-from tests.support.processes import FORKSERVER, end
+from tests.support.processes import FORKSERVER, answers_in_processes, end
 from tests.support.pruning import sound
 from tests.support.sampling import few_of
 
@@ -58,6 +58,7 @@ def test_storm(request: pytest.FixtureRequest, tmp_path: Path, name: str, second
     merged = tmp_path / "merged"
     where = {"url": url, "options": options, "runs": RUNS, "merged": str(merged)}
     targets = f"{url}-targets"
+    answers_in_processes(int, [()])  # the server that forks is there, and takes nothing of these seconds
     until = time.time() + seconds
     logs = [tmp_path / f"run-{run}" for run in range(RUNS)]
     pruned = tmp_path / "pruned"
