@@ -32,6 +32,7 @@ from archive.manifest import (
     commits,
     place,
 )
+from archive.observe import operation, timed
 from archive.store import IOStats, Storage, as_allowed
 from archive.upkeep import Upkeep
 
@@ -181,22 +182,30 @@ class Archive(Upkeep):
         from archive.journal import seconds
         from archive.writer import Writer
 
-        journal_s = seconds(journal_s)
-        start = starting.start(rank, world_size, run, resume, fork_from)
+        journal_s, before = seconds(journal_s), self.io_stats()
+        with operation("session") as done:
+            start = starting.start(rank, world_size, run, resume, fork_from)
+            if start is not None:
+                rank, world_size, run = start.rank, start.world_size, start.run
+            who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
+            self._look_after_tails(log, who, start)
+            forgets = self._forgets(log, who, keep, forget)
+            self._check_exclusive()
+            made = Writer(
+                self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
+                chunk_bytes, forgets, journal_s,
+            )  # fmt: skip
         if start is not None:
-            rank, world_size, run = start.rank, start.world_size, start.run
-        who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
-        self._look_after_tails(log, who, start)
-        forgets = self._forgets(log, who, keep, forget)
+            starting.tell(start, self.io_stats() - before, done.seconds)
+        return made
+
+    def _check_exclusive(self) -> None:
+        """Once a process: that the store keeps two writers apart."""
         mark = (os.getpid(), self.id)
         if mark not in _checked:
             check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add(mark)
-        return Writer(
-            self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
-            chunk_bytes, forgets, journal_s,
-        )  # fmt: skip
 
     def _log(self) -> CommitLog:
         if self._pinned:
@@ -293,6 +302,7 @@ def create(
     return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
 
 
+@timed("open")
 def open(
     url: Any,
     *,

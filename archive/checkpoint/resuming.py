@@ -72,8 +72,9 @@ def same_rank(source: Source, rank: int) -> Resume:
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
         return Resume(
-            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin, source.name
-        )
+            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin, source.name,
+            saved_by=source.world_size,
+        )  # fmt: skip
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     buffers = {}
@@ -82,7 +83,7 @@ def same_rank(source: Source, rank: int) -> Resume:
         pieces = source.located.pick(mine[source.located.run])
         env = source.live["env_id"].to_numpy()[pieces.run]
         buffers[name] = take_over(source, pieces, env, pieces.position, entry.next_positions, entry.open_episodes)
-    taken = (source.number, source.origin, source.name, None, partial(holders, source))
+    taken = (source.number, source.origin, source.name, None, source.world_size, partial(holders, source))
     return Resume(rank, source.world_size, source.run, buffers, *taken)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from archive.base import UsageError
+from archive.base import UsageError, logger, size
 from archive.manifest import ForkedFrom, Resume
+from archive.store import IOStats
 
 
 def start(rank: int | None, world_size: int | None, run: str | None, resume: Any, fork_from: Any) -> Resume | None:
@@ -26,6 +27,17 @@ def start(rank: int | None, world_size: int | None, run: str | None, resume: Any
     found: Resume = source.to_resume(rank)
     _check_rank(found, rank, world_size)
     return _resumed(found, run) if fork_from is None else _forked(found, run)
+
+
+def tell(start: Resume, taken: IOStats, seconds: float) -> None:
+    """Log what a writer has gone on from, and what that took."""
+    steps = sum(int(buffer.runs.length.sum()) for buffer in start.buffers.values())
+    name = "its episodes" if start.name is None else repr(start.name)
+    worlds = f"{start.saved_by or start.world_size} -> {start.world_size} ranks"
+    logger.info(
+        "rank %d of run %r goes on from %s, %s, with %d live steps: %s in %d requests, %.1f s",
+        start.rank, start.run, name, worlds, steps, size(taken.bytes_in), taken.requests, seconds,
+    )  # fmt: skip
 
 
 def _check_rank(found: Resume, rank: int | None, world_size: int | None) -> None:

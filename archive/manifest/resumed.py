@@ -63,6 +63,7 @@ class Resume:
     origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
     name: str | None = None  # of that checkpoint
     forked_from: ForkedFrom | None = None  # where a new run begins there
+    saved_by: int | None = None  # how many ranks saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
 
 

@@ -39,6 +39,7 @@ from archive.manifest import (
     tablefiles,
     tables,
 )
+from archive.observe import timed
 from archive.read import labelling
 from archive.read.chosen import Chosen
 from archive.read.chunks import latefields
@@ -80,6 +81,7 @@ def schemas_of(reader: Reader, spans: Spans) -> list[ShardSchema]:
     return [schema.loads(text) for text in reader.schema_texts(spans.rows)]
 
 
+@timed("add_fields")
 def write(
     log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, Given]], provenance: Any, by: str | None
 ) -> Commit:  # fmt: skip
@@ -128,6 +130,7 @@ def _text(provenance: Any) -> str | None:
     return None if provenance is None else jsontree.dumps(provenance, where="provenance")
 
 
+@timed("drop_fields")
 def drop(log: CommitLog, names: Sequence[Any]) -> Commit:
     """Take late fields away from all steps; the commit. FieldError if nobody added a field of some name."""
     if isinstance(names, str) or not names:

@@ -10,6 +10,7 @@ import numpy as np
 from archive.base import MAX_PAGE_BYTES, frozen, jsontree
 from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
+from archive.observe import operation
 from archive.read import deriving, labelling
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
@@ -193,7 +194,10 @@ class Episode:
 
         out: a nest of arrays or CPU tensors to decode into, see `Episodes.read`.
         """
-        selection = Selection(fields, missing, ragged)
+        with operation("read.episode", episode=self.id):
+            return self._read(Selection(fields, missing, ragged), start, stop, derive, out)
+
+    def _read(self, selection: Selection, start: int, stop: int | None, derive: Any, out: Any) -> dict[str, Any]:
         if out is not None and not derive:
             (filled,) = self._reader.read(self.spans(start, stop), selection, into=Destination(out))
             return filled

@@ -21,6 +21,7 @@ from archive.manifest import (
     tablefiles,
     tables,
 )
+from archive.observe import timed
 from archive.read.chosen import Chosen
 from archive.store import Storage
 
@@ -142,6 +143,7 @@ def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
     return found
 
 
+@timed("label")
 def _commit(log: CommitLog, rows: Rows, by: str | None) -> Commit:
     if by is not None:
         check_text(by, "by")

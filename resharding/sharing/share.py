@@ -175,7 +175,7 @@ class Share:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
         buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
-        taken = (ck.number, self.plan.origin or ck.origin, ck.name, None, self._holders)
+        taken = (ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
         return Resume(self.rank, self.world_size, ck.run, buffers, *taken)
 
     def _holders(self) -> dict[str, int]:

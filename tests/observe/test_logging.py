@@ -19,6 +19,7 @@ DONE = [
     r"commit 2 of run 'main': rank 0 wrote \d+ B of new steps, \d+\.\d s",
     r"checkpoint 'step-5' of run 'main', step 5, is commit 3: rank 0 of 1 wrote \d+ B of new steps, \d+\.\d s",
     r"rank 1 of 2 read 1 episodes, 30 steps of buffer 'replay' of 'step-5', which 1 ranks saved: .* requests, .* s",
+    r"rank 1 of run 'main' goes on from 'step-6', 1 -> 2 ranks, with \d+ live steps: .* requests, \d+\.\d s",
     r"commit 5 let go of 1 checkpoints and 0 episodes \(.*\), \d+\.\d s",
     r"deleted \d+ of \d+ objects \(.*\) of memory://logging/lines, \d+\.\d s",
 ]
@@ -37,6 +38,9 @@ def test_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
     resharding.plan(made, world_size=2).share(1).read()
     arc.forget(keep=archive.Keep(last=1), dry_run=False)
     arc.prune(older_than="0s", dry_run=False, force=True)
+    latest = arc.refresh().checkpoints.latest
+    assert latest is not None
+    arc.writer(session="next", resume=resharding.plan(latest, world_size=2).share(1)).close()
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     for wanted in DONE:
         assert any(re.fullmatch(wanted, line) for line in told), (wanted, told)

@@ -63,11 +63,17 @@ def test_each_operation_is_a_span(spans: InMemorySpanExporter) -> None:
         w.commit()
         made = w.checkpoint(step=1).result()
     arc.episodes.read()
+    arc.episodes[0].read()
+    archive.open("memory://tracing/each")
+    arc.episodes.label(good=True)
+    arc.add_fields({"v": {arc.episodes[0].id: np.arange(5.0)}})
+    arc.drop_fields(["v"])
     share = resharding.plan(made, world_size=1).share(0)
     next(share.stream())  # and no more of it
     share.read()
     found = [span.name.removeprefix("archive.") for span in spans.get_finished_spans()]
-    assert {"commit", "checkpoint", "read", "plan", "resume"} <= set(found)
+    ours = {"open", "session", "commit", "checkpoint", "read", "plan", "resume"}
+    assert ours | {"read.episode", "label", "add_fields", "drop_fields"} <= set(found)
     assert {span.status.status_code for span in spans.get_finished_spans()} == {StatusCode.UNSET}
 
 
