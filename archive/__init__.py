@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from archive.checkpoint import Checkpoint as Checkpoint
     from archive.checkpoint import Keep as Keep
     from archive.facade import Archive as Archive
-    from archive.facade import create as create
-    from archive.facade import open as open
     from archive.fields import Ragged as Ragged
     from archive.fields import Schema as Schema
     from archive.manifest import Commit as Commit
     from archive.observe import metrics as metrics
+    from archive.opening import create as create
+    from archive.opening import open as open
     from archive.read import Episode as Episode
     from archive.read import Episodes as Episodes
     from archive.replaying import replay as replay
@@ -75,9 +75,9 @@ _LAZY = {  # name -> the room, or the facade's module, that has it
     "Ragged": "fields",
     "Schema": "fields",
     "Writer": "writer",
-    "create": "facade",
+    "create": "opening",
     "metrics": "observe",
-    "open": "facade",
+    "open": "opening",
     "replay": "replaying",
 }
 

@@ -1,21 +1,14 @@
-"""The archive: create it, open it, look at it, write to it. A thin face over the parts."""
+"""The archive: look at it, write to it. A thin face over the parts."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from archive.base import (
-    AlreadyExistsError,
-    CorruptCommitError,
     MissingObjectError,
     NotFoundError,
-    NothingThereError,
     UsageError,
-    layout,
     one_line,
 )
 from archive.fields import Schema
@@ -27,13 +20,12 @@ from archive.manifest import (
     Commits,
     EpisodeIndex,
     Snapshot,
-    about,
     check_exclusive,
     commits,
     place,
 )
-from archive.observe import operation, timed
-from archive.store import IOStats, Storage, as_allowed
+from archive.observe import operation
+from archive.store import IOStats, Storage
 from archive.upkeep import Upkeep
 
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
@@ -152,6 +144,24 @@ class Archive(Upkeep):
         self._committed(commits.newest_after(self._storage, head) if head.number else commits.newest(self._storage))
         return self
 
+    def at(self, commit: int | str) -> Archive:
+        """The same archive as of a commit (its number, or a tag), read only; NotFoundError if there is none."""
+        head = at_commit(self._storage, commit)
+        return Archive(self._storage, self._about, self._raw, head, pinned=True, single_writer=self._single_writer)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it was opened at a commit, and stays there."""
+        return self._pinned
+
+    def check_writable(self) -> None:
+        """Make sure that one may write here, by creating what is there already: one request. UsageError in an archive
+        that was opened at a commit, AccessDeniedError where the credentials may not."""
+        self._log()
+        check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
+        if not self._single_writer:  # which is no proof for those who come later
+            _checked.add((os.getpid(), self.id))
+
     def writer(
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,
         session: str | None = None, schema: Schema | None = None, compression: str | None = "zstd:1",
@@ -190,7 +200,8 @@ class Archive(Upkeep):
             who = place(rank, world_size, DEFAULT_RUN if run is None else run, session)
             self._look_after_tails(log, who, start)
             forgets = self._forgets(log, who, keep, forget)
-            self._check_exclusive()
+            if (os.getpid(), self.id) not in _checked:
+                self.check_writable()
             made = Writer(
                 self._storage, log, who, schema or Schema(), self.layout, compression, self._committed, start, keep,
                 chunk_bytes, forgets, journal_s,
@@ -198,14 +209,6 @@ class Archive(Upkeep):
         if start is not None:
             starting.tell(start, self.io_stats() - before, done.seconds)
         return made
-
-    def _check_exclusive(self) -> None:
-        """Once a process: that the store keeps two writers apart."""
-        mark = (os.getpid(), self.id)
-        if mark not in _checked:
-            check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
-        if not self._single_writer:  # which is no proof for those who come later
-            _checked.add(mark)
 
     def _log(self) -> CommitLog:
         if self._pinned:
@@ -274,97 +277,8 @@ class Archive(Upkeep):
         return one_line(f"<Archive {self.url} at commit {self._head.number}>")
 
 
-FIRST_ANSWER_S = 10.0  # a wrong address is told from a store that restarts
-
-
-def create(
-    url: Any,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    layout: str = "packed",
-    single_writer: bool = False,
-    deadline_s: float | None = None,
-) -> Archive:
-    """Make a new archive; AlreadyExistsError if there is one.
-
-    layout: "packed" (a shard is one ZIP object) or "directory" (an object a chunk, for a bare zarr.open_group).
-    single_writer: promise that one process alone writes here, for stores without a create-only put (some answer 501 to
-    If-None-Match, some pass over it). What it gives up: two writers at once are no longer kept apart, so the later one
-    may overwrite the other's commit, and a session that was replaced may still commit. It is not kept in the archive:
-    every open() that writes says it again.  deadline_s: how long a request is retried; default 120, but 10 while
-    nothing at that address could be reached at all.
-    """
-    storage = _connected(url, storage_options, single_writer, deadline_s)
-    body, raw = about.new(layout)
-    # looked for first: there are stores that pass over the condition to a put
-    if about.is_there(storage) or not about.create(storage, raw):
-        raise AlreadyExistsError(f"there is an archive at {storage.url} already; open it with archive.open()")
-    return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
-
-
-@timed("open")
-def open(
-    url: Any,
-    *,
-    commit: int | str | None = None,
-    create: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    layout: str = "packed",
-    single_writer: bool = False,
-    allow_bases: bool | Sequence[str] = (),
-    deadline_s: float | None = None,
-) -> Archive:
-    """Open an archive; NothingThereError (a FileNotFoundError) if there is none, unless `create` makes it (as any
-    number of processes may).
-
-    commit: as of that commit (its number, or a tag), read only.  allow_bases: URLs (or beginnings of URLs) of other
-    archives that may be read where this one refers to their shards; True for any.  single_writer: as of create().
-    deadline_s: how long a request is retried; default 120, but 10 while nothing there could be reached at all.
-    """
-    storage = _connected(url, storage_options, single_writer, deadline_s)
-    storage.allowed_bases = as_allowed(allow_bases)
-    with storage.meanwhile(lambda cancelled: _listed(storage, commit, cancelled)) as listed:
-        found = about.find(storage)
-        if found is None:
-            if not create or commit is not None:
-                raise NothingThereError(
-                    f"there is no archive at {storage.url}; make one with archive.create(), or check the URL"
-                )
-            body, raw = about.new(layout)
-            if about.create(storage, raw):
-                return Archive(storage, body, raw, commits.empty(body), pinned=False, single_writer=single_writer)
-            found = about.find(storage) or (body, raw)
-            listed = partial(commits.first_numbers, storage)
-        head = commits.newest(storage, listed) if commit is None else _at(storage, commit)
-    _check_same(storage, found[0], head)
-    head = head if head.number else commits.empty(found[0])
-    return Archive(storage, *found, head, pinned=commit is not None, single_writer=single_writer)
-
-
-def _listed(storage: Storage, commit: int | str | None, cancelled: threading.Event) -> list[int]:
-    return [] if commit is not None else commits.first_numbers(storage, cancelled)
-
-
-def _connected(
-    url: Any, storage_options: Mapping[str, Any] | None, single_writer: bool, deadline_s: float | None
-) -> Storage:
-    first_answer_s = FIRST_ANSWER_S if deadline_s is None else None
-    return Storage.connect(
-        url, storage_options, single_writer=single_writer, deadline_s=deadline_s, first_answer_s=first_answer_s
-    )
-
-
-def _check_same(storage: Storage, about: About, head: Commit) -> None:
-    theirs = head.archive
-    if head.number and theirs != about.id:
-        raise CorruptCommitError(
-            f"commit {head.number} at {storage.full_url(layout.commit_key(head.number))} belongs to archive "
-            f"{theirs!r:.40}, {layout.ARCHIVE_KEY} names {about.id!r:.40}: one of them is damaged or comes from "
-            "elsewhere; run `archive repair`"
-        )
-
-
-def _at(storage: Storage, commit: int | str) -> Commit:
+def at_commit(storage: Storage, commit: int | str) -> Commit:
+    """A commit by its number, or a tag; NotFoundError if there is none."""
     if isinstance(commit, str):
         from archive.maintain import tags
     number = tags.opened_at(storage, commit) if isinstance(commit, str) else commit

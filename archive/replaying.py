@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive.base import NotFoundError, UsageError
-from archive.facade import Archive, open
+from archive.facade import Archive
 from archive.ledger import Batch, Key, LedgerView, batches
 from archive.manifest import DEFAULT_RUN
+from archive.opening import open
 from archive.read import Episodes
 
 if TYPE_CHECKING:

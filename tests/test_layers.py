@@ -65,6 +65,9 @@ ROOMS = (
     "archive.adapters.npz",
     "archive.adapters.exchange",
     "archive.buffers",
+    "archive.view.web",
+    "archive.view.answers",
+    "archive.view",
     "archive.cli",
     "archive.testing",
 )
@@ -78,7 +81,7 @@ PUBLIC_NAMES = {  # modules that are no more than another name
 
 # third-party package -> rooms that may import it at all; eagerly only those of EAGER. A room stands for those in it.
 EVERYWHERE = OURS
-FACADE = ("archive.facade", "archive.writer")
+FACADE = ("archive.facade", "archive.opening", "archive.writer")
 ABOVE_STORAGE = (*FACADE, *(r for r in ROOMS[ROOMS.index("archive.manifest") :] if r != "archive"))
 FRAMEWORKS = (
     "archive.ring",
@@ -113,6 +116,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "ray": (*FRAMEWORKS, "resharding"),
     "pytest": ("archive.testing",),
     "polars": ("archive.read",),
+    "starlette": ("archive.view",),
+    "uvicorn": ("archive.view.web",),
     "opentelemetry": ("archive.observe.tracing",),
     "pandas": ("archive.read", "archive.write.imports", *FACADE, "resharding", "archive.cli", "archive.testing"),
     "matplotlib": ("archive.views.plots",),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import archive
-from archive import facade
+from archive import opening
 from archive.base.errors import DeadlineError, StorageError
 from archive.store import patience as _patience
 from archive.store.drivers import plain
@@ -41,7 +41,7 @@ def test_nobody_listens(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(facade, "FIRST_ANSWER_S", 3.0)  # making a client takes a while, too
+    monkeypatch.setattr(opening, "FIRST_ANSWER_S", 3.0)  # making a client takes a while, too
     monkeypatch.setattr(_patience, "TELL_S", 0.2)
     options = servers.s3fs_options(closed_port) | {"transport": transport}
     started = time.monotonic()

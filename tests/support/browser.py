@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import shutil
 import subprocess
@@ -16,6 +17,10 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 START_S = 60.0
+KEY_CODES = {
+    "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
+    "ArrowDown": 40, "Tab": 9, "PageUp": 33, "PageDown": 34, "/": 191, "?": 191,
+}  # fmt: skip
 
 
 def installed() -> str:
@@ -61,6 +66,50 @@ class Page:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 
+    async def click(self, selector: str) -> None:
+        """A real click in the middle of the first element that the selector finds, once it is there."""
+        await self.until(f"document.querySelector({json.dumps(selector)})?.getClientRects().length > 0")
+        await self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'nearest'}})")
+        box = await self.evaluate(
+            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        await self.mouse(*box)
+
+    async def mouse(self, x: float, y: float) -> None:
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    async def press(self, key: str, *, shift: bool = False) -> None:
+        """A real key: "ArrowRight", "Enter", "a", " "."""
+        text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
+        code = KEY_CODES.get(key, ord(key.upper()[0]))
+        given = {"key": key, "modifiers": 8 if shift else 0, "windowsVirtualKeyCode": code}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **given, **text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **given)
+
+    async def type(self, text: str) -> None:
+        """Text into what has the focus."""
+        await self.call("Input.insertText", text=text)
+
+    async def text(self, selector: str = "body") -> str:
+        """What a reader sees there."""
+        return str(await self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    async def size(self, width: int, height: int) -> None:
+        given = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self.call("Emulation.setDeviceMetricsOverride", **given)
+
+    async def theme(self, name: str) -> None:
+        """ "light" or "dark"."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        await self.call("Emulation.setEmulatedMedia", features=features)
+
+    async def screenshot(self, file: Path) -> None:
+        """What is on screen, as PNG."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
+
     async def evaluate(self, expression: str) -> Any:
         out = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in out, out
@@ -102,13 +151,13 @@ def _address(path: Path, process: subprocess.Popen[bytes]) -> str:
     return f"http://127.0.0.1:{path.read_text().split()[0]}"
 
 
-async def visit(address: str, file: Path, look: Any) -> Page:
-    """Open a file and `await look(page)`; the page, for what it complained of."""
+async def visit(address: str, place: Path | str, look: Any) -> Page:
+    """Open a file or a URL and `await look(page)`; the page, for what it complained of."""
     async with aiohttp.ClientSession() as session:
         async with session.put(f"{address}/json/new?about:blank") as answer:
             target = await answer.json(content_type=None)
         async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
             page = Page(socket)
-            await page.open(file.as_uri())
+            await page.open(place if isinstance(place, str) else place.as_uri())
             await look(page)
             return page

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import archive
-from archive import facade
+from archive import opening
 from archive.base.errors import RanksMissingError
 from archive.checkpoint import joining
 from archive.store.storage import Storage
@@ -144,7 +144,7 @@ def once(url: str, options: dict[str, Any], victim: int, k: int) -> tuple[bool, 
     """Whether the victim was killed, and the step of the checkpoint that was found afterwards."""
 
     def opened() -> archive.Archive:
-        return facade.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
+        return opening.open(f"{url}/{victim}-{k}", create=True, storage_options=options)
 
     ranks = {rank: forked(lambda rank=rank: run_rank(opened(), rank, victim, k)) for rank in range(RANKS)}
     codes = {rank: code_of(pid) for rank, pid in ranks.items()}

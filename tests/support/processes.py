@@ -10,7 +10,14 @@ from typing import Any
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 CORE = (  # what whoever writes and reads loads sooner or later; pyarrow asks for pandas with its first array
-    *("archive.facade", "archive.writer", "archive.journaled", "archive.checkpoint", "archive.checkpoint.checkpoints"),
+    *(
+        "archive.facade",
+        "archive.opening",
+        "archive.writer",
+        "archive.journaled",
+        "archive.checkpoint",
+        "archive.checkpoint.checkpoints",
+    ),
     *("archive.checkpoint.saver", "archive.manifest.chains", "archive.shard.groups", "archive.fields.state.torch"),
     *("archive.fields.state.trees", "archive.testing.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
     *("obstore.store", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet"),

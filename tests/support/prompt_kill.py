@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from archive import facade
+from archive import opening
 from archive.checkpoint import joining
 from tests.support.checkpoint_kill import MAX_KILLS, RANKS, code_of, die_at, forked
 from tests.support.processes import import_core
@@ -46,7 +46,7 @@ def live(url: str, options: Any, job: Job, rank: int, log: Path, k: int | None) 
     tell = teller(log)
     if k is not None:
         die_at(k)
-    arc = facade.open(url, storage_options=options)
+    arc = opening.open(url, storage_options=options)
     w, me = begin(arc, job, rank, lambda: None, fresh=True)
     Rank(w, me, job, tell).run()
     os._exit(0)
@@ -86,7 +86,7 @@ def once(given: dict[str, Any], k: int) -> tuple[bool, int]:
     victim, options = given["victim"], given["options"]
     job = Job("first", RANKS, 2, together=given["together"], journal_s=0.05)
     url, log = f"{given['url']}/{victim}-{k}", Path(given["folder"]) / f"{victim}-{k}"
-    assert code_of(forked(lambda: facade.create(url, storage_options=options) and None)) == 0
+    assert code_of(forked(lambda: opening.create(url, storage_options=options) and None)) == 0
     ranks = {
         rank: forked(lambda rank=rank: live(url, options, job, rank, log, k if rank == victim else None))
         for rank in range(RANKS)

@@ -1,0 +1,7 @@
+"""An archive becomes pages to walk around in, served to a browser on this machine: `archive view URL`, `arc.view()`."""
+
+from __future__ import annotations
+
+from archive.view.viewing import Viewer, serve
+
+__all__ = ["Viewer", "serve"]

@@ -1,0 +1,71 @@
+// Questions to the server this page came from, with the token that the page was given.
+
+import { readArrow } from "./arrow.js";
+
+const TOKEN = document.querySelector('meta[name="token"]').content;
+
+/** What the server refused, in its words. */
+export class Refused extends Error {
+  constructor(message, status, kind) {
+    super(message);
+    this.status = status;
+    this.kind = kind;
+  }
+}
+
+async function _fetched(path, given, how = {}) {
+  const url = new URL(`api/${path}`, document.baseURI.split("#")[0]);
+  for (const [key, value] of Object.entries(given ?? {})) {
+    if (value === undefined || value === null || value === "" || value === false) continue;
+    url.searchParams.set(key, value === true ? "1" : Array.isArray(value) ? JSON.stringify(value) : value);
+  }
+  url.searchParams.delete("token");
+  const headers = { Authorization: `Bearer ${TOKEN}`, ...how.headers };
+  let answer;
+  try {
+    answer = await fetch(url, { ...how, headers, credentials: "same-origin" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("the viewer does not answer: is `archive view` still running?", 0, "Gone");
+  }
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let told = { error: text.trim() };
+  try {
+    told = JSON.parse(text);
+  } catch {
+    // a text is a reason, too
+  }
+  throw new Refused(told.error, answer.status, told.kind);
+}
+
+/** A JSON document. `given` are the parameters; lists go as JSON. `signal` takes the question back. */
+export async function ask(path, given, signal) {
+  return (await _fetched(path, given, { signal })).json();
+}
+
+/** A table: {columns: {name: values}, count, facts}. */
+export async function askTable(path, given, signal) {
+  const answer = await _fetched(path, given, { signal });
+  return { ...readArrow(await answer.arrayBuffer()), facts: _facts(answer) };
+}
+
+/** Bytes, and the facts beside them. */
+export async function askBytes(path, given, signal) {
+  const answer = await _fetched(path, given, { signal });
+  return { bytes: new Uint8Array(await answer.arrayBuffer()), facts: _facts(answer) };
+}
+
+/** Sends a change, a JSON document; what became of it comes back. */
+export async function tell(path, document_, given) {
+  const headers = { "Content-Type": "application/json" };
+  return (await _fetched(path, given, { method: "POST", headers, body: JSON.stringify(document_) })).json();
+}
+
+function _facts(answer) {
+  const out = {};
+  for (const [key, value] of answer.headers) {
+    if (key.startsWith("x-") && key !== "x-content-type-options") out[key.slice(2)] = JSON.parse(value);
+  }
+  return out;
+}

@@ -1,0 +1,80 @@
+"""Engine: which question of the browser is answered by which function, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from archive.base import AccessDeniedError, ArchiveError, NotFoundError, UsageError, one_line
+from archive.view import answers
+from archive.view.answers import Shown
+from archive.view.web import Query, Reply, json_reply, text_reply
+
+Answer = Callable[[Shown, Query], Reply]
+APP = Path(__file__).with_name("app")
+MAX_BODY = 4 * 1024 * 1024
+log = logging.getLogger("archive.view")
+
+QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
+    "about": answers.about,
+    "episodes": answers.rows,
+}
+CHANGES: dict[str, Answer] = {}  # a POST each
+
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (NotFoundError, 404),
+    (UsageError, 400),
+    (AccessDeniedError, 403),
+    (ArchiveError, 502),
+)
+
+
+def application(shown: Shown, token: Callable[[], str]) -> Any:
+    """The viewer of an archive, as an ASGI application; `token` is what the first page is given to ask with."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
+
+    first = (APP / "index.html").read_text(encoding="utf-8")
+    routes = [
+        Route("/", lambda request: _sent(text_reply(first.replace("{{token}}", token()), "text/html; charset=utf-8"))),
+        *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["GET"]) for path, answer in QUESTIONS.items()),
+        *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["POST"]) for path, answer in CHANGES.items()),
+        Mount("/app", StaticFiles(directory=APP)),
+    ]
+    return Starlette(routes=routes)
+
+
+def _endpoint(shown: Shown, answer: Answer) -> Callable[[Any], Any]:
+    from starlette.concurrency import run_in_threadpool
+
+    async def endpoint(request: Any) -> Any:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                return _sent(json_reply({"error": f"more than {MAX_BODY} bytes at once"}, 413))
+        query = Query({**request.query_params, **request.path_params}, body)
+        return _sent(await run_in_threadpool(_answered, answer, shown, query))
+
+    return endpoint
+
+
+def _answered(answer: Answer, shown: Shown, query: Query) -> Reply:
+    """The reply, or what went wrong, which says what, where and what to do."""
+    try:
+        return answer(shown, query)
+    except Exception as e:
+        status = next((status for kind, status in _STATUS if isinstance(e, kind)), 500)
+        if status == 500:
+            log.exception("the viewer could not answer")
+        return json_reply({"error": one_line(str(e)) or type(e).__name__, "kind": type(e).__name__}, status)
+
+
+def _sent(reply: Reply) -> Any:
+    from starlette.responses import Response
+
+    headers = {f"X-{name}": value for name, value in reply.facts.items()}
+    return Response(reply.body, reply.status, headers, media_type=reply.kind)

@@ -1,0 +1,62 @@
+"""Engine: an archive on a port of this machine, for a browser or a cell of a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any, Self
+
+from archive.view.answers import Settings, Shown
+from archive.view.routes import application
+from archive.view.web import LOOPBACK, Server
+
+if TYPE_CHECKING:
+    from archive import Archive
+
+_NOTEBOOKS = "http://localhost:* http://127.0.0.1:* 'self'"  # who may frame it; the token is needed all the same
+
+
+class Viewer:
+    """A viewer that runs until it is closed: `with archive.view.serve(arc) as v: print(v.url)`. In a notebook it shows
+    itself."""
+
+    def __init__(self, shown: Shown, **how: Any) -> None:
+        self._server = Server(application(shown, lambda: self._server.token), ancestors=_NOTEBOOKS, **how)
+        self._server.start()
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser. Whoever has it may look, so it is no link to pass on."""
+        return self._server.url
+
+    @property
+    def origin(self) -> str:
+        """Where it is served, without the token."""
+        return self._server.origin
+
+    def wait(self) -> None:
+        """Until it is closed, or Ctrl-C."""
+        self._server.wait()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        return f'<iframe src="{html.escape(self.url)}" width="100%" height="720" style="border:0"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<Viewer at {self.origin}>"
+
+
+def serve(arc: Archive, *, host: str = LOOPBACK, port: int = 0, settings: Settings | None = None) -> Viewer:
+    """Show an archive to browsers on this machine, from now on, in the background.
+
+    MissingPackageError without the extra `view`, UsageError where the port cannot be had.
+    """
+    return Viewer(Shown(arc, settings), host=host, port=port)

@@ -1,0 +1,103 @@
+"""Does I/O: an application on a port of this machine, served by a thread until it is closed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+from archive.base import MissingPackageError, UsageError
+from archive.view.web.guard import Guard, Place
+
+LOOPBACK = "127.0.0.1"
+START_S = 30.0
+STOP_S = 5.0
+
+
+class Server:
+    """Serves an application to who has the token: `with Server(app) as s: print(s.url)`. On a port of its choice, or
+    the one given."""
+
+    def __init__(self, app: Any, *, host: str = LOOPBACK, port: int = 0, ancestors: str = "'self'") -> None:
+        try:
+            import uvicorn
+        except ImportError as e:
+            raise MissingPackageError(f"the viewer needs more ({e}): pip install 'trajectory-archive[view]'") from e
+        self._socket = _bound(host, port)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._token = secrets.token_urlsafe(24)
+        names = {host, LOOPBACK, "localhost"} if host == LOOPBACK else {host}
+        self._place = Place(frozenset(f"{name}:{self.port}" for name in names), self._token, ancestors)
+        config = uvicorn.Config(
+            Guard(app, self._place), log_config=None, access_log=False, lifespan="off", server_header=False,
+            date_header=False, timeout_graceful_shutdown=1, ws="none", h11_max_incomplete_event_size=65536,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._run, name="archive-view", daemon=True)
+        self._failed: list[BaseException] = []
+
+    @property
+    def token(self) -> str:
+        """What opens it."""
+        return self._token
+
+    @property
+    def origin(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser; whoever has it may look."""
+        return f"{self.origin}/?token={self._token}"
+
+    def start(self) -> Self:
+        """Serve from now on, in the background."""
+        self._thread.start()
+        for _ in range(int(START_S / 0.005)):
+            if self._server.started:
+                return self
+            if not self._thread.is_alive():
+                break
+            self._thread.join(0.005)
+        raise UsageError(f"nothing can be served at {self.origin}: {self._failed or 'it did not start'}")
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException as e:
+            self._failed.append(e)
+
+    def wait(self, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Until it is closed, or Ctrl-C."""
+        while self._thread.is_alive() and not interrupted():
+            self._thread.join(0.2)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server at {self.origin}>"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as e:
+        found.close()
+        raise UsageError(f"{host}:{port} cannot be listened on ({e}): give another --port, or none") from e
+    return found
