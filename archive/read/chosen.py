@@ -66,7 +66,8 @@ class Chosen:
         live = None if self._live is None else self._live.pick(places)
         return type(self)(self._reader, self._index, self._chosen[places], live, self._attributes)
 
-    def _columns(self, names: Sequence[str]) -> pa.Table:
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Some columns of the table, one row an episode; no data is read."""
         import pyarrow as pa
 
         table = self._index.table(names)

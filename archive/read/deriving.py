@@ -27,7 +27,7 @@ class Bounds:
         starts, self.ended = _runs(episodes, lengths)
         self.run_starts = starts
         self.run_stops = np.append(starts[1:], lengths.sum())
-        flags = episodes._columns(("terminated", "truncated"))
+        flags = episodes.columns(("terminated", "truncated"))
         self.terminated, self.truncated = (_filled(flags[name]) for name in ("terminated", "truncated"))
         self.lengths = lengths
 

@@ -76,7 +76,7 @@ class Episodes(Chosen, Sequence["Episode"]):
     def _column(self, name: str, compared: bool) -> Any:
         if compared and name.startswith(labels.PREFIX):
             self._index.labels.check_comparable(name)
-        return self._columns([name])[name]
+        return self.columns([name])[name]
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
         """Say something of all of them: `eps.label(success=True, by="anna")`; shown here, and by the archive that they
@@ -107,13 +107,13 @@ class Episodes(Chosen, Sequence["Episode"]):
         return self
 
     def _complete(self) -> Any:
-        return self._columns(("complete",))["complete"].to_numpy()
+        return self.columns(("complete",))["complete"].to_numpy()
 
     @property
     def table(self) -> pa.Table:
         """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit, and
         a column `label.<key>` for each key of a label."""
-        return self._columns(self._index.names)
+        return self.columns(self._index.names)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -167,7 +167,7 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     def _episodes(self, places: Sequence[int]) -> list[Episode]:
         part = self.pick(np.array(places, np.int64))
-        rows = part._columns(COLUMNS).to_pylist()
+        rows = part.columns(COLUMNS).to_pylist()
         return [
             Episode(
                 self._reader,

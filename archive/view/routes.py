@@ -19,7 +19,13 @@ log = logging.getLogger("archive.view")
 
 QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "about": answers.about,
+    "writable": answers.writable,
     "episodes": answers.rows,
+    "neighbours": answers.neighbours,
+    "histograms": answers.histograms,
+    "names": answers.names,
+    "values": answers.values,
+    "check": answers.check,
 }
 CHANGES: dict[str, Answer] = {}  # a POST each
 

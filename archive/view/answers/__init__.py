@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from archive.view.answers.about import about
+from archive.view.answers.about import about, writable
+from archive.view.answers.completion import check, names, values
+from archive.view.answers.histograms import histograms
 from archive.view.answers.shown import Settings, Shown
-from archive.view.answers.tables import rows
+from archive.view.answers.tables import neighbours, rows
 
-__all__ = ["Settings", "Shown", "about", "rows"]
+__all__ = [
+    "Settings",
+    "Shown",
+    "about",
+    "check",
+    "histograms",
+    "names",
+    "neighbours",
+    "rows",
+    "values",
+    "writable",
+]

@@ -1,5 +1,5 @@
-"""Engine: the archive that is shown, and the episodes that a browser means: as of a commit, of a run or a checkpoint,
-that meet a condition, in an order. What was found once is kept, so that scrolling costs a slice."""
+"""Engine: the archive that is shown, and what was found out about it for those who look. What was found once is kept,
+so that scrolling costs a slice."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from archive.arrays import Ints
-from archive.base import AccessDeniedError, ArchiveError, UsageError, cached_property
+from archive.base import AccessDeniedError, ArchiveError, NotFoundError, cached_property
+from archive.view.answers.listings import Listing, Scope
 from archive.view.web import Query
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from archive import Archive, Checkpoint
 
-    from archive import Archive, Checkpoint, Episode, Episodes
-
-KEPT = 16  # lists of episodes, and orders of them
-LATEST = "latest"
+KEPT = 64  # lists of episodes, and what was counted of them
+WARMED = ("return", "length", "episode_id", "created_at", "update_count_max")  # orders that people ask for first
 T = TypeVar("T")
 
 
@@ -35,7 +31,7 @@ class Settings:
 
 
 class Shown:
-    """An archive that people look at. Safe for several threads; follows new commits where it was opened to."""
+    """An archive that people look at. Safe for several threads."""
 
     def __init__(self, arc: Archive, settings: Settings | None = None) -> None:
         """arc: as of the newest commit, or of the one that it was opened at."""
@@ -63,16 +59,22 @@ class Shown:
             return self.arc
         return self.kept(("commit", number), lambda: self.arc.at(number))
 
+    def listing(self, query: Query) -> Listing:
+        """All episodes of `commit=`, or those of the checkpoint whose commit's number `checkpoint=` is."""
+        arc, number = self.at(query), query.number("checkpoint", 0)
+        key = ("listing", arc.head.number, number)
+        return self.kept(key, lambda: Listing(_checkpoint(arc, number).episodes if number else arc.episodes, key))
+
     def scope(self, query: Query) -> Scope:
-        """The episodes that a request means: `commit=`, `run=`, `checkpoint=` (its commit's number), `buffer=`,
-        `weights=` and `where=`."""
-        arc = self.at(query)
-        names = ("run", "checkpoint", "buffer", "weights", "where")
-        key = (arc.head.number, *(query.text(name) for name in names))
-        return self.kept(("scope", key), lambda: Scope(self, arc, _chosen(arc, query), key))
+        """The episodes that a request means: those of its listing of `run=`, `buffer=`, `weights=` that meet `where=`.
+        UsageError for what is no condition."""
+        listing = self.listing(query)
+        given = {name: query.text(name).strip() or None for name in ("run", "buffer", "weights", "where")}
+        key = ("scope", listing.key, *given.values())
+        return self.kept(key, lambda: listing.scope(given, key))
 
     def kept(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What was found for a key before, or now; of what nobody asked for lately nothing is kept."""
+        """What was found for a key before, or now; what nobody has asked for lately is forgotten."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -84,61 +86,15 @@ class Shown:
                 self._found.popitem(last=False)
         return found
 
-
-class Scope:
-    """Some episodes of an archive as of a commit."""
-
-    def __init__(self, shown: Shown, arc: Archive, episodes: Episodes, key: tuple[Any, ...]) -> None:
-        self._shown, self.arc, self.episodes, self.key = shown, arc, episodes, key
-        self._columns: dict[str, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self.episodes)
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """One column of the table of all episodes of the scope; UsageError for one that there is none of."""
-        if name not in self._columns:
-            self._columns[name] = self.episodes._columns([name])[name]
-        return self._columns[name]
-
-    def order(self, name: str, *, descending: bool) -> Ints:
-        """Places of the scope's episodes in the order of a column, missing values last; "" is as they were written."""
-        key = ("order", self.key, name, descending)
-        return self._shown.kept(key, lambda: _order(self, name, descending=descending))
-
-    def episode(self, name: str) -> Episode:
-        """One episode, by id; NotFoundError if it is not among these."""
-        return self.episodes[name]
-
-
-def _chosen(arc: Archive, query: Query) -> Episodes:
-    number = query.number("checkpoint", 0)
-    found = _checkpoint(arc, number).episodes if number else arc.episodes
-    return found.filter(
-        run=query.text("run") or None, buffer=query.text("buffer") or None,
-        model_weights_uuid=query.text("weights") or None, where=query.text("where").strip() or None,
-    )  # fmt: skip
+    def warm(self) -> None:
+        """Finds the orders that people ask for first, while they look at the first rows."""
+        listing = self.listing(Query({}))
+        for name in WARMED:
+            listing.order(name)
 
 
 def _checkpoint(arc: Archive, number: int) -> Checkpoint:
     for one in arc.checkpoints:
         if one.number == number:
             return one
-    raise UsageError(f"commit {number} is no checkpoint of {arc.url}")
-
-
-def _order(scope: Scope, name: str, *, descending: bool) -> Ints:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    count = len(scope)
-    if not name:
-        return np.arange(count)[::-1] if descending else np.arange(count)
-    column = scope.column(name)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string())
-    if pa.types.is_nested(column.type):
-        raise UsageError(f"episodes have no order by {name}: it is a list")
-    direction = "descending" if descending else "ascending"
-    found: Ints = pc.array_sort_indices(column.combine_chunks(), order=direction).to_numpy().astype(np.int64)
-    return found
+    raise NotFoundError(f"commit {number} is no checkpoint of {arc.url}")

@@ -1,14 +1,16 @@
-"""Engine: rows of the table of episodes, in the order that is asked for, as Arrow."""
+"""Engine: rows of the table of episodes, in the order that is asked for, as Arrow; and who stands beside whom."""
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from archive.base import UsageError
-from archive.view.answers.shown import Scope, Shown
-from archive.view.web import Query, Reply, arrow_reply
+from archive.view.answers.shown import Shown
+from archive.view.web import Query, Reply, arrow_reply, json_reply
 
 MAX_ROWS = 1000  # of one answer
+FIRST = ("episode_id", "length", "return")
 
 
 def rows(shown: Shown, query: Query) -> Reply:
@@ -18,11 +20,21 @@ def rows(shown: Shown, query: Query) -> Reply:
     if stop - start > MAX_ROWS:
         raise UsageError(f"start={start}, stop={stop}: at most {MAX_ROWS} rows at once")
     order = scope.order(query.text("sort"), descending=query.flag("descending"))
-    places = pa.array(order[start:stop])
-    names = query.names("columns") or ["episode_id", "length", "return"]
-    found = pa.table({name: _taken(scope, name, places) for name in names})
-    return arrow_reply(found, Count=len(scope), Start=start)
+    places = pa.array(order[start : max(start, stop)])
+    names = query.names("columns") or FIRST
+    found = pa.table({name: scope.listing.column(name).take(places) for name in names})
+    return arrow_reply(found, Count=len(scope), All=len(scope.listing), Start=start)
 
 
-def _taken(scope: Scope, name: str, places: pa.Array) -> pa.ChunkedArray:
-    return scope.column(name).take(places)
+def neighbours(shown: Shown, query: Query) -> Reply:
+    """Where `id=` stands in the order of `sort=`: its place, how many there are, and the ids before and after it."""
+    scope = shown.scope(query)
+    order = scope.order(query.text("sort"), descending=query.flag("descending"))
+    here = int(np.flatnonzero(order == scope.place_of(query.needed("id")))[0])
+    ids = scope.listing.column("episode_id")
+
+    def named(place: int) -> str | None:
+        return str(ids[int(order[place])]) if 0 <= place < len(order) else None
+
+    ends = {"first": named(0), "last": named(len(order) - 1)}
+    return json_reply({"place": here, "count": len(order), "before": named(here - 1), "after": named(here + 1), **ends})

@@ -1,0 +1,85 @@
+"""Engine: how a column's values are spread: of all episodes of a listing, and of those that are meant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from archive.view.answers.listings import Listing, Scope
+from archive.view.answers.shown import Shown
+from archive.view.web import Query, Reply, json_reply
+
+BARS = 30
+MOST = 12  # values of a column of texts that have a bar of their own
+
+
+def histograms(shown: Shown, query: Query) -> Reply:
+    """A histogram for each of the `columns=`: of numbers `edges` and counts between them; of all else the most frequent
+    `values`, and how many `others` there are. `all` counts the listing's episodes, `counts` those that are meant."""
+    scope = shown.scope(query)
+    return json_reply({name: _histogram(shown, scope, name) for name in query.names("columns")})
+
+
+def _histogram(shown: Shown, scope: Scope, name: str) -> dict[str, Any]:
+    base = shown.kept(("bins", scope.listing.key, name), lambda: _binned(scope.listing, name))
+    codes, about = base
+    counts = np.bincount(codes if len(scope) == len(codes) else codes[scope.places], minlength=about["bars"] + 1)
+    every = np.bincount(codes, minlength=about["bars"] + 1)
+    shown_counts = {"counts": counts[:-1].tolist(), "all": every[:-1].tolist()}
+    beside = {"none": int(counts[-1]), "none_all": int(every[-1])}
+    return {key: value for key, value in about.items() if key != "bars"} | shown_counts | beside
+
+
+def _binned(listing: Listing, name: str) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+    """The bar that each episode is in, the last for those in none; and what the bars are."""
+    column = listing.column(name).combine_chunks()
+    if pa.types.is_list(column.type):  # weights: the newest ones that made it
+        column = pc.list_element(pc.if_else(pc.greater(pc.list_value_length(column), 0), column, None), 0)
+    if pa.types.is_timestamp(column.type):
+        return _of_numbers(column.cast(pa.int64()).cast(pa.float64()).to_numpy(zero_copy_only=False) / 1e6, "time")
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return _of_numbers(column.cast(pa.float64()).to_numpy(zero_copy_only=False), "number")
+    return _of_texts(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+
+
+def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+    finite = np.isfinite(values)
+    known = values if finite.all() else values[finite]
+    edges = _edges(known) if len(known) else np.zeros(0)
+    bars = max(len(edges) - 1, 0)
+    codes = np.full(len(values), bars, np.int8)
+    if bars:
+        scaled = (known - edges[0]) * (bars / (edges[-1] - edges[0]))
+        codes[finite] = np.clip(scaled.astype(np.int64), 0, bars - 1)
+    return codes, {"kind": kind, "edges": edges.tolist(), "bars": bars}
+
+
+def _edges(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Of whole numbers each bar has as many, so that none stands out for that."""
+    low, high = float(known.min()), float(known.max())
+    if max(-low, high) < 2**50 and (known == np.rint(known)).all():
+        wide = max(1, math.ceil((high - low + 1) / BARS))
+        return low + wide * np.arange(math.ceil((high - low + 1) / wide) + 1.0)
+    if not high - low < math.inf:
+        low, high = max(low, -1e300), min(high, 1e300)
+    return np.linspace(low, high, BARS + 1) if high > low else np.array([low - 0.5, low + 0.5])
+
+
+def _of_texts(column: pa.DictionaryArray) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+    values = column.dictionary
+    codes = pc.fill_null(column.indices.cast(pa.int64()), len(values)).to_numpy()
+    counts = np.bincount(codes, minlength=len(values) + 1)[:-1]
+    chosen = [int(i) for i in np.argsort(-counts, kind="stable")[:MOST] if counts[i]]
+    bar = np.full(len(values) + 1, len(chosen), np.int8)
+    bar[chosen] = np.arange(len(chosen))
+    told = [_told(values[i].as_py()) for i in chosen]
+    others = int((counts > 0).sum()) - len(chosen)
+    return bar[codes], {"kind": "text", "values": told, "others": others, "bars": len(chosen)}
+
+
+def _told(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
