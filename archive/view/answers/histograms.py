@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +26,24 @@ def histograms(shown: Shown, query: Query) -> Reply:
 
 def _histogram(shown: Shown, scope: Scope, name: str) -> dict[str, Any]:
     base = shown.kept(("bins", scope.listing.key, name), lambda: _binned(scope.listing, name))
-    codes, about = base
-    counts = np.bincount(codes if len(scope) == len(codes) else codes[scope.places], minlength=about["bars"] + 1)
-    every = np.bincount(codes, minlength=about["bars"] + 1)
-    shown_counts = {"counts": counts[:-1].tolist(), "all": every[:-1].tolist()}
-    beside = {"none": int(counts[-1]), "none_all": int(every[-1])}
-    return {key: value for key, value in about.items() if key != "bars"} | shown_counts | beside
+    bars = base.bars
+    counts = np.bincount(base.codes if len(scope) == len(base.codes) else base.codes[scope.places], minlength=bars + 2)
+    every = np.bincount(base.codes, minlength=bars + 2)
+    return {
+        **base.told, "counts": counts[:bars].tolist(), "all": every[:bars].tolist(), "none": int(counts[bars]),
+        "none_all": int(every[bars]),
+    }  # fmt: skip
 
 
-def _binned(listing: Listing, name: str) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-    """The bar that each episode is in, the last for those in none; and what the bars are."""
+class Bins(NamedTuple):
+    """The bar that each episode is in: `bars` for those without a value, one more for those of values without a bar."""
+
+    codes: np.ndarray[Any, Any]
+    bars: int
+    told: dict[str, Any]
+
+
+def _binned(listing: Listing, name: str) -> Bins:
     column = listing.column(name).combine_chunks()
     if pa.types.is_list(column.type):  # weights: the newest ones that made it
         column = pc.list_element(pc.if_else(pc.greater(pc.list_value_length(column), 0), column, None), 0)
@@ -46,7 +54,7 @@ def _binned(listing: Listing, name: str) -> tuple[np.ndarray[Any, Any], dict[str
     return _of_texts(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
 
 
-def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> Bins:
     finite = np.isfinite(values)
     known = values if finite.all() else values[finite]
     edges = _edges(known) if len(known) else np.zeros(0)
@@ -55,7 +63,8 @@ def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> tuple[np.ndarray[Any
     if bars:
         scaled = (known - edges[0]) * (bars / (edges[-1] - edges[0]))
         codes[finite] = np.clip(scaled.astype(np.int64), 0, bars - 1)
-    return codes, {"kind": kind, "edges": edges.tolist(), "bars": bars}
+    ends = {"least": float(known.min()), "most": float(known.max())} if bars else {}
+    return Bins(codes, bars, {"kind": kind, "edges": edges.tolist(), **ends})
 
 
 def _edges(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -69,16 +78,17 @@ def _edges(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.linspace(low, high, BARS + 1) if high > low else np.array([low - 0.5, low + 0.5])
 
 
-def _of_texts(column: pa.DictionaryArray) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+def _of_texts(column: pa.DictionaryArray) -> Bins:
     values = column.dictionary
     codes = pc.fill_null(column.indices.cast(pa.int64()), len(values)).to_numpy()
     counts = np.bincount(codes, minlength=len(values) + 1)[:-1]
     chosen = [int(i) for i in np.argsort(-counts, kind="stable")[:MOST] if counts[i]]
-    bar = np.full(len(values) + 1, len(chosen), np.int8)
+    bar = np.full(len(values) + 1, len(chosen) + 1, np.int8)
     bar[chosen] = np.arange(len(chosen))
+    bar[-1] = len(chosen)
     told = [_told(values[i].as_py()) for i in chosen]
     others = int((counts > 0).sum()) - len(chosen)
-    return bar[codes], {"kind": "text", "values": told, "others": others, "bars": len(chosen)}
+    return Bins(bar[codes], len(chosen), {"kind": "text", "values": told, "others": others})
 
 
 def _told(value: Any) -> Any:

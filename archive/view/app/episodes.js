@@ -1,13 +1,160 @@
-// The table of episodes.
+// The page of all episodes: a condition, how their numbers are spread, and the table.
 
 import * as address from "./address.js";
-import { askTable } from "./api.js";
+import { ask, askTable, Refused } from "./api.js";
+import { histogram } from "./bars.js";
+import { Conditions } from "./conditions.js";
 import { el, fill } from "./dom.js";
+import * as format from "./format.js";
+import { Grid } from "./grid.js";
+import * as keys from "./keys.js";
+import { Scopes } from "./scopes.js";
+import { say } from "./status.js";
+
+const TITLES = {
+  episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
+  created_at: "written (UTC)", env_id: "env",
+};
+const WIDTHS = { text: 120, number: 92, flag: 90, time: 150, list: 120, json: 200, name: 240 };
+const WIDE = { reason: 90, buffer: 90, run: 80, env_id: 70, rank: 70, commit: 80, length: 76, update_count_max: 120 };
+const SHOWN = ["episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at"];
+const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];
+const FIRST_ROWS = 200;
+
+let page = null;
 
 export async function show(main, about, given) {
-  const found = await askTable("episodes", { ...address.scope(given), columns: ["episode_id", "length", "return"] });
-  const { episode_id, length, return: returns } = found.columns;
-  const rows = episode_id.map((id, i) => el("tr", {}, el("td", {}, id), el("td", {}, length[i]), el("td", {}, returns[i])));
-  fill(main, el("h1", {}, `${found.facts.count} episodes`), el("table", {}, el("tbody", {}, rows)));
-  return () => {};
+  page = new Episodes(about, given);
+  fill(main, page.node);
+  await page.load();
+  return () => {
+    page.close();
+    page = null;
+  };
+}
+
+/** The page draws a change of its condition or order itself. */
+export function update(given) {
+  page.given = given;
+  page.load();
+  return true;
+}
+
+export function title(name) {
+  return TITLES[name] ?? name.replaceAll("_", " ");
+}
+
+class Episodes {
+  constructor(about, given) {
+    Object.assign(this, { about, given });
+    const labels = Object.keys(about.columns).filter((name) => name.startsWith("label."));
+    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 3), ...SHOWN.slice(6)].filter((name) => name in about.columns);
+    this.spread = [...SPREAD, ...labels.slice(0, 8)];
+    this.conditions = new Conditions({
+      value: given.where ?? "", scope: () => address.scope({ ...this.given, where: "" }),
+      onset: (where) => this.change({ where, row: "" }),
+    });
+    this.scopes = new Scopes(about, given, (change) => this.change({ ...change, row: "" }));
+    this.count = el("strong", { class: "count", role: "status" });
+    this.side = el("aside", { class: "side", "aria-label": "How they are spread" });
+    this.grid = new Grid({
+      label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
+      load: (start, stop, signal) => this.rows(start, stop, signal), onopen: () => this.open(), onsort: (name) => this.sort(name),
+      onpick: () => {},
+    });
+    this.node = el("div", { class: "episodes" },
+      el("h1", { class: "unseen" }, "Episodes"),
+      el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.count), this.side, this.grid.node);
+    this.unbind = keys.bind("Episodes", this.keys());
+  }
+
+  close() {
+    this.unbind();
+    this.grid.close();
+  }
+
+  keys() {
+    const go = (place) => () => this.grid.pick(place());
+    const [grid, last] = [this.grid, () => this.grid.count - 1];
+    return [
+      { keys: ["/"], does: "write a condition", run: () => this.conditions.focus() },
+      { keys: ["ArrowDown", "j"], does: "next episode", run: go(() => grid.picked + 1) },
+      { keys: ["ArrowUp", "k"], does: "previous episode", run: go(() => grid.picked - 1) },
+      { keys: ["PageDown"], does: "a page down", run: go(() => grid.picked + grid.page) },
+      { keys: ["PageUp"], does: "a page up", run: go(() => grid.picked - grid.page) },
+      { keys: ["Home"], does: "the first one", run: go(() => 0) },
+      { keys: ["End"], does: "the last one", run: go(last) },
+      { keys: ["Enter"], does: "open the episode", run: () => this.open() },
+      { keys: ["Escape"], does: "no condition", run: () => this.change({ where: "", row: "" }) },
+    ];
+  }
+
+  columns() {
+    return this.shown.map((name) => {
+      const kind = name === "episode_id" ? "name" : this.about.columns[name];
+      return { name, title: title(name), kind, sortable: kind !== "list", width: WIDE[name] ?? WIDTHS[kind] ?? 120 };
+    });
+  }
+
+  change(given) {
+    address.change(given, { entry: true });
+    dispatchEvent(new PopStateEvent("popstate"));
+  }
+
+  sort(name) {
+    const again = this.given.sort === name;
+    // first the greatest, then the least, then as they were written
+    const next = !again ? { sort: name, descending: "1" } : this.given.descending ? { sort: name, descending: "" } : { sort: "", descending: "" };
+    this.change({ ...next, row: "" });
+  }
+
+  get asked() {
+    const { sort, descending } = this.given;
+    // the newest first, where nothing else is asked for
+    return { ...address.scope(this.given), sort, descending: sort ? descending : "1" };
+  }
+
+  rows(start, stop, signal) {
+    return askTable("episodes", { ...this.asked, start, stop, columns: this.shown }, signal);
+  }
+
+  async load() {
+    this.asking?.abort();
+    const stopped = (this.asking = new AbortController());
+    this.conditions.set(this.given.where ?? "");
+    this.scopes.set(this.given);
+    try {
+      const first = await this.rows(0, FIRST_ROWS, stopped.signal);
+      const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
+      this.grid.reset(first.facts.count, { columns: this.columns(), sort, picked: Number(this.given.row || -1) });
+      this.grid.give(0, first);
+      const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
+      fill(this.count, `${format.count(first.facts.count)}${all} episodes`);
+      await this.spreads(stopped.signal);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      if (error instanceof Refused && error.status === 400 && this.given.where) this.conditions.refused(error.message);
+      else say(error.message, { error: true });
+    }
+  }
+
+  async spreads(signal) {
+    const found = await ask("histograms", { ...address.scope(this.given), columns: this.spread }, signal);
+    fill(this.side, this.spread.filter((name) => name in found).map((name) =>
+      histogram(name, title(name), found[name], (condition) => this.filter(name, condition, found[name]))));
+  }
+
+  filter(name, condition) {
+    if (condition === null) return;
+    if (name === "model_weights_uuids") this.change({ weights: condition.replace(/^.*= '|'$/g, ""), row: "" });
+    else this.change({ where: this.conditions.and(condition), row: "" });
+  }
+
+  open() {
+    const row = this.grid.row(Math.max(0, this.grid.picked));
+    if (!row) return;
+    address.change({ row: Math.max(0, this.grid.picked) }); // "back" comes back to it
+    const { sort, descending } = this.asked;
+    address.go("episode", { ...address.scope(this.given), sort, descending, id: row.episode_id });
+  }
 }

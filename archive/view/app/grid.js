@@ -1,0 +1,180 @@
+// A table of any number of rows, of which only those in sight are in the document. It asks for blocks of rows, keeps the
+// last ones, and forgets questions whose answer is out of sight by now.
+
+import { el, fill } from "./dom.js";
+
+const ROW = 26; // pixels; grid.css says the same
+const BLOCK = 200; // rows of one question
+const KEPT = 60; // blocks
+const MOST_PIXELS = 8e6; // browsers lay out no taller element well; beyond, a pixel is several rows' part
+const WAIT_MS = 60; // while somebody scrolls on, what passes by is not asked for
+
+/**
+ * columns: [{name, title, kind, sortable, width}]; load(start, stop, signal) -> {columns: {name: values}};
+ * format(column, value) -> text; onopen(row), onpick(row), onsort(name): what the page does.
+ */
+export class Grid {
+  constructor({ label, columns, load, format, onopen, onpick, onsort }) {
+    Object.assign(this, { columns, load, format, onopen, onpick, onsort });
+    this.count = 0;
+    this.first = 0; // the row at the top, with a fraction
+    this.picked = -1;
+    this.blocks = new Map();
+    this.asked = new Map();
+    this.head = el("div", { role: "row", class: "grid-head" });
+    this.space = el("div", { class: "grid-space" });
+    this.rows = el("div", { class: "grid-rows", role: "rowgroup" });
+    this.view = el("div", { class: "grid-view", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
+      this.space, this.rows);
+    this.view.addEventListener("wheel", (event) => this._wheeled(event), { passive: false });
+    this.node = el("div", { class: "grid", role: "grid", "aria-label": label }, this.head, this.view);
+    this.seen = new ResizeObserver(() => this._draw());
+    this.seen.observe(this.view);
+  }
+
+  close() {
+    this.seen.disconnect();
+    for (const asked of this.asked.values()) asked.abort();
+  }
+
+  /** Shows other rows: how many there are; what was known of the old ones is gone. */
+  reset(count, { columns = this.columns, sort = null, picked = -1 } = {}) {
+    for (const asked of this.asked.values()) asked.abort();
+    Object.assign(this, { count, columns, sort, picked });
+    this.asked.clear();
+    this.blocks.clear();
+    this._heads();
+    this.node.setAttribute("aria-rowcount", count + 1);
+    this.space.style.height = `${Math.min(count * ROW, MOST_PIXELS)}px`;
+    if (picked >= 0) this.show(picked);
+    else this._go(Math.min(this.first, this._last()));
+    this._draw();
+  }
+
+  /** Rows that came before anybody asked, as those of a first answer. */
+  give(start, found) {
+    if (start % BLOCK === 0) this._keep(start / BLOCK, found);
+    this._draw();
+  }
+
+  /** The values of a row, {column: value}; null while they are on their way. */
+  row(place) {
+    const block = this.blocks.get(Math.floor(place / BLOCK));
+    if (!block) return null;
+    const at = place % BLOCK;
+    return Object.fromEntries(Object.entries(block.columns).map(([name, values]) => [name, values[at]]));
+  }
+
+  /** Picks a row and brings it into sight. */
+  pick(place) {
+    if (!this.count) return;
+    this.picked = Math.max(0, Math.min(this.count - 1, place));
+    this.show(this.picked);
+    this._draw();
+    this.onpick?.(this.picked);
+  }
+
+  show(place) {
+    const rows = Math.max(1, Math.floor(this.view.clientHeight / ROW));
+    if (place < this.first) this._go(place);
+    else if (place > this.first + rows - 1) this._go(place - rows + 1);
+  }
+
+  get page() {
+    return Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
+  }
+
+  _last() {
+    return Math.max(0, this.count - this.view.clientHeight / ROW);
+  }
+
+  // a pixel of the scroll bar is `scale` pixels of the rows
+  get _scale() {
+    const room = this.space.offsetHeight - this.view.clientHeight;
+    return room > 0 ? (this.count * ROW - this.view.clientHeight) / room : 1;
+  }
+
+  _go(first) {
+    this.first = Math.max(0, Math.min(this._last(), first));
+    this.placed = Math.round((this.first * ROW) / this._scale);
+    this.view.scrollTop = this.placed;
+  }
+
+  _scrolled() {
+    const top = this.view.scrollTop;
+    if (Math.abs(top - (this.placed ?? 0)) > 1) this.first = (top * this._scale) / ROW;
+    this.placed = top;
+    this._draw();
+  }
+
+  _wheeled(event) {
+    if (this._scale <= 1.01 || event.ctrlKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) return;
+    event.preventDefault(); // a notch is three rows, however many there are
+    this._go(this.first + event.deltaY / (event.deltaMode ? 1 : ROW));
+    this._draw();
+  }
+
+  _heads() {
+    fill(this.head, this.columns.map((column) => {
+      const way = this.sort?.name === column.name ? (this.sort.descending ? "descending" : "ascending") : null;
+      const title = column.sortable === false ? el("span", {}, column.title)
+        : el("button", { class: "quiet", onclick: () => this.onsort(column.name) }, column.title);
+      const given = { role: "columnheader", class: `cell ${column.kind}`, "aria-sort": way };
+      return el("div", { ...given, style: { width: `${column.width}px` } }, title);
+    }));
+    const width = `${this.columns.reduce((sum, column) => sum + column.width, 0)}px`;
+    this.head.style.minWidth = this.space.style.width = this.rows.style.minWidth = width;
+  }
+
+  _draw() {
+    const start = Math.floor(this.first);
+    const stop = Math.min(this.count, start + Math.ceil(this.view.clientHeight / ROW) + 1);
+    this.rows.style.transform = `translateY(${this.view.scrollTop - (this.first - start) * ROW}px)`;
+    fill(this.rows, Array.from({ length: Math.max(0, stop - start) }, (_, i) => this._row(start + i)));
+    clearTimeout(this.timer);
+    const missing = this._missing(start, stop);
+    if (missing.length) this.timer = setTimeout(() => missing.forEach((n) => this._ask(n)), this.blocks.size ? WAIT_MS : 0);
+  }
+
+  _row(place) {
+    const block = this.blocks.get(Math.floor(place / BLOCK));
+    const cells = this.columns.map((column) => {
+      const values = block?.columns[column.name];
+      const text = values ? this.format(column, values[place % BLOCK]) : "";
+      const title = text.length > 12 ? values[place % BLOCK] : null;
+      return el("div", { role: "gridcell", class: `cell ${column.kind}`, title, style: { width: `${column.width}px` } }, text);
+    });
+    return el("div", {
+      role: "row", class: block ? "grid-row" : "grid-row waiting", "aria-rowindex": place + 2,
+      "aria-selected": place === this.picked ? "true" : "false",
+      onclick: () => this.pick(place), ondblclick: () => this.onopen?.(place),
+    }, cells);
+  }
+
+  _missing(start, stop) {
+    const out = [];
+    for (let n = Math.floor(start / BLOCK); n * BLOCK < stop; n++) if (!this.blocks.has(n)) out.push(n);
+    return out;
+  }
+
+  async _ask(number) {
+    if (this.asked.has(number) || this.blocks.has(number)) return;
+    for (const [other, asked] of this.asked) if (Math.abs(other - number) > 2) asked.abort();
+    const stopped = new AbortController();
+    this.asked.set(number, stopped);
+    try {
+      const found = await this.load(number * BLOCK, Math.min(this.count, (number + 1) * BLOCK), stopped.signal);
+      if (!stopped.signal.aborted) this._keep(number, found);
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+    } finally {
+      if (this.asked.get(number) === stopped) this.asked.delete(number);
+    }
+    this._draw();
+  }
+
+  _keep(number, found) {
+    this.blocks.set(number, found);
+    while (this.blocks.size > KEPT) this.blocks.delete(this.blocks.keys().next().value);
+  }
+}
