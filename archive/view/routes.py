@@ -26,6 +26,10 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "names": answers.names,
     "values": answers.values,
     "check": answers.check,
+    "episode": answers.episode,
+    "pictures": answers.pictures,
+    "curves": answers.curves,
+    "steps": answers.steps,
 }
 CHANGES: dict[str, Answer] = {}  # a POST each
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from archive.view.answers.about import about, writable
+from archive.view.answers.cameras import pictures
 from archive.view.answers.completion import check, names, values
 from archive.view.answers.histograms import histograms
+from archive.view.answers.looking import episode
+from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
 from archive.view.answers.tables import neighbours, rows
 
@@ -13,10 +16,14 @@ __all__ = [
     "Shown",
     "about",
     "check",
+    "curves",
+    "episode",
     "histograms",
     "names",
     "neighbours",
+    "pictures",
     "rows",
+    "steps",
     "values",
     "writable",
 ]

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from archive.arrays import Ints
-from archive.base import UsageError
+from archive.base import NotFoundError, UsageError
 from archive.fields import Bools
 from archive.view.answers import orders
 
 if TYPE_CHECKING:
-    from archive import Episode, Episodes
+    from archive import Episodes
 
 
 class Listing:
@@ -40,6 +40,13 @@ class Listing:
         if name not in self._columns:
             self._columns[name] = self.episodes.columns([name])[name]
         return self._columns[name]
+
+    def place_of(self, name: str) -> int:
+        """The place of an episode, by id; NotFoundError if there is none."""
+        found = self.column("episode_id").index(name).as_py()
+        if found < 0:
+            raise NotFoundError(f"there is no episode {name!r:.80} here")
+        return int(found)
 
     def order(self, name: str) -> tuple[Ints, int]:
         """Places in ascending order of a column, those without a value last; and how many have one."""
@@ -93,13 +100,9 @@ class Scope:
         column = self.listing.column(name)
         return column if self._member is None else column.filter(pa.array(self._member))
 
-    def episode(self, name: str) -> Episode:
-        """One episode of the listing, by id; NotFoundError if there is none."""
-        return self.listing.episodes[name]
-
     def place_of(self, name: str) -> int:
-        """The place of an episode in the listing; UsageError where it is not among these."""
-        found = self.listing.column("episode_id").index(name).as_py()
-        if found < 0 or (self._member is not None and not self._member[found]):
-            raise UsageError(f"episode {name!r} is not among those that meet the condition")
-        return int(found)
+        """The place of an episode in the listing; NotFoundError where it is not among these."""
+        found = self.listing.place_of(name)
+        if self._member is not None and not self._member[found]:
+            raise NotFoundError(f"episode {name!r} is not among those that meet the condition")
+        return found

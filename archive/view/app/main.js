@@ -8,6 +8,7 @@ import { say } from "./status.js";
 
 const PAGES = { // name -> its module, loaded when it is first shown; each has `show(node, about, given)`
   episodes: () => import("./episodes.js"),
+  episode: () => import("./episode.js"),
 };
 const TABS = [["episodes", "Episodes"]];
 

@@ -31,8 +31,9 @@ class Server:
         names = {host, LOOPBACK, "localhost"} if host == LOOPBACK else {host}
         self._place = Place(frozenset(f"{name}:{self.port}" for name in names), self._token, ancestors)
         config = uvicorn.Config(
-            Guard(app, self._place), log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False,
-            date_header=False, timeout_graceful_shutdown=1, ws="none", h11_max_incomplete_event_size=65536,
+            Guard(app, self._place), log_config=None, log_level="critical", access_log=False, lifespan="off",
+            server_header=False, date_header=False, timeout_graceful_shutdown=1, ws="none",
+            h11_max_incomplete_event_size=65536,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

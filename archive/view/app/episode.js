@@ -1,0 +1,127 @@
+// The page of one episode: pictures, curves and words in step, and all that is known of it beside them.
+
+import * as address from "./address.js";
+import { ask } from "./api.js";
+import { Chart } from "./curves.js";
+import { cut, el, fill } from "./dom.js";
+import * as facts from "./facts.js";
+import { Film } from "./films.js";
+import * as format from "./format.js";
+import * as keys from "./keys.js";
+import { Cursor, moves, player } from "./player.js";
+import { say } from "./status.js";
+import { Values } from "./values.js";
+
+const ADDRESS_MS = 250; // after which the address has the step, too
+
+export async function show(main, about, given) {
+  const page = new EpisodePage(given);
+  await page.load(main);
+  return () => page.close();
+}
+
+class EpisodePage {
+  constructor(given) {
+    this.given = given;
+    this.scope = address.scope(given);
+    // an episode is found in all of the commit or checkpoint; the condition says who its neighbours are
+    const { commit, checkpoint } = this.scope;
+    this.asked = { commit, checkpoint, id: given.id };
+    this.open = [];
+  }
+
+  async load(main) {
+    const found = await ask("episode", this.asked);
+    this.found = found;
+    this.cursor = new Cursor(Math.max(1, found.length), _step(this.given));
+    this.films = el("div", { class: "films" });
+    this.charts = el("div", { class: "charts" });
+    this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
+    this.place = el("span", { class: "place" });
+    fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" }, this.films, player(this.cursor), this.charts), this.side));
+    this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys()]);
+    this.cursor.follow((step, { settled }) => this.settle(step, settled));
+    for (const field of found.fields.filter((one) => one.kind === "frames")) this.keep(this.films, new Film(field.name, this.asked, this.cursor));
+    this.tell();
+    await Promise.all([this.curves(), this.neighbours()]);
+    this.films.closest("article").classList.add("ready");
+  }
+
+  close() {
+    this.unbind?.();
+    clearTimeout(this.timer);
+    for (const one of this.open) one.close();
+    this.cursor?.close();
+  }
+
+  keep(node, part) {
+    this.open.push(part);
+    node.append(part.node);
+  }
+
+  head() {
+    const back = address.of("episodes", { ...this.scope, sort: this.given.sort, descending: this.given.descending });
+    const to = (way, title, mark) => el("button", { onclick: () => this.beside(way), "aria-label": title }, mark);
+    return el("header", { class: "head" },
+      el("a", { href: back, class: "back" }, "← episodes"), el("h1", {}, cut(this.found.id, 200)),
+      this.place, to("before", "Previous episode", "↑"), to("after", "Next episode", "↓"));
+  }
+
+  keys() {
+    return [
+      { keys: ["ArrowUp", "k"], does: "previous episode", run: () => this.beside("before") },
+      { keys: ["ArrowDown", "j"], does: "next episode", run: () => this.beside("after") },
+      { keys: ["Escape"], does: "back to the episodes", run: () => history.back() },
+    ];
+  }
+
+  async curves() {
+    const found = await ask("curves", this.asked).catch((error) => say(error.message, { error: true }));
+    if (!found) return;
+    const byField = Map.groupBy ? Map.groupBy(found.curves, (line) => line.field) : _grouped(found.curves);
+    for (const [field, lines] of byField) this.keep(this.charts, new Chart(field, lines, found.length, this.cursor));
+    if (found.left_out.length) this.charts.append(el("p", { class: "quiet-text" }, `and ${found.left_out.length} more fields of numbers: ${cut(found.left_out.join(", "), 300)}`));
+  }
+
+  async neighbours() {
+    const { sort, descending } = this.given;
+    try {
+      this.around = await ask("neighbours", { ...this.scope, sort, descending, id: this.given.id });
+      fill(this.place, `${format.count(this.around.place + 1)} of ${format.count(this.around.count)}`);
+    } catch {
+      fill(this.place, "not among those of the condition");
+    }
+  }
+
+  beside(way) {
+    const id = this.around?.[way];
+    if (id === undefined || id === null) say(way === "after" ? "this is the last one" : "this is the first one");
+    else address.go("episode", { ...this.given, id, step: "" });
+  }
+
+  tell() {
+    this.keep(this.side, new Values(this.asked, this.cursor));
+    const { about, parts, fields, more_fields: more } = this.found;
+    const section = (title, open, ...nodes) => el("details", { open }, el("summary", {}, title), nodes);
+    this.side.append(section("About", true, facts.facts(about)), section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)));
+    const trees = facts.trees(this.found);
+    if (trees.length) this.side.append(section("Metadata", true, trees));
+    this.side.append(section(`${fields.length + more} fields`, false, facts.fields(fields, more)));
+  }
+
+  settle(step, settled) {
+    clearTimeout(this.timer);
+    if (settled) this.timer = setTimeout(() => address.change({ step }), ADDRESS_MS);
+  }
+}
+
+function _step(given) {
+  const step = Number(given.step ?? 0);
+  return Number.isInteger(step) ? step : 0;
+}
+
+function _grouped(lines) {
+  const out = new Map();
+  for (const line of lines) out.set(line.field, [...(out.get(line.field) ?? []), line]);
+  return out;
+}

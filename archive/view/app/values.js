@@ -1,0 +1,42 @@
+// What all fields hold at the step that is looked at, as texts.
+
+import { ask } from "./api.js";
+import { cut, el, fill } from "./dom.js";
+
+const WAIT_MS = 120;
+
+export class Values {
+  constructor(given, cursor) {
+    Object.assign(this, { given, cursor });
+    this.body = el("tbody", {});
+    this.title = el("h3", {});
+    this.node = el("section", { class: "at-step", "aria-label": "Values at the step" }, this.title, el("table", { class: "plain" }, this.body));
+    this.unfollow = cursor.follow((step) => this.show(step));
+    this.show(cursor.step);
+  }
+
+  close() {
+    this.unfollow();
+    clearTimeout(this.timer);
+    this.asking?.abort();
+  }
+
+  show(step) {
+    fill(this.title, `Step ${step}`);
+    clearTimeout(this.timer);
+    if (this.cursor.playing) return; // the curves tell their values; all the rest when it stands still
+    this.timer = setTimeout(() => this._load(step), WAIT_MS);
+  }
+
+  async _load(step) {
+    this.asking?.abort();
+    this.asking = new AbortController();
+    try {
+      const found = await ask("steps", { ...this.given, start: step, stop: step + 1 }, this.asking.signal);
+      fill(this.body, Object.entries(found.values).map(([name, texts]) =>
+        el("tr", {}, el("th", { scope: "row" }, cut(name, 60)), el("td", {}, el("code", {}, cut(texts[0] ?? "", 600))))));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(this.body, el("tr", {}, el("td", { class: "error-text" }, error.message)));
+    }
+  }
+}
