@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from archive.checkpoint import Checkpoints, Keep, Runs
     from archive.ledger import LedgerView
     from archive.read import Episodes, Reader
+    from archive.view import Viewer
     from archive.views import reports
     from archive.writer import Writer
 
@@ -161,6 +162,13 @@ class Archive(Upkeep):
         check_exclusive(self._storage, self._raw, single_writer=self._single_writer)
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add((os.getpid(), self.id))
+
+    def view(self, *, port: int = 0, read_only: bool = False) -> Viewer:
+        """Look at it in a browser, or in this cell of a notebook: a page on this machine alone, until `.close()`, or
+        until this process ends. Needs the extra `view`."""
+        from archive.view import Settings, serve
+
+        return serve(self, port=port, settings=Settings(read_only))
 
     def writer(
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,

@@ -8,6 +8,8 @@ Exit codes: 0 done, 1 it failed (one line on stderr says why and what to do), 2 
 
 from __future__ import annotations
 
+from archive.cli import output
 from archive.cli.commands import COMMANDS, main
+from archive.cli.options import Target, on_archive
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "Target", "main", "on_archive", "output"]

@@ -30,6 +30,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "merge": "transfer:merge",
     "split": "transfer:split",
     "filter": "transfer:filter_",
+    "view": "viewing:view",
     "export": "export:export",
     "import": "exchange:import_",
     "compact": "transfer:compact",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from archive.view.answers import Settings
+from archive.view.labels import labels_of
 from archive.view.viewing import Viewer, serve
 
-__all__ = ["Viewer", "serve"]
+__all__ = ["Settings", "Viewer", "labels_of", "serve"]

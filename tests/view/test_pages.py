@@ -7,7 +7,7 @@ from pathlib import Path
 import archive
 from archive.testing import small_archive
 from tests.support.browser import Page
-from tests.view.conftest import Looked
+from tests.support.viewing import Looked
 
 
 def test_the_episodes_are_there_and_help_lists_the_keys(tmp_path: Path, look: Looked, pictures: Path) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from archive.base import IntegrityError, size
-from archive.cli import output
-from archive.cli.demo_ranks import Ranks, account, resume, save
-from archive.cli.options import Target, on_archive
+from archive.cli import Target, on_archive, output
+from archive.cli.demo.ranks import Ranks, account, resume, save
 
 if TYPE_CHECKING:
     from archive import Archive
