@@ -30,8 +30,12 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "pictures": answers.pictures,
     "curves": answers.curves,
     "steps": answers.steps,
+    "labels": answers.offered,
+    "unlabelled": answers.next_unlabelled,
 }
-CHANGES: dict[str, Answer] = {}  # a POST each
+CHANGES: dict[str, Answer] = {  # a POST each
+    "labels": answers.say,
+}
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotFoundError, 404),

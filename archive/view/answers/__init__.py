@@ -6,6 +6,7 @@ from archive.view.answers.about import about, writable
 from archive.view.answers.cameras import pictures
 from archive.view.answers.completion import check, names, values
 from archive.view.answers.histograms import histograms
+from archive.view.answers.labelling import next_unlabelled, offered, say
 from archive.view.answers.looking import episode
 from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
@@ -21,8 +22,11 @@ __all__ = [
     "histograms",
     "names",
     "neighbours",
+    "next_unlabelled",
+    "offered",
     "pictures",
     "rows",
+    "say",
     "steps",
     "values",
     "writable",

@@ -27,6 +27,11 @@ class Listing:
         self._orders: dict[str, tuple[Ints, int]] = {}
         self._busy = threading.Lock()
 
+    def inherit(self, other: Listing) -> None:
+        """Take over what was found of the same episodes before something was said of them."""
+        self._columns.update({n: column for n, column in other._columns.items() if not n.startswith("label.")})
+        self._orders.update({n: order for n, order in other._orders.items() if not n.startswith("label.")})
+
     def __len__(self) -> int:
         return len(self.episodes)
 

@@ -14,7 +14,7 @@ from archive.view.answers.listings import Listing, Scope
 from archive.view.web import Query
 
 if TYPE_CHECKING:
-    from archive import Archive, Checkpoint
+    from archive import Archive, Checkpoint, Commit
 
 KEPT = 64  # lists of episodes, and what was counted of them
 WARMED = ("return", "length", "episode_id", "created_at", "update_count_max")  # orders that people ask for first
@@ -36,7 +36,9 @@ class Shown:
     def __init__(self, arc: Archive, settings: Settings | None = None) -> None:
         """arc: as of the newest commit, or of the one that it was opened at."""
         self.arc, self.settings = arc, settings or Settings()
+        self.writing = threading.Lock()  # one batch of labels at a time
         self._lock = threading.RLock()
+        self._newest: dict[int, tuple[Commit | None, Listing]] = {}  # by checkpoint; 0 for all
         self._found: OrderedDict[Hashable, Any] = OrderedDict()
 
     @cached_property
@@ -63,7 +65,15 @@ class Shown:
         """All episodes of `commit=`, or those of the checkpoint whose commit's number `checkpoint=` is."""
         arc, number = self.at(query), query.number("checkpoint", 0)
         key = ("listing", arc.head.number, number)
-        return self.kept(key, lambda: Listing(_checkpoint(arc, number).episodes if number else arc.episodes, key))
+        return self.kept(key, lambda: self._listed(arc, number, key))
+
+    def _listed(self, arc: Archive, number: int, key: Hashable) -> Listing:
+        made = Listing(_checkpoint(arc, number).episodes if number else arc.episodes, key)
+        head, before = self._newest.get(number, (None, made))
+        if head is not None and arc.head.same_episodes(head):  # a label was set: all the rest stays
+            made.inherit(before)
+        self._newest[number] = (arc.head, made)
+        return made
 
     def scope(self, query: Query) -> Scope:
         """The episodes that a request means: those of its listing of `run=`, `buffer=`, `weights=` that meet `where=`.

@@ -8,6 +8,7 @@ import * as facts from "./facts.js";
 import { Film } from "./films.js";
 import * as format from "./format.js";
 import * as keys from "./keys.js";
+import { Labels } from "./labels.js";
 import { Cursor, moves, player } from "./player.js";
 import { say } from "./status.js";
 import { Values } from "./values.js";
@@ -39,7 +40,8 @@ class EpisodePage {
     this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
     this.place = el("span", { class: "place" });
     fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" }, this.films, player(this.cursor), this.charts), this.side));
-    this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys()]);
+    this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }) });
+    this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
     for (const field of found.fields.filter((one) => one.kind === "frames")) this.keep(this.films, new Film(field.name, this.asked, this.cursor));
     this.tell();
@@ -71,6 +73,7 @@ class EpisodePage {
     return [
       { keys: ["ArrowUp", "k"], does: "previous episode", run: () => this.beside("before") },
       { keys: ["ArrowDown", "j"], does: "next episode", run: () => this.beside("after") },
+      { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
       { keys: ["Escape"], does: "back to the episodes", run: () => history.back() },
     ];
   }
@@ -99,7 +102,19 @@ class EpisodePage {
     else address.go("episode", { ...this.given, id, step: "" });
   }
 
+  async unlabelled() {
+    await this.labels.save();
+    const key = this.labels.offered?.labels[0]?.key;
+    const { sort, descending } = this.given;
+    const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }).catch((error) => say(error.message, { error: true }));
+    if (found?.id) address.go("episode", { ...this.given, id: found.id, step: "" });
+    else if (found) say(`all of them have the label ${key}`);
+  }
+
   tell() {
+    this.keep(this.side, this.labels);
+    this.labels.of(this.found.id, this.found.labels);
+    this.labels.load().catch((error) => say(error.message, { error: true }));
     this.keep(this.side, new Values(this.asked, this.cursor));
     const { about, parts, fields, more_fields: more } = this.found;
     const section = (title, open, ...nodes) => el("details", { open }, el("summary", {}, title), nodes);
