@@ -26,6 +26,8 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "names": answers.names,
     "values": answers.values,
     "check": answers.check,
+    "strip": answers.strip,
+    "distributions": answers.distributions,
     "episode": answers.episode,
     "pictures": answers.pictures,
     "curves": answers.curves,

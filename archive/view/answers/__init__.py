@@ -5,11 +5,13 @@ from __future__ import annotations
 from archive.view.answers.about import about, writable
 from archive.view.answers.cameras import pictures
 from archive.view.answers.completion import check, names, values
+from archive.view.answers.distributions import distributions
 from archive.view.answers.histograms import histograms
 from archive.view.answers.labelling import next_unlabelled, offered, say
 from archive.view.answers.looking import episode
 from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
+from archive.view.answers.strips import strip
 from archive.view.answers.tables import neighbours, rows
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "about",
     "check",
     "curves",
+    "distributions",
     "episode",
     "histograms",
     "names",
@@ -28,6 +31,7 @@ __all__ = [
     "rows",
     "say",
     "steps",
+    "strip",
     "values",
     "writable",
 ]

@@ -57,7 +57,7 @@ def _binned(listing: Listing, name: str) -> Bins:
 def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> Bins:
     finite = np.isfinite(values)
     known = values if finite.all() else values[finite]
-    edges = _edges(known) if len(known) else np.zeros(0)
+    edges = edges_of(known) if len(known) else np.zeros(0)
     bars = max(len(edges) - 1, 0)
     codes = np.full(len(values), bars, np.int8)
     if bars:
@@ -67,8 +67,8 @@ def _of_numbers(values: np.ndarray[Any, Any], kind: str) -> Bins:
     return Bins(codes, bars, {"kind": kind, "edges": edges.tolist(), **ends})
 
 
-def _edges(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Of whole numbers each bar has as many, so that none stands out for that."""
+def edges_of(known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Where bars of these numbers begin and end. Of whole numbers each has as many, so that none stands out."""
     low, high = float(known.min()), float(known.max())
     if max(-low, high) < 2**50 and (known == np.rint(known)).all():
         wide = max(1, math.ceil((high - low + 1) / BARS))

@@ -10,6 +10,7 @@ import { Grid } from "./grid.js";
 import * as keys from "./keys.js";
 import { Scopes } from "./scopes.js";
 import { say } from "./status.js";
+import { Strip } from "./strip.js";
 
 const TITLES = {
   episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
@@ -60,17 +61,23 @@ class Episodes {
     this.grid = new Grid({
       label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
       load: (start, stop, signal) => this.rows(start, stop, signal), onopen: () => this.open(), onsort: (name) => this.sort(name),
-      onpick: () => {},
+      onpick: () => {}, onview: (start, stop) => this.seen(start, stop),
     });
+    this.strip = new Strip({
+      asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }), onpick: (place) => this.grid.pick(place),
+    });
+    this.pictures = el("button", { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) }, "pictures");
     this.node = el("div", { class: "episodes" },
       el("h1", { class: "unseen" }, "Episodes"),
-      el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.count), this.side, this.grid.node);
+      el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
+      this.strip.node, this.side, this.grid.node);
     this.unbind = keys.bind("Episodes", this.keys());
   }
 
   close() {
     this.unbind();
     this.grid.close();
+    this.strip.close();
   }
 
   keys() {
@@ -84,6 +91,7 @@ class Episodes {
       { keys: ["PageUp"], does: "a page up", run: go(() => grid.picked - grid.page) },
       { keys: ["Home"], does: "the first one", run: go(() => 0) },
       { keys: ["End"], does: "the last one", run: go(last) },
+      { keys: ["p"], does: "first pictures of those in sight", run: () => this.pictures.click() },
       { keys: ["Enter"], does: "open the episode", run: () => this.open() },
       { keys: ["Escape"], does: "no condition", run: () => this.change({ where: "", row: "" }) },
     ];
@@ -123,6 +131,8 @@ class Episodes {
     const stopped = (this.asking = new AbortController());
     this.conditions.set(this.given.where ?? "");
     this.scopes.set(this.given);
+    this.strip.node.hidden = !this.given.pictures;
+    this.pictures.setAttribute("aria-pressed", String(Boolean(this.given.pictures)));
     try {
       const first = await this.rows(0, FIRST_ROWS, stopped.signal);
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
@@ -142,6 +152,13 @@ class Episodes {
     const found = await ask("histograms", { ...address.scope(this.given), columns: this.spread }, signal);
     fill(this.side, this.spread.filter((name) => name in found).map((name) =>
       histogram(name, title(name), found[name], (condition) => this.filter(name, condition, found[name]))));
+  }
+
+  /** Rows that came into sight: their pictures, where somebody wants them. */
+  seen(start, stop) {
+    if (!this.given.pictures) return;
+    const rows = Array.from({ length: stop - start }, (_, i) => ({ place: start + i, id: this.grid.row(start + i)?.episode_id }));
+    this.strip.show(rows.filter(({ id }) => id !== undefined), this.grid.picked);
   }
 
   filter(name, condition) {

@@ -11,11 +11,11 @@ const WAIT_MS = 60; // while somebody scrolls on, what passes by is not asked fo
 
 /**
  * columns: [{name, title, kind, sortable, width}]; load(start, stop, signal) -> {columns: {name: values}};
- * format(column, value) -> text; onopen(row), onpick(row), onsort(name): what the page does.
+ * format(column, value) -> text; onopen(row), onpick(row), onsort(name), onview(start, stop): what the page does.
  */
 export class Grid {
-  constructor({ label, columns, load, format, onopen, onpick, onsort }) {
-    Object.assign(this, { columns, load, format, onopen, onpick, onsort });
+  constructor({ label, columns, load, format, onopen, onpick, onsort, onview }) {
+    Object.assign(this, { columns, load, format, onopen, onpick, onsort, onview });
     this.count = 0;
     this.first = 0; // the row at the top, with a fraction
     this.picked = -1;
@@ -133,6 +133,7 @@ export class Grid {
     fill(this.rows, Array.from({ length: Math.max(0, stop - start) }, (_, i) => this._row(start + i)));
     clearTimeout(this.timer);
     const missing = this._missing(start, stop);
+    if (!missing.length) this.onview?.(start, stop);
     if (missing.length) this.timer = setTimeout(() => missing.forEach((n) => this._ask(n)), this.blocks.size ? WAIT_MS : 0);
   }
 

@@ -9,8 +9,9 @@ import { say } from "./status.js";
 const PAGES = { // name -> its module, loaded when it is first shown; each has `show(node, about, given)`
   episodes: () => import("./episodes.js"),
   episode: () => import("./episode.js"),
+  compare: () => import("./compare.js"),
 };
-const TABS = [["episodes", "Episodes"]];
+const TABS = [["episodes", "Episodes"], ["compare", "Side by side"]];
 
 let about = null;
 let shown = { page: null, leave: null };

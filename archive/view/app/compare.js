@@ -1,0 +1,63 @@
+// Runs, checkpoints or weights side by side: how one column is spread in each, on the same scale.
+
+import * as address from "./address.js";
+import { ask } from "./api.js";
+import { cut, el, fill, svg } from "./dom.js";
+import { title } from "./episodes.js";
+import * as format from "./format.js";
+import { say } from "./status.js";
+
+const GROUPS = { run: "runs", checkpoint: "checkpoints", model_weights_uuids: "weights", buffer: "buffers", session: "sessions" };
+const [WIDTH, HEIGHT] = [640, 54];
+
+export async function show(main, about, given) {
+  const columns = Object.entries(about.columns).filter(([, kind]) => kind === "number" || kind === "flag").map(([name]) => name);
+  const labels = Object.keys(about.columns).filter((name) => name.startsWith("label."));
+  const choose = (name, label, options, chosen) => el("select", { "aria-label": label, onchange: (event) => {
+    address.change({ [name]: event.target.value }, { entry: true });
+    dispatchEvent(new PopStateEvent("popstate"));
+  } }, options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
+  const column = given.column ?? "return";
+  const by = given.by ?? "run";
+  const body = el("div", { class: "spreads" });
+  fill(main, el("div", { class: "compare" },
+    el("h1", {}, "Side by side"),
+    el("p", { class: "bar" }, choose("column", "Column", [...columns, ...labels].map((name) => [name, title(name)]), column), " by ",
+      choose("by", "Groups", Object.entries(GROUPS), by)), body));
+  try {
+    const found = await ask("distributions", { ...address.scope(given), column, by });
+    fill(body, found.groups.map((group) => _group(group, found.edges, column, by)),
+      found.others > 0 ? el("p", { class: "quiet-text" }, `and ${found.others} more`) : null,
+      found.groups.length ? null : el("p", {}, "There is nothing to compare."));
+  } catch (error) {
+    say(error.message, { error: true });
+  }
+  main.firstChild.classList.add("ready");
+  return () => {};
+}
+
+function _group(group, edges, column, by) {
+  const told = group.quartiles ? `median ${format.number(group.quartiles[2])}, mean ${format.number(group.mean)}` : "no values";
+  const heading = by === "run" || by === "model_weights_uuids"
+    ? el("a", { href: address.of("episodes", { [by === "run" ? "run" : "weights"]: group.name, sort: column, descending: true }) }, cut(group.name, 60))
+    : cut(group.name, 60);
+  return el("section", { "aria-label": `${cut(group.name, 60)}: ${format.count(group.count)} episodes, ${told}` },
+    el("h3", {}, heading, el("span", { class: "quiet-text" }, ` ${format.count(group.count)} episodes, ${told}`)),
+    _bars(group, edges));
+}
+
+function _bars(group, edges) {
+  const most = Math.max(1, ...group.counts);
+  const wide = WIDTH / Math.max(1, group.counts.length);
+  const bars = group.counts.map((n, i) => svg("rect", {
+    x: i * wide, y: HEIGHT - (HEIGHT * n) / most, width: Math.max(wide - 1, 0.5), height: (HEIGHT * n) / most, class: "now",
+  }, svg("title", {}, `${format.number(edges[i])} to ${format.number(edges[i + 1])}: ${format.count(n)}`)));
+  const span = edges.at(-1) - edges[0] || 1;
+  const at = (value) => ((value - edges[0]) / span) * WIDTH;
+  const box = group.quartiles ? [
+    svg("rect", { x: at(group.quartiles[1]), y: HEIGHT + 2, width: Math.max(1, at(group.quartiles[3]) - at(group.quartiles[1])), height: 5, class: "box" }),
+    svg("rect", { x: at(group.quartiles[2]) - 1, y: HEIGHT, width: 2, height: 9, class: "median" }),
+  ] : [];
+  return el("div", {}, svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 10}`, class: "histogram", "aria-hidden": "true" }, bars, box),
+    el("div", { class: "ends" }, el("span", {}, format.number(edges[0])), el("span", {}, format.number(edges.at(-1)))));
+}
