@@ -221,8 +221,7 @@ def _returns(
     rows = rows if rows is None or not reward else dtypes.as_numbers(rows, schema.by_name[reward].dtype)
     if rows is None:
         return [None] * len(start)
-    sums = rows.reshape(len(rows), -1).sum(axis=1, dtype=np.float64) if rows.size else np.zeros(len(rows))
-    total = np.concatenate([[0.0], np.cumsum(sums)])
-    if np.isfinite(total[-1]):
-        return [float(sums[a : a + n].sum()) for a, n in zip(start.tolist(), length.tolist(), strict=True)]
-    return [float(np.nansum(sums[a : a + n])) for a, n in zip(start.tolist(), length.tolist(), strict=True)]
+    with np.errstate(invalid="ignore", over="ignore"):  # rewards may be infinite, both ways
+        sums = rows.reshape(len(rows), -1).sum(axis=1, dtype=np.float64) if rows.size else np.zeros(len(rows))
+        add = np.sum if np.isfinite(sums).all() else np.nansum
+        return [float(add(sums[a : a + n])) for a, n in zip(start.tolist(), length.tolist(), strict=True)]

@@ -26,3 +26,9 @@ def look(browser: str) -> Looked:
 def pictures(request: pytest.FixtureRequest) -> Path:
     """Where screenshots go, for people to look at: build/screenshots."""
     return Path(request.config.rootpath, "build", "screenshots")
+
+
+@pytest.fixture
+def archive_url(tmp_path: Path) -> str:
+    """Where each test has an archive of its own."""
+    return str(tmp_path / "arc")

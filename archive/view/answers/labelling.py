@@ -15,7 +15,8 @@ from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
 
 PREFIX = "label."
-DEFAULT = ({"key": "success", "kind": "flag"}, {"key": "flagged", "kind": "flag"}, {"key": "note", "kind": "note"})
+NOTE = {"key": "note", "kind": "note"}
+DEFAULT = ({"key": "success", "kind": "flag"}, {"key": "flagged", "kind": "flag"}, NOTE)
 MOST_VALUES = 9  # that a label which is there is offered as a choice of
 MOST_EPISODES = 10_000  # of one batch
 
@@ -80,7 +81,8 @@ def _labelled(scope: Scope, key: str) -> int:
 def _found(scope: Scope) -> list[dict[str, Any]]:
     """The labels that are there, by what their values are; the usual ones, where there are none."""
     names = [name for name in scope.listing.names if name.startswith(PREFIX)]
-    return [_as_label(name.removeprefix(PREFIX), scope.listing.column(name)) for name in names] or list(DEFAULT)
+    found = [_as_label(name.removeprefix(PREFIX), scope.listing.column(name)) for name in names] or list(DEFAULT)
+    return found if any(one["kind"] == "note" for one in found) else [*found, NOTE]
 
 
 def _as_label(key: str, column: pa.ChunkedArray) -> dict[str, Any]:
