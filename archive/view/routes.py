@@ -33,6 +33,13 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "curves": answers.curves,
     "steps": answers.steps,
     "labels": answers.offered,
+    "news": answers.news,
+    "page": answers.page,
+    "checkpoints": answers.checkpoints,
+    "checkpoint": answers.checkpoint,
+    "tails": answers.tails,
+    "plan": answers.plan,
+    "forgetting": answers.forgetting,
     "unlabelled": answers.next_unlabelled,
 }
 CHANGES: dict[str, Answer] = {  # a POST each

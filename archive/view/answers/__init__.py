@@ -6,9 +6,13 @@ from archive.view.answers.about import about, writable
 from archive.view.answers.cameras import pictures
 from archive.view.answers.completion import check, names, values
 from archive.view.answers.distributions import distributions
+from archive.view.answers.exporting import page
+from archive.view.answers.following import news
 from archive.view.answers.histograms import histograms
 from archive.view.answers.labelling import next_unlabelled, offered, say
 from archive.view.answers.looking import episode
+from archive.view.answers.planning import forgetting, plan
+from archive.view.answers.saved import checkpoint, checkpoints, tails
 from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
 from archive.view.answers.strips import strip
@@ -19,19 +23,26 @@ __all__ = [
     "Shown",
     "about",
     "check",
+    "checkpoint",
+    "checkpoints",
     "curves",
     "distributions",
     "episode",
+    "forgetting",
     "histograms",
     "names",
     "neighbours",
+    "news",
     "next_unlabelled",
     "offered",
+    "page",
     "pictures",
+    "plan",
     "rows",
     "say",
     "steps",
     "strip",
+    "tails",
     "values",
     "writable",
 ]

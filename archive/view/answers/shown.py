@@ -68,7 +68,7 @@ class Shown:
         return self.kept(key, lambda: self._listed(arc, number, key))
 
     def _listed(self, arc: Archive, number: int, key: Hashable) -> Listing:
-        made = Listing(_checkpoint(arc, number).episodes if number else arc.episodes, key)
+        made = Listing(checkpoint_at(arc, number).episodes if number else arc.episodes, key)
         head, before = self._newest.get(number, (None, made))
         if head is not None and arc.head.same_episodes(head):  # a label was set: all the rest stays
             made.inherit(before)
@@ -103,7 +103,8 @@ class Shown:
             listing.order(name)
 
 
-def _checkpoint(arc: Archive, number: int) -> Checkpoint:
+def checkpoint_at(arc: Archive, number: int) -> Checkpoint:
+    """The checkpoint of a commit, by its number; NotFoundError if it is none."""
     for one in arc.checkpoints:
         if one.number == number:
             return one

@@ -41,6 +41,12 @@ export function update(given) {
   return true;
 }
 
+/** A newer commit is there: the rows are asked for again, where one looks stays in sight. */
+export function news(about) {
+  page.about = about;
+  return page.load({ stay: true });
+}
+
 export function title(name) {
   return TITLES[name] ?? name.replaceAll("_", " ");
 }
@@ -126,7 +132,7 @@ class Episodes {
     return askTable("episodes", { ...this.asked, start, stop, columns: this.shown }, signal);
   }
 
-  async load() {
+  async load({ stay = false } = {}) {
     this.asking?.abort();
     const stopped = (this.asking = new AbortController());
     this.conditions.set(this.given.where ?? "");
@@ -136,7 +142,7 @@ class Episodes {
     try {
       const first = await this.rows(0, FIRST_ROWS, stopped.signal);
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
-      this.grid.reset(first.facts.count, { columns: this.columns(), sort, picked: Number(this.given.row || -1) });
+      this.grid.reset(first.facts.count, { columns: this.columns(), sort, picked: stay ? this.grid.picked : Number(this.given.row || -1) });
       this.grid.give(0, first);
       const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
       fill(this.count, `${format.count(first.facts.count)}${all} episodes`);

@@ -36,7 +36,7 @@ export class Scopes {
   /** The checkpoints are asked for when somebody wants one. */
   async list() {
     const found = await ask("checkpoints", { commit: this.given.commit, run: this.given.run }).catch(() => null);
-    if (found) this.options(found.map((one) => ({ ...one, name: `${one.name}${this.given.run ? "" : ` (${one.run})`}` })));
+    if (found) this.options(found.map((one) => ({ number: one.commit, name: `${one.name}${this.given.run ? "" : ` (${one.run})`}` })));
   }
 
   chip(name, value) {

@@ -1,0 +1,55 @@
+"""Engine: what would be done, before anybody does it: a resume on N ranks, and letting go. Nothing is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from archive.base import UsageError
+from archive.view.answers.shown import Shown, checkpoint_at
+from archive.view.web import Query, Reply, json_reply
+
+MOST_RANKS = 1024
+POLICIES = ("balanced", "interleaved", "by_trajectory")
+
+
+def plan(shown: Shown, query: Query) -> Reply:
+    """What resuming the checkpoint `number=` on `ranks=` takes by `policy=`: {about, moved: [[from, to, steps]], ranks:
+    [{episodes, steps, bytes, requests}], dropped, told}."""
+    import resharding
+
+    ck = checkpoint_at(shown.at(query), query.number("number", 0))
+    ranks, policy = query.number("ranks", ck.world_size), query.text("policy") or POLICIES[0]
+    if not 1 <= ranks <= MOST_RANKS or policy not in POLICIES:
+        raise UsageError(f"ranks={ranks}, policy={policy!r:.40}: 1 to {MOST_RANKS} ranks by {', '.join(POLICIES)}")
+    made = resharding.plan(ck, ranks, policy=policy, tails="ignore")
+    totals = zip(made.episodes, made.steps, made.cost(), strict=True)
+    rows: list[dict[str, Any]] = [{"episodes": episodes, "steps": steps, **cost} for episodes, steps, cost in totals]
+    moved = [[source, target, steps] for (source, target), steps in sorted(made.moved.items())]
+    return json_reply({"about": made.about, "moved": moved, "ranks": rows, "dropped": made.dropped, "told": str(made)})
+
+
+def forgetting(shown: Shown, query: Query) -> Reply:
+    """What forgetting would let go of, and why the rest stays: `last=` and `every=` checkpoints are kept,
+    `unreferenced=1` lets go of episodes that none of them holds, `where=` of those that meet it. Done is it elsewhere:
+    `command` has the options of `archive forget`."""
+    import archive
+
+    last, every = query.number("last", 0) or None, query.number("every", 0) or None
+    keep = archive.Keep(last=last, every=every) if last or every else None
+    episodes = "unreferenced" if query.flag("unreferenced") else None
+    made = shown.at(query).forget(keep, episodes, query.text("where").strip() or None, run=query.text("run") or None)
+    return json_reply(made.to_json() | {"command": _command(query, last, every)})
+
+
+def _command(query: Query, last: int | None, every: int | None) -> str:
+    """What carries it out, to be copied."""
+    import shlex
+
+    options = {
+        "--keep-last": last,
+        "--keep-every": every,
+        "--where": query.text("where").strip(),
+        "--run": query.text("run"),
+    }
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    return shlex.join([*words, *(["--episodes", "unreferenced"] if query.flag("unreferenced") else [])])

@@ -1,0 +1,178 @@
+// The checkpoints of a run over time, one of them in full, and what would be done with it on another number of ranks.
+
+import * as address from "./address.js";
+import { ask } from "./api.js";
+import { cut, el, fill } from "./dom.js";
+import { facts } from "./facts.js";
+import { flow, rankBars } from "./flow.js";
+import * as format from "./format.js";
+import { forgetting } from "./forgetting.js";
+import * as keys from "./keys.js";
+import { say } from "./status.js";
+import { timeline } from "./timeline.js";
+import { tree } from "./tree.js";
+
+const POLICIES = ["balanced", "interleaved", "by_trajectory"];
+
+let page = null;
+
+export async function show(main, about, given) {
+  page = new Checkpoints(main, about, given);
+  await page.load();
+  return () => {
+    page.close();
+    page = null;
+  };
+}
+
+export function update(given) {
+  if (given.run !== page.given.run || given.commit !== page.given.commit) return false;
+  page.given = given;
+  page.draw();
+  return true;
+}
+
+class Checkpoints {
+  constructor(main, about, given) {
+    Object.assign(this, { about, given });
+    this.list = el("div", { class: "timelines" });
+    this.one = el("div", { class: "one" });
+    fill(main, el("div", { class: "checkpoints" }, el("h1", { class: "unseen" }, "Checkpoints"), this.list, this.one));
+    this.unbind = keys.bind("Checkpoints", [
+      { keys: ["ArrowDown", "ArrowRight", "j"], does: "newer checkpoint", run: () => this.step(1) },
+      { keys: ["ArrowUp", "ArrowLeft", "k"], does: "older checkpoint", run: () => this.step(-1) },
+      { keys: ["Enter"], does: "its episodes", run: () => this.picked && address.go("episodes", { checkpoint: this.picked.commit }) },
+    ]);
+  }
+
+  close() {
+    this.unbind();
+  }
+
+  async load() {
+    try {
+      this.found = await ask("checkpoints", { commit: this.given.commit, run: this.given.run });
+    } catch (error) {
+      say(error.message, { error: true });
+      return;
+    }
+    await this.draw();
+  }
+
+  get picked() {
+    const number = Number(this.given.number);
+    return this.found.find((one) => one.commit === number) ?? this.found.at(-1);
+  }
+
+  step(way) {
+    const mine = this.found.filter((one) => one.run === this.picked?.run);
+    const next = mine[mine.indexOf(this.picked) + way];
+    if (next) this.pick(next);
+  }
+
+  pick(one) {
+    address.change({ number: one.commit }, { entry: true });
+    dispatchEvent(new PopStateEvent("popstate"));
+  }
+
+  async draw() {
+    const runs = [...new Set(this.found.map((one) => one.run))];
+    fill(this.list, runs.map((run) => timeline(run, this.found.filter((one) => one.run === run), this.picked, (one) => this.pick(one))),
+      runs.length ? null : el("p", {}, "There are no checkpoints yet."), forgetting(this.given));
+    if (!this.picked) return;
+    const turn = (this.turn = (this.turn ?? 0) + 1);
+    try {
+      const found = await ask("checkpoint", { commit: this.given.commit, number: this.picked.commit });
+      if (turn !== this.turn) return;
+      this.tell(found);
+      await Promise.all([this.plan(), this.tails()]);
+    } catch (error) {
+      say(error.message, { error: true });
+    }
+    this.one.parentNode.classList.add("ready");
+  }
+
+  tell(found) {
+    const [one, { changed }] = [this.picked, found];
+    const heading = el("h2", {}, cut(one.name, 80), " ", one.tags.map((tag) => el("span", { class: "tag" }, cut(tag, 40))),
+      one.whole ? null : el("span", { class: "tag bad" }, "partial"), one.replay_saved ? null : el("span", { class: "tag" }, "without buffers"));
+    const buffers = Object.entries(found.buffers).map(([name, buffer]) => el("tr", {}, el("th", { scope: "row" }, cut(name, 40)),
+      el("td", { class: "number" }, format.count(buffer.steps)), el("td", { class: "number" }, format.count(buffer.episodes)), el("td", {}, cut(buffer.columns.join(", "), 120))));
+    this.planned = el("section", { class: "planned", "aria-label": "Resume on another number of ranks" });
+    this.tailed = el("section", {});
+    const episodes = el("a", { href: address.of("episodes", { checkpoint: one.commit }) }, "its episodes");
+    fill(this.one, heading, el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
+      one.resumed ? _resumed(one) : null,
+      el("h3", {}, "Live steps of each rank"), rankBars(found.ranks),
+      el("h3", {}, "Buffers"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))), el("tbody", {}, buffers)),
+      changed ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one))] : null,
+      this.planned, this.tailed,
+      _folded("Left out", found.discarded), _folded("Progress", found.progress), _folded("Metrics", one.metrics),
+      _folded("Lineage", found.lineage), _folded("About", found.about));
+  }
+
+  async plan(ranks = this.given.ranks, policy = this.given.policy ?? POLICIES[0]) {
+    const one = this.picked;
+    if (!one.replay_saved || !one.whole) return;
+    const wanted = el("input", { type: "number", min: 1, max: 1024, value: ranks ?? one.world_size, "aria-label": "Target ranks", onchange: () => this.replan({ ranks: wanted.value }) });
+    const how = el("select", { "aria-label": "Policy", onchange: () => this.replan({ policy: how.value }) }, POLICIES.map((name) => el("option", { value: name, selected: name === policy }, name)));
+    const result = el("div", {});
+    fill(this.planned, el("h3", {}, "Resume on ", wanted, " ranks, ", how), result);
+    const found = await ask("plan", { commit: this.given.commit, number: one.commit, ranks: wanted.value, policy });
+    const total = found.ranks.reduce((sum, rank) => ({ bytes: sum.bytes + rank.bytes, requests: sum.requests + rank.requests }), { bytes: 0, requests: 0 });
+    fill(result, el("p", { class: "quiet-text" }, `${format.size(total.bytes)} in ${format.count(total.requests)} requests`, Object.keys(found.dropped).length ? "; drops some" : "; drops nothing"),
+      flow(found.moved, one.world_size, found.ranks.length), _costs(found.ranks), _folded("Dropped", found.dropped));
+  }
+
+  replan(given) {
+    address.change(given);
+    this.given = { ...this.given, ...given };
+    this.plan().catch((error) => say(error.message, { error: true }));
+  }
+
+  async tails() {
+    const newest = this.found.filter((one) => one.run === this.picked.run).at(-1);
+    if (newest !== this.picked) return;
+    const found = await ask("tails", { run: this.picked.run });
+    if (!found) return;
+    const rows = found.ranks.map((rank) => el("tr", {}, [rank.rank, rank.objects, rank.steps, rank.episodes, format.size(rank.bytes), rank.why].map((value) => el("td", {}, String(value)))));
+    const heads = _heads(["rank", "objects", "steps", "episodes", "bytes", "ends"]);
+    fill(this.tailed, el("h3", {}, "Journal beyond it"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
+  }
+}
+
+function _when(one) {
+  return String(one.created_at).slice(0, 19);
+}
+
+function _resumed(one) {
+  const { resumed } = one;
+  const from = resumed.name ? `${cut(resumed.name, 40)} of ${cut(resumed.run, 40)}` : `commit ${resumed.commit}`;
+  const ranks = resumed.world_size ? `: ${resumed.world_size} ranks → ${one.world_size}` : "";
+  return el("p", { class: "resumed" }, `Its session went on from ${from}${ranks}.`);
+}
+
+function _changes(changed, one) {
+  const way = ({ before, after }) => (before === after ? format.count(after) : `${format.count(before)} → ${format.count(after)}`);
+  return {
+    "episodes that came": changed.added, "that left": changed.gone, "longer now": changed.longer, "shorter now": changed.shorter,
+    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.count(one.new.episodes)} episodes, ${format.count(one.new.steps)} steps`,
+  };
+}
+
+function _costs(ranks) {
+  const rows = ranks.slice(0, 64).map((rank, i) => el("tr", {}, el("th", { scope: "row" }, i), ["episodes", "steps"].map((name) => el("td", { class: "number" }, format.count(rank[name]))),
+    el("td", { class: "number" }, format.size(rank.bytes)), el("td", { class: "number" }, format.count(rank.requests))));
+  const heads = _heads(["rank", "episodes", "steps", "bytes", "requests"], ["episodes", "steps", "bytes", "requests"]);
+  const more = ranks.length > 64 ? el("p", { class: "quiet-text" }, `and ${ranks.length - 64} more ranks`) : null;
+  return el("div", {}, el("table", { class: "plain costs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)), more);
+}
+
+function _heads(names, numbers = []) {
+  return names.map((name) => el("th", { scope: "col", class: numbers.includes(name) ? "number" : null }, name));
+}
+
+function _folded(name, value) {
+  if (value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length)) return null;
+  return el("details", {}, el("summary", {}, name), tree(value, { open: 2 }));
+}

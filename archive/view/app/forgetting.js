@@ -1,0 +1,37 @@
+// What a policy would let go of, and why the rest stays, before anybody does it. The viewer itself lets go of nothing.
+
+import { ask } from "./api.js";
+import { cut, el, fill } from "./dom.js";
+import * as format from "./format.js";
+
+const MOST = 60; // checkpoints that are listed
+
+/** A form, folded away, and the plan that it gives. */
+export function forgetting(given) {
+  const number = (label, value) => el("input", { type: "number", min: 1, "aria-label": label, placeholder: "all", value });
+  const [last, every] = [number("Keep the last", ""), number("Keep every", "")];
+  const unreferenced = el("input", { type: "checkbox", id: "unreferenced" });
+  const result = el("div", { "aria-live": "polite" });
+  const plan = async () => {
+    try {
+      const asked = { run: given.run, last: last.value, every: every.value, unreferenced: unreferenced.checked };
+      fill(result, _told(await ask("forgetting", asked)));
+    } catch (error) {
+      fill(result, el("p", { class: "error-text" }, error.message));
+    }
+  };
+  return el("details", { class: "forgetting" }, el("summary", {}, "What would forgetting let go of?"),
+    el("p", {}, "Keep the last ", last, " and those of each ", every, " steps. ", unreferenced,
+      el("label", { for: "unreferenced" }, " also episodes that none of them holds "), el("button", { onclick: plan }, "Plan")), result);
+}
+
+function _told(found) {
+  const { goes } = found;
+  const rows = found.checkpoints.slice().reverse().slice(0, MOST).map((one) => el("tr", { class: one.stays ? null : "goes" },
+    el("td", {}, one.stays ? "stays" : "goes"), el("td", {}, cut(one.name, 60)), el("td", {}, cut(one.run, 40)), el("td", {}, cut(one.reasons.join("; "), 200))));
+  const groups = found.episodes.map((one) => el("li", {}, `${one.stays ? "stay" : "go"}: ${format.count(one.episodes)} episodes, ${format.count(one.steps)} steps: ${cut(one.reason, 200)}`));
+  return el("div", {},
+    el("p", {}, el("strong", {}, `${goes.checkpoints} checkpoints, ${format.count(goes.episodes)} episodes and ${format.size(goes.bytes)} in ${goes.objects} objects would go. `),
+      "To do it: ", el("code", {}, `archive forget URL ${found.command} --yes`)),
+    el("ul", {}, groups), el("table", { class: "plain" }, el("tbody", {}, rows)));
+}

@@ -1,0 +1,92 @@
+// For a display on a wall: the newest episodes, playing, and how their returns go. Follows new commits by itself.
+
+import * as address from "./address.js";
+import { ask, askTable } from "./api.js";
+import { Chart } from "./curves.js";
+import { cut, el, fill } from "./dom.js";
+import { Film } from "./films.js";
+import * as format from "./format.js";
+import { Cursor } from "./player.js";
+import { say } from "./status.js";
+
+const TILES = 8;
+const RECENT = 400; // episodes whose returns are drawn
+const RATE = 10;
+
+let wall = null;
+
+export async function show(main, about, given) {
+  wall = new Wall(given);
+  fill(main, wall.node);
+  await wall.load();
+  return () => {
+    wall.close();
+    wall = null;
+  };
+}
+
+/** A newer commit is there. */
+export function news() {
+  return wall.load();
+}
+
+class Wall {
+  constructor(given) {
+    this.given = given;
+    this.open = [];
+    this.ids = "";
+    this.returns = el("div", {});
+    this.tiles = el("div", { class: "tiles" });
+    this.node = el("div", { class: "wall" }, el("h1", {}, "Newest episodes"), this.returns, this.tiles);
+  }
+
+  close() {
+    for (const one of this.open) one.close();
+    this.open = [];
+  }
+
+  async load() {
+    try {
+      const found = await askTable("episodes", { ...address.scope(this.given), descending: true, stop: RECENT, columns: ["episode_id", "return", "length", "update_count_max", "run"] });
+      const { columns, count } = found;
+      const ids = columns.episode_id.slice(0, TILES).join();
+      if (ids === this.ids) return;
+      this.ids = ids;
+      this.close();
+      this._returns(Array.from(columns.return).reverse());
+      fill(this.tiles);
+      const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) => Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
+      await Promise.all(rows.map((row) => this._tile(row)));
+    } catch (error) {
+      say(error.message, { error: true });
+    }
+    this.node.classList.add("ready");
+  }
+
+  _returns(values) {
+    const cursor = new Cursor(values.length, values.length - 1);
+    const chart = new Chart("return", [{ part: "", x: null, y: values }], values.length, cursor);
+    this.open.push(chart, cursor);
+    fill(this.returns, chart.node);
+  }
+
+  async _tile(row) {
+    const { commit, checkpoint } = address.scope(this.given);
+    const asked = { commit, checkpoint, id: row.episode_id };
+    const stage = el("div", { class: "tile-stage" });
+    const told = `return ${format.number(row.return)} · ${format.number(row.length)} steps · update ${format.number(row.update_count_max)}`;
+    this.tiles.append(el("a", { class: "tile", href: address.of("episode", asked), "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}` },
+      stage, el("strong", {}, format.name(row.episode_id, 26)), el("span", { class: "quiet-text" }, told)));
+    const found = await ask("episode", asked);
+    const field = found.fields.find((one) => one.kind === "frames");
+    if (!field) return;
+    const cursor = new Cursor(found.length);
+    cursor.rate = RATE;
+    const film = new Film(field.name, asked, cursor);
+    this.open.push(film, cursor);
+    stage.append(film.node);
+    const again = (playing) => !playing && this.open.includes(cursor) && setTimeout(() => cursor.play(), 800);
+    cursor.onplay = again;
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) cursor.play();
+  }
+}
