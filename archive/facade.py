@@ -163,12 +163,12 @@ class Archive(Upkeep):
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add((os.getpid(), self.id))
 
-    def view(self, *, port: int = 0, read_only: bool = False) -> Viewer:
+    def view(self, *, port: int = 0, read_only: bool = False, tokenizer: Any = None) -> Viewer:
         """Look at it in a browser, or in this cell of a notebook: a page on this machine alone, until `.close()`, or
-        until this process ends. Needs the extra `view`."""
+        until this process ends. Needs the extra `view`. tokenizer: as of `ep.to_html`."""
         from archive.view import Settings, serve
 
-        return serve(self, port=port, settings=Settings(read_only))
+        return serve(self, port=port, settings=Settings(read_only, tokenizer=tokenizer))
 
     def writer(
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,

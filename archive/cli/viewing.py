@@ -27,13 +27,22 @@ LOOPBACK = "127.0.0.1"
 @click.option("--read-only", is_flag=True, help="Nobody may label here.")
 @click.option("--labels", "file", metavar="FILE", help="JSON of the labels that one may set, and their keys.")
 @click.option("--by", metavar="NAME", help="Who labels. Default: the name you are logged in by.")
+@click.option("--tokenizer", metavar="NAME", help="Makes text of token ids: of the package tokenizers or transformers.")
 @click.option(
     "--at", default="", metavar="PLACE", help="What to show first, as the viewer copies it: '#/episode?id=...'."
 )
 @click.option("--no-browser", is_flag=True, help="Only print the URL.")
 @on_archive()
 def view(
-    target: Target, port: int, host: str, read_only: bool, file: str | None, by: str | None, at: str, no_browser: bool
+    target: Target,
+    port: int,
+    host: str,
+    read_only: bool,
+    file: str | None,
+    by: str | None,
+    at: str,
+    tokenizer: str | None,
+    no_browser: bool,
 ) -> None:
     """Look at episodes and checkpoints in a browser, and label them.
 
@@ -41,7 +50,7 @@ def view(
     """
     from archive.view import Settings, serve
 
-    settings = Settings(read_only, _labels(file), by or _user())
+    settings = Settings(read_only, _labels(file), by or _user(), tokenizer)
     with serve(target.open(), host=host, port=port, settings=settings) as viewer:
         url = viewer.url + (at if at.startswith("#") else f"#{at}" if at else "")
         target.answer({"url": url}, f"{url}\nshows {target.url} until Ctrl-C")

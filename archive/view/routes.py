@@ -11,6 +11,7 @@ from archive.base import AccessDeniedError, ArchiveError, NotFoundError, UsageEr
 from archive.view import answers
 from archive.view.answers import Shown
 from archive.view.web import Query, Reply, json_reply, text_reply
+from archive.views import page
 
 Answer = Callable[[Shown, Query], Reply]
 APP = Path(__file__).with_name("app")
@@ -32,6 +33,8 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "pictures": answers.pictures,
     "curves": answers.curves,
     "steps": answers.steps,
+    "rollout": answers.rollout,
+    "group": answers.group,
     "labels": answers.offered,
     "news": answers.news,
     "page": answers.page,
@@ -65,9 +68,21 @@ def application(shown: Shown, token: Callable[[], str]) -> Any:
         Route("/", lambda request: _sent(text_reply(first.replace("{{token}}", token()), "text/html; charset=utf-8"))),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["GET"]) for path, answer in QUESTIONS.items()),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["POST"]) for path, answer in CHANGES.items()),
+        *(Route(f"/app/{name}", _own(text, kind)) for name, (text, kind) in _shared().items()),
         Mount("/app", StaticFiles(directory=APP)),
     ]
     return Starlette(routes=routes)
+
+
+def _shared() -> dict[str, tuple[str, str]]:
+    """What the pages of `archive export --html` draw conversations with, as a module and a style of this page."""
+    script = page.own("rollout.js")
+    module = f'import {{ number as readable }} from "./format.js";\n{script}\nexport {{ conversation }};\n'
+    return {"rollout.js": (module, "text/javascript"), "rollout.css": (page.own("rollout.css"), "text/css")}
+
+
+def _own(text: str, kind: str) -> Callable[[Any], Any]:
+    return lambda request: _sent(text_reply(text, f"{kind}; charset=utf-8"))
 
 
 def _endpoint(shown: Shown, answer: Answer) -> Callable[[Any], Any]:

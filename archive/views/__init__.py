@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from archive.views import charts, episodepage, frames, markup, page, plots, reports, summaries, texts
+from archive.views import (
+    charts,
+    conversation,
+    episodepage,
+    frames,
+    markup,
+    page,
+    plots,
+    reports,
+    rollouts,
+    summaries,
+    texts,
+)
 from archive.views.tokenizing import decoder
 
-__all__ = ["charts", "decoder", "episodepage", "frames", "markup", "page", "plots", "reports", "summaries", "texts"]
+__all__ = [
+    "charts",
+    "conversation",
+    "decoder",
+    "episodepage",
+    "frames",
+    "markup",
+    "page",
+    "plots",
+    "reports",
+    "rollouts",
+    "summaries",
+    "texts",
+]

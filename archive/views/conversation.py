@@ -35,8 +35,8 @@ class Conversation:
         """Where the script draws it, and what chooses the colours of its tokens."""
         tools: list[Any] = []
         if self.rollout.tracks:
-            tools += [tag("label", "Colour ", tag("select", id="colour")), tag("span", id="scale")]
-            tools += [tag("label", "Dim ", tag("select", id="dim"))]
+            tools += [tag("label", "Colour ", tag("select", class_="colour")), tag("span", class_="scale")]
+            tools += [tag("label", "Dim ", tag("select", class_="dims"))]
         note = tag("figcaption", _NO_TEXTS) if tools and not self.has_texts else ""
         tools = [tag("div", *tools, class_="tools")] if tools else []
-        return tag("section", tag("h4", "Conversation"), *tools, tag("div", id="turns"), note, id="rollout")
+        return tag("section", tag("h4", "Conversation"), *tools, tag("div", class_="turns"), note, class_="rollout")

@@ -44,14 +44,15 @@ def document(
     body = [tag("h1", title), *content]
     if played:
         body.append(tag("script", Markup(as_script(played)), type="application/json", id="data"))
-        body += [tag("script", Markup(_own(f"{name}.js"))) for name in ("shared", *scripts)]
+        body += [tag("script", Markup(own(f"{name}.js"))) for name in ("shared", *scripts)]
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
 
 
 def _style(name: str) -> Markup:
-    return tag("style", Markup(_own(f"{name}.css")))  # ours, and a browser reads no entities inside <style>
+    return tag("style", Markup(own(f"{name}.css")))  # ours, and a browser reads no entities inside <style>
 
 
 @cache
-def _own(name: str) -> str:
+def own(name: str) -> str:
+    """The text of one of the files beside this one."""
     return resources.files("archive.views").joinpath(name).read_text("utf-8")

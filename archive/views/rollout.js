@@ -18,13 +18,17 @@ function shade(value, { low, high, chance }) {
   return `rgba(${chance || number < 0 ? "214, 94, 44" : "52, 120, 200"}, ${(0.75 * strength).toFixed(3)})`;
 }
 
-function said(block, tokens) {
+// Tokens that a tokenizer keeps for itself, such as <|im_end|>.
+const SPECIAL = /^\s*(<\|[^|<>]*\|>|<\/?[a-z_]{1,20}>|\[[A-Z_]{2,12}\])\s*$/;
+
+function said(block, tokens, draw) {
   const out = made("div", "said");
   if (block.before) out.append(made("span", "aside", `${block.before} tokens as before … `));
   if (block.same !== undefined) out.append(made("span", "aside", block.same === null ? "as above" : `as at step ${block.same}`));
-  if (!block.pieces) out.append(block.text);
+  if (!block.pieces) out.append(draw(block.text));
   (block.pieces || []).forEach((piece, i) => {
     const span = made("span", piece.includes("\n") ? "token line" : "token", piece);
+    span.classList.toggle("special", SPECIAL.test(piece));
     tokens.push({ span, block, i });
     span.dataset.token = tokens.length - 1;
     out.append(span);
@@ -62,8 +66,9 @@ function drawScale(place, signal) {
   place.append(`${readable(low)} `, bar, ` ${readable(high)}`);
 }
 
-function conversation({ blocks, signals, masks }, goTo) {
-  const place = document.getElementById("turns");
+// `root` has the places that are drawn into; `draw` makes a node of a text.
+function conversation({ blocks, signals, masks }, goTo, root = document, draw = (text) => text) {
+  const place = root.querySelector(".turns");
   const tokens = [];
   const turns = [];
   for (const block of blocks) {
@@ -82,14 +87,14 @@ function conversation({ blocks, signals, masks }, goTo) {
       turns.push(turn);
     }
     const part = made("div", `block ${block.kind}`);
-    part.append(made("div", "role", block.role), said(block, tokens));
+    part.append(made("div", "role", block.role), said(block, tokens, draw));
     turn.box.append(part);
   }
-  const colour = document.getElementById("colour");
-  const dim = document.getElementById("dim");
+  const colour = root.querySelector(".colour");
+  const dim = root.querySelector(".dims");
   const paint = () => {
     const name = colour.value.slice(1);
-    drawScale(document.getElementById("scale"), signals[name]);
+    drawScale(root.querySelector(".scale"), signals[name]);
     for (const { span, block, i } of tokens) {
       const list = colour.value && block.signals[name];
       span.style.background = list ? shade(list[i], signals[name]) : "";

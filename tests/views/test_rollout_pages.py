@@ -248,7 +248,7 @@ def test_tokens_that_are_steps_play(address: str, tmp_path: Path) -> None:
         assert await page.evaluate("document.querySelector('.token.now').textContent") == "7"
         await page.evaluate("document.querySelectorAll('.token')[3].click()")
         assert await page.evaluate("slider.value") == "3"
-        assert "tokenizer=" in await page.evaluate("document.querySelector('#rollout figcaption').textContent")
+        assert "tokenizer=" in await page.evaluate("document.querySelector('.rollout figcaption').textContent")
 
     visited(address, episode(flat()).to_html(), tmp_path, look)
 

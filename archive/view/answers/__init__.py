@@ -12,6 +12,7 @@ from archive.view.answers.histograms import histograms
 from archive.view.answers.labelling import next_unlabelled, offered, say
 from archive.view.answers.looking import episode
 from archive.view.answers.planning import forgetting, plan
+from archive.view.answers.rollouts import group, rollout
 from archive.view.answers.saved import checkpoint, checkpoints, tails
 from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
@@ -29,6 +30,7 @@ __all__ = [
     "distributions",
     "episode",
     "forgetting",
+    "group",
     "histograms",
     "names",
     "neighbours",
@@ -38,6 +40,7 @@ __all__ = [
     "page",
     "pictures",
     "plan",
+    "rollout",
     "rows",
     "say",
     "steps",

@@ -23,6 +23,7 @@ POINTS = 2000  # of a curve; of more steps each stretch's least and greatest
 GAMMA = 0.99
 REWARD = "reward"
 MOST_STEPS = 50  # whose values are told at once
+MOST_NUMBERS = 16  # of one axis of a value
 MOST_TEXT = 2000  # characters of a value
 
 
@@ -101,7 +102,8 @@ def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _number(value: Any) -> str:
     """A number, or a list of them, as people read it."""
     if isinstance(value, np.ndarray):
-        return f"[{', '.join(_number(one) for one in value)}]"
+        more = f", … {len(value)} in all" if len(value) > MOST_NUMBERS else ""
+        return f"[{', '.join(_number(one) for one in value[:MOST_NUMBERS])}{more}]"
     plain = value.item()
     return f"{plain:.6g}" if isinstance(plain, float) else str(plain)
 
@@ -110,7 +112,5 @@ def _text(leaf: Any, at: int) -> str:
     if at >= len(leaf):
         return ""
     value = leaf[at]
-    if isinstance(value, np.ndarray) and value.size > MOST_TEXT // 4:
-        return f"{value.dtype} {list(value.shape)}: {np.array2string(value, threshold=20, separator=', ')}"
     text = _number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"

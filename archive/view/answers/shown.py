@@ -28,6 +28,7 @@ class Settings:
     read_only: bool = False
     labels: tuple[dict[str, Any], ...] = ()  # what one may set; none: the labels that are there
     by: str | None = None  # who labels
+    tokenizer: Any = None  # what makes text of token ids: as of Episode.to_html
 
 
 class Shown:

@@ -23,7 +23,7 @@ export class Cursor {
     const next = Math.max(0, Math.min(this.length - 1, Math.round(step)));
     if (next !== this.step) this.way = next > this.step ? 1 : -1;
     this.step = next;
-    for (const follower of this.followers) follower(next, { settled });
+    for (const follower of [...this.followers]) follower(next, { settled });
   }
 
   by(steps) {

@@ -2,14 +2,13 @@
 
 import * as address from "./address.js";
 import { ask } from "./api.js";
-import { Chart } from "./curves.js";
 import { cut, el, fill } from "./dom.js";
 import * as facts from "./facts.js";
-import { Film } from "./films.js";
 import * as format from "./format.js";
 import * as keys from "./keys.js";
 import { Labels } from "./labels.js";
 import { Cursor, moves, player } from "./player.js";
+import { Stage } from "./stage.js";
 import { say } from "./status.js";
 import { Values } from "./values.js";
 
@@ -35,18 +34,18 @@ class EpisodePage {
     const found = await ask("episode", this.asked);
     this.found = found;
     this.cursor = new Cursor(Math.max(1, found.length), _step(this.given));
-    this.films = el("div", { class: "films" });
-    this.charts = el("div", { class: "charts" });
+    this.stage = new Stage(this.asked, found, this.cursor);
+    this.open.push(this.stage);
     this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
     this.place = el("span", { class: "place" });
-    fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" }, this.films, player(this.cursor), this.charts), this.side));
+    fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" },
+      this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts), this.side));
     this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }) });
     this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
-    for (const field of found.fields.filter((one) => one.kind === "frames")) this.keep(this.films, new Film(field.name, this.asked, this.cursor));
     this.tell();
-    await Promise.all([this.curves(), this.neighbours()]);
-    this.films.closest("article").classList.add("ready");
+    await Promise.all([this.stage.load(), this.neighbours(), this.group()]);
+    this.side.parentNode.classList.add("ready");
   }
 
   close() {
@@ -73,17 +72,10 @@ class EpisodePage {
     return [
       { keys: ["ArrowUp", "k"], does: "previous episode", run: () => this.beside("before") },
       { keys: ["ArrowDown", "j"], does: "next episode", run: () => this.beside("after") },
+      { keys: ["x"], does: "compare: this one, and the one where x is pressed next", run: () => this.compare() },
       { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
       { keys: ["Escape"], does: "back to the episodes", run: () => history.back() },
     ];
-  }
-
-  async curves() {
-    const found = await ask("curves", this.asked).catch((error) => say(error.message, { error: true }));
-    if (!found) return;
-    const byField = Map.groupBy ? Map.groupBy(found.curves, (line) => line.field) : _grouped(found.curves);
-    for (const [field, lines] of byField) this.keep(this.charts, new Chart(field, lines, found.length, this.cursor));
-    if (found.left_out.length) this.charts.append(el("p", { class: "quiet-text" }, `and ${found.left_out.length} more fields of numbers: ${cut(found.left_out.join(", "), 300)}`));
   }
 
   async neighbours() {
@@ -102,6 +94,34 @@ class EpisodePage {
     else address.go("episode", { ...this.given, id, step: "" });
   }
 
+  /** The others of the same prompt, to go to, or to see side by side. */
+  async group() {
+    const found = await ask("group", { ...this.asked, by: this.given.group }).catch(() => null);
+    if (!found?.members || found.members.length < 2) return;
+    const to = (id) => address.of("episode", { ...this.given, id, step: "" });
+    const rows = found.members.map((one) => el("li", {},
+      el("a", { href: to(one.id), "aria-current": one.id === this.given.id ? "true" : null, title: one.id }, format.name(one.id, 26)),
+      el("span", { class: "number" }, format.number(one.return))));
+    const ids = JSON.stringify([this.given.id, ...found.members.map((one) => one.id).filter((id) => id !== this.given.id)].slice(0, 8));
+    const { commit, checkpoint } = this.asked;
+    const count = found.members.length + found.more;
+    this.side.insertBefore(el("details", { open: true }, el("summary", {}, `${count} of the same ${cut(found.by, 30)}`),
+      el("a", { href: address.of("together", { commit, checkpoint, ids }) }, "side by side"), el("ul", { class: "members" }, rows)), this.values);
+  }
+
+  /** Marks this one for a comparison; with one that was marked before, shows both. */
+  compare() {
+    const before = sessionStorage.getItem("compare");
+    const { commit, checkpoint } = this.asked;
+    if (!before || before === this.given.id) {
+      sessionStorage.setItem("compare", this.given.id);
+      say("marked: press x at another episode to see both side by side");
+      return;
+    }
+    sessionStorage.removeItem("compare");
+    address.go("together", { commit, checkpoint, ids: JSON.stringify([before, this.given.id]) });
+  }
+
   async unlabelled() {
     await this.labels.save();
     const key = this.labels.offered?.labels[0]?.key;
@@ -115,7 +135,9 @@ class EpisodePage {
     this.keep(this.side, this.labels);
     this.labels.of(this.found.id, this.found.labels);
     this.labels.load().catch((error) => say(error.message, { error: true }));
-    this.keep(this.side, new Values(this.asked, this.cursor));
+    const values = new Values(this.asked, this.cursor);
+    this.keep(this.side, values);
+    this.values = values.node;
     const { about, parts, fields, more_fields: more } = this.found;
     const section = (title, open, ...nodes) => el("details", { open }, el("summary", {}, title), nodes);
     this.side.append(section("About", true, facts.facts(about)), section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)));
@@ -133,10 +155,4 @@ class EpisodePage {
 function _step(given) {
   const step = Number(given.step ?? 0);
   return Number.isInteger(step) ? step : 0;
-}
-
-function _grouped(lines) {
-  const out = new Map();
-  for (const line of lines) out.set(line.field, [...(out.get(line.field) ?? []), line]);
-  return out;
 }

@@ -13,6 +13,7 @@ import { say } from "./status.js";
 const PAGES = {
   episodes: () => import("./episodes.js"),
   episode: () => import("./episode.js"),
+  together: () => import("./together.js"),
   checkpoints: () => import("./checkpoints.js"),
   compare: () => import("./compare.js"),
   wall: () => import("./wall.js"),

@@ -1,0 +1,54 @@
+// A language rollout: turns with their tokens, coloured by what is known of them; calls of tools as trees.
+// It is drawn by what draws the single pages, too (archive/views/rollout.js).
+
+import { conversation } from "./rollout.js";
+import { ask } from "./api.js";
+import { el } from "./dom.js";
+import { tree } from "./tree.js";
+
+const CALL = /^([\w .-]{1,40}: )?([[{].*[\]}])$/s; // "tool_calls: [...]", or JSON alone
+
+/** The rollout of an episode as a part of its stage; null of an episode that is none. */
+export async function talk(given, cursor) {
+  const found = await ask("rollout", given);
+  if (!found?.blocks) return null;
+  const tools = Object.keys(found.signals).length || found.masks.length ? el("div", { class: "tools" },
+    el("label", {}, "Colour ", el("select", { class: "colour" })), el("span", { class: "scale" }),
+    el("label", {}, "Dim ", el("select", { class: "dims" }))) : null;
+  const note = found.texts || !tools ? null : el("p", { class: "quiet-text" }, "Tokens are shown by their ids; archive view --tokenizer NAME shows their text.");
+  const node = el("section", { class: "rollout", "aria-label": "Conversation" }, tools, note, el("div", { class: "turns" }),
+    found.left_out ? el("p", { class: "quiet-text" }, `Left out: ${found.left_out}`) : null);
+  const drawn = conversation(found, (step) => cursor.by(step - cursor.step), node, _drawn);
+  const unfollow = cursor.follow((step) => {
+    drawn.show(step);
+    node.querySelector(".turn.now, .token.now")?.scrollIntoView({ block: "nearest" });
+  });
+  drawn.show(cursor.step);
+  return { node, close: unfollow };
+}
+
+// a text, line by line; what is JSON as a tree
+function _drawn(text) {
+  const out = document.createDocumentFragment();
+  if (!/[[{]/.test(text) || text.length > 200000) {
+    out.append(text);
+    return out;
+  }
+  text.split("\n").forEach((line, i) => {
+    if (i) out.append("\n");
+    const value = _parsed(line);
+    if (value === undefined) out.append(line);
+    else out.append(line.match(CALL)[1] ?? "", tree(value, { open: 2 }));
+  });
+  return out;
+}
+
+function _parsed(line) {
+  const found = line.match(CALL);
+  if (!found) return undefined;
+  try {
+    return JSON.parse(found[2]);
+  } catch {
+    return undefined;
+  }
+}
