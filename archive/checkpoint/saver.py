@@ -68,6 +68,7 @@ class Saver:
             known_at=known_at,
             resumed_from=self._resumed_from,
             committed=self.committed,
+            seen=self._log.head.sighting,
         )
 
     def start(

@@ -15,7 +15,7 @@ from archive.arrays import Ints
 from archive.base import CorruptManifestError, NotFoundError
 from archive.maintain.asking import SUPERSEDED, Asked
 from archive.maintain.keeping import has_own, read_tags
-from archive.maintain.pins import read_pins
+from archive.maintain.objects import read_pins
 from archive.maintain.sealing import awaited
 from archive.manifest import Commit, EpisodeIndex, RunEntry, Snapshot, chains, held_rows, matching, read_of
 
