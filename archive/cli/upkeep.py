@@ -26,7 +26,8 @@ YES = click.option("--yes", is_flag=True, help="Do it; without this, say what wo
 def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums.
 
-    So is what was journaled since the newest checkpoints: what of it is damaged is a warning.
+    So is what was journaled since the newest checkpoints: what of it is damaged is a warning. What no commit names is
+    noted, with what it would have been.
 
     Exit code 1 if something is wrong; 2 if nothing is,
     but shards of other archives were left out for want of --allow-base.

@@ -3,7 +3,8 @@ commit that named them was removed. Reads what is small."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from archive.base import ArchiveError, escape, layout, size
 from archive.checkpoint import StagedFile
 from archive.journal import tails
 from archive.maintain.missing import Evidence
-from archive.manifest import Commit, FileRef, tablefiles, tables
+from archive.manifest import Commit, FileRef, commits, tablefiles, tables
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Named:
     """What all commits have named, and how far the journals of each session are in checkpoints."""
 
     keys: set[str] = field(default_factory=set)
-    chunks: list[FileRef] = field(default_factory=list)
+    rows: dict[str, dict[str, FileRef]] = field(default_factory=lambda: {"segments": {}, "late": {}})
     journaled: dict[tuple[str, int], int] = field(default_factory=dict)  # session (escaped), rank -> below this number
     lists: list[FileRef] = field(default_factory=list)  # of what prunes have deleted
     head: Commit | None = None
@@ -39,7 +40,8 @@ class Named:
         record = commit.checkpoint
         staged = () if record is None else (*(one.key for one in record.ranks), *(record.borrowed or ()))
         self.keys.update(staged, (ref.path for ref in commit.all_files))
-        self.chunks += [] if commit.chunks is None else [commit.chunks]
+        for kind, files in self.rows.items():
+            files.update({ref.path: ref for ref in commit.files(kind)})
         self.lists += [] if commit.pruned is None else [commit.pruned]
         for entry in commit.runs.values():
             for rank, number in (entry.journal or {}).items():
@@ -69,15 +71,18 @@ class _Pile:
 
 
 def find(storage: Storage, named: Named, needed: Iterable[str], evidence: Evidence) -> list[Leftover]:
-    """What no commit names, but for journals that can still be recovered. needed: shards that tables are known to name.
-    Adds to `evidence` what these objects say of commits. None where the store cannot say what there is."""
+    """What no commit names, but for journals that can still be recovered; nothing where the store cannot say what there
+    is. needed: shards and chunk files that rows are known to name. Adds to `evidence` what these objects say."""
     if storage.driver.scanning is None:
         return []
     there = _scanned(storage)
+    for commit in () if named.head is None else list(commits.following(storage, named.head)):  # made meanwhile
+        named.add(commit)
     unknown = there.keys() - named.keys - set(needed) - _let_go(storage, named)
-    if any(key.startswith(("shards/", "journal/")) for key in unknown):
-        unknown -= _shards(storage, named, there.keys())
-    return [*_single(storage, named, unknown, there, evidence), *_piles(storage, named, unknown, there, evidence)]
+    if any(key.startswith(("shards/", "journal/")) or key.endswith(".chunks.parquet") for key in unknown):
+        unknown -= _of_rows(storage, named, there.keys())
+    _hear_journals(storage, named, unknown, evidence)
+    return [*_single(storage, named, unknown, there, evidence), *_piles(named, unknown, there)]
 
 
 def _scanned(storage: Storage) -> dict[str, tuple[int, datetime]]:
@@ -100,11 +105,15 @@ def _let_go(storage: Storage, named: Named) -> set[str]:
     return {key for keys in found for key in keys}
 
 
-def _shards(storage: Storage, named: Named, there: Iterable[str]) -> set[str]:
-    """The shards that were ever in a chunk file that is still there."""
-    present = set(there)
-    files = list({ref.path: ref for ref in named.chunks if ref.path in present}.values())
-    return set(tablefiles.load(storage, "chunks", files, ["shard"])["shard"].unique().to_pylist())
+def _of_rows(storage: Storage, named: Named, there: Set[str]) -> set[str]:
+    """The shards and chunk files that rows of any table name which is still there."""
+    out: set[str] = set()
+    for kind, files in named.rows.items():
+        present = [ref for path, ref in files.items() if path in there]
+        rows = tablefiles.load(storage, kind, present, ["shard", "chunks"])
+        for name in ("shard", "chunks"):
+            out.update(rows[name].drop_null().unique().to_pylist())
+    return out
 
 
 def _single(
@@ -158,9 +167,7 @@ def _of_checkpoint(kind: str, rows: pa.Table) -> str:
     return ""
 
 
-def _piles(
-    storage: Storage, named: Named, unknown: set[str], there: dict[str, tuple[int, datetime]], evidence: Evidence
-) -> Iterator[Leftover]:
+def _piles(named: Named, unknown: set[str], there: dict[str, tuple[int, datetime]]) -> Iterator[Leftover]:
     """Shards and objects of journals, together for each rank."""
     piles: dict[tuple[str, str], _Pile] = {}
     for key in sorted(unknown):
@@ -175,8 +182,6 @@ def _piles(
         noun = "shards" if kind == "shards" else "objects of a journal"
         what = f"{len(pile.keys)} {noun} of session {session!r}, {size(pile.bytes)}, the newest of "
         what += f"{pile.newest:%Y-%m-%d %H:%M:%S}Z; {_fate(named, session)}"
-        if kind == "journal":
-            _hear(storage, pile.keys[-1], evidence)
         yield Leftover(pile.keys[0], what)
 
 
@@ -189,8 +194,13 @@ def _recoverable(named: Named, key: str) -> bool:
     return session in named.running or number < named.journaled.get((session, rank), 0)
 
 
-def _hear(storage: Storage, key: str, evidence: Evidence) -> None:
-    try:
-        evidence.add(key, tails.entry_at(storage, key).seen)
-    except ArchiveError:
-        return
+def _hear_journals(storage: Storage, named: Named, unknown: set[str], evidence: Evidence) -> None:
+    """What the newest object of each rank beyond the checkpoints says that it had seen."""
+    newest: dict[tuple[str, int], tuple[int, str]] = {}
+    for key in unknown:
+        place = layout.journal_place(key)
+        if place is not None and place[2] >= named.journaled.get(place[:2], 0):
+            newest[place[:2]] = max(newest.get(place[:2], (-1, "")), (place[2], key))
+    for _, key in newest.values():
+        with suppress(ArchiveError):  # where it is damaged its tail says so
+            evidence.add(key, tails.entry_at(storage, key).seen)

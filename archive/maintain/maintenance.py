@@ -308,8 +308,8 @@ def _shards(
     for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
         if shard is not None and shard not in looked_at:
             episodes.setdefault(shard, []).append(name)
-    looked_at.update(episodes)
     files = tablefiles.chunk_files(table)
+    looked_at.update(episodes, files)
     roots = _roots(archive)
     for shard in list(episodes):
         base = split_key(shard)[0]

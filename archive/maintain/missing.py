@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from archive.base import AccessDeniedError, CorruptCommitError, IntegrityError, MissingObjectError, escape, layout
 from archive.checkpoint import StagedFile
-from archive.manifest import Claim, Commit, RunEntry, Sighting, commits, smallfiles
+from archive.manifest import Claim, Commit, Mark, Sighting, commits, smallfiles
 from archive.store import Storage
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
@@ -41,24 +41,25 @@ def check_newest(storage: Storage, run: str, head: Commit) -> None:
 def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
     entry = head.runs.get(run)
     with storage.meanwhile(lambda cancelled: storage.list("sessions", cancelled)) as sessions:
-        staged = None if entry is None else _staged_last(storage, entry)
+        staged = None if entry is None else _staged_last(storage, escape(entry.session), entry.latest)
         named = {escape(name) for one in head.runs.values() for name in one.sessions}
         unknown = {name.rstrip("/") for name in sessions()} - named
-    keys = [f"sessions/{name}/rank-00000.json" for name in sorted(unknown, key=_natural)[-_LOOKED_AT:]]
-    for key in [*keys, *([] if staged is None else [staged])]:
+    last = sorted(unknown, key=_natural)[-_LOOKED_AT:]
+    keys = [f"sessions/{name}/rank-00000.json" for name in last]
+    for key in (*keys, staged, *(_staged_last(storage, name, None) for name in last)):
+        if key is None:
+            continue
         with suppress(MissingObjectError, IntegrityError):  # of what is damaged `archive verify` tells
             if (seen := seen_by(storage, key)) is not None:
                 yield Witness(key, seen)
 
 
-def _staged_last(storage: Storage, entry: RunEntry) -> str | None:
-    """What a run's newest session staged for its newest checkpoint, as its name goes; None if that is committed."""
-    folder = f"states/{escape(entry.session)}"
+def _staged_last(storage: Storage, session: str, latest: Mark | None) -> str | None:
+    """What a session (escaped) staged for its newest checkpoint, as its name goes; None if that is the latest."""
+    folder = f"states/{session}"
     names = [name.rstrip("/") for name in storage.list(folder)]
-    if not names:
-        return None
-    newest = max(names, key=_natural)
-    if entry.latest is not None and (entry.latest.session, escape(entry.latest.name)) == (entry.session, newest):
+    newest = max(names, key=_natural, default=None)
+    if newest is None or (latest and (escape(latest.session), escape(latest.name)) == (session, newest)):
         return None
     ranks = storage.list(f"{folder}/{newest}")
     return f"{folder}/{newest}/{ranks[0]}" if ranks else None
