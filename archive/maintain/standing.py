@@ -161,7 +161,7 @@ def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
 
 
 def _running(rows: _Rows, head: Commit) -> Mask:
-    """Rows that a run's newest session wrote after its newest whole checkpoint, and the ends of what it may go on with."""
+    """Rows that a run's newest session wrote after its newest whole checkpoint, and ends of what it may go on with."""
     import pyarrow.compute as pc
 
     session, rank, sequence = rows.text("session"), rows.plain("rank"), rows.plain("sequence")

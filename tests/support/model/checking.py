@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,16 @@ def check_live(world: World, session: Session) -> None:
             }
             assert places == {(env, position) for env, row in buffer.live.items() for position in row}
             assert all(given.next_position(env) == p for env, p in buffer.next.items() if env >= 0)
+
+
+@contextlib.contextmanager
+def refused(*errors: type[Exception]) -> Iterator[None]:
+    """What is done within must be refused by one of these."""
+    try:
+        yield
+    except errors:
+        return
+    raise AssertionError(f"none of {errors} was raised")
 
 
 def look(world: World, rng: random.Random, newest: int = 1) -> None:

@@ -37,7 +37,7 @@ RULES: dict[str, tuple[Rule, float]] = {
     "begin": (resuming.begin, 1),
     "resume": (resuming.resume, 2.5),
     "late_comer": (resuming.late_comer, 0.5),
-    "recover": (resuming.recover, 1),
+    "recover": (resuming.recover, 1.2),
     "commit": (saving.commit, 4),
     "sync": (saving.sync, 3),
     "checkpoint": (saving.checkpoint, 5),
