@@ -185,7 +185,9 @@ def _left_open(rows: _Rows, session: str) -> Ints:
     ends = pc.or_(pc.fill_null(rows.snapshot.columns(["last"])["last"], False), rows.text("reason").is_valid())
     tails = EpisodeIndex(rows.snapshot, branch=(session, None)).chains.lasts()
     written = Rows.of(rows.snapshot.columns(["session", "rank", "sequence"]))
-    return tails[~ends.to_numpy()[tails] & written.seen(rows.snapshot.branches.sight(session), tails)]
+    seen = written.seen(rows.snapshot.branches.sight(session), tails)
+    out: Ints = tails[~ends.to_numpy()[tails] & seen]
+    return out
 
 
 def _committed(snapshot: Snapshot, head: Commit, entry: RunEntry) -> dict[int, int]:

@@ -33,7 +33,7 @@ def add_fields(world: World, rng: random.Random) -> None:
         return
     field = rng.choice(LATE)
     with world.looked_at() as arc:
-        if rng.random() < 0.2 and field in world.late:
+        if rng.random() < 0.4 and field in world.late:
             arc.drop_fields([field])
             del world.late[field]
         else:
