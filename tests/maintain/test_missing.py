@@ -225,3 +225,15 @@ def test_the_commands(tmp_path: Path) -> None:
     assert (would.exit_code, "would put empty commits" in would.output) == (0, True)
     assert run.invoke(cli.main, ["repair", arc.url, "--yes"]).exit_code == 0
     archive.open(arc.url).writer().close()
+
+
+def test_who_opened_the_archive_before_a_commit_does_not_miss_it() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    stale = archive.open(arc.url)
+    add(w, 1)
+    w.add_episode({"x": np.arange(3)})
+    w.sync()
+    assert stale.tails().total.objects == 2
+    assert maintenance.verify(stale).sound
+    w.close()
