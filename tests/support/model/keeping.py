@@ -85,6 +85,12 @@ def protected(world: World) -> set[str]:
     return out
 
 
+def left_open(world: World) -> set[str]:
+    """Episodes that have not ended as far as sessions that go on have committed: they may be kept."""
+    seen = [item for session in world.active.values() for item in session.seen().items()]
+    return {name for name, known in seen if not known.last and known.reason is None}
+
+
 def must_stay(world: World) -> set[int]:
     """Places of checkpoints that no forgetting may take."""
     out = set()
@@ -137,7 +143,7 @@ def forget(world: World, rng: random.Random) -> None:
         assert not went
     if ids is not None:
         assert went <= set(ids)
-        needed = held | tagged | (set(ids) if world.merged else set())
+        needed = held | tagged | left_open(world) | (set(ids) if world.merged else set())
         assert set(ids) - needed <= went, ("not needed, asked for, and still there", set(ids) - held - went)
     if world.arc.head.number > before:
         world.gone |= went
