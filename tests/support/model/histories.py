@@ -44,7 +44,7 @@ RULES: dict[str, tuple[Rule, float]] = {
     "fail": (saving.fail, 0.7),
     "kill": (saving.kill, 1),
     "label": (keeping.label, 1.5),
-    "add_fields": (keeping.add_fields, 1),
+    "add_fields": (keeping.add_fields, 1.6),
     "tag": (keeping.tag, 0.3),
     "reader": (keeping.reader, 0.5),
     "forget": (keeping.forget, 0.8),
