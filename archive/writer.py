@@ -297,14 +297,17 @@ class Writer(Journaled):
         self._saver.surface()
 
     def settle_at_exit(self) -> None:
-        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised,
-        and so is how much was added that nothing commits."""
+        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised."""
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
                 self._journal_the_rest()
             except BaseException:
                 logger.exception("a checkpoint failed while the interpreter was ending")
+
+    def tell_at_exit(self) -> None:
+        """Say how much was added that nothing commits."""
+        if not self._closed and os.getpid() == self._pid:
             self._tell_uncommitted()
 
     def _settle(self) -> None:
