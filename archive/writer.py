@@ -26,6 +26,7 @@ from archive.fields import Schema
 from archive.journal import JournalPipeline
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
+from archive.maintain import check_newest
 from archive.manifest import Commit, CommitLog, Place, Resume, commits, open_session
 from archive.observe import Operation, add, operation
 from archive.store import Storage
@@ -56,13 +57,17 @@ class Writer(Journaled):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        open_session(log, place, None if keep is None else keep.rule, resume, journal=journal_s is not None)
+        open_session(
+            log, place, None if keep is None else keep.rule, resume, journal=journal_s is not None,
+            check=partial(check_newest, storage, place.run),
+        )  # fmt: skip
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         if journal_s is None:
             self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
         else:
-            self._pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from)
+            seen = lambda: log.head.sighting  # noqa: E731
+            self._pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from, seen)
         self._rows = RowCommits(log, place)
         self._changes = Changes(self._pipeline)
         self._ids = Ids(place, self._rows.known_ids, self._changes.undo)
@@ -292,14 +297,17 @@ class Writer(Journaled):
         self._saver.surface()
 
     def settle_at_exit(self) -> None:
-        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised,
-        and so is how much was added that nothing commits."""
+        """Finish the checkpoint that is under way; an error that nobody has seen is printed, as it can't be raised."""
         if not self._closed and os.getpid() == self._pid:
             try:
                 self._saver.settle()
                 self._journal_the_rest()
             except BaseException:
                 logger.exception("a checkpoint failed while the interpreter was ending")
+
+    def tell_at_exit(self) -> None:
+        """Say how much was added that nothing commits."""
+        if not self._closed and os.getpid() == self._pid:
             self._tell_uncommitted()
 
     def _settle(self) -> None:

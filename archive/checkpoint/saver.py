@@ -68,6 +68,7 @@ class Saver:
             known_at=known_at,
             resumed_from=self._resumed_from,
             committed=self.committed,
+            seen=self._log.head.sighting,
         )
 
     def start(
@@ -224,6 +225,7 @@ class Finishing(Protocol):
     """What has work under way when the interpreter ends."""
 
     def settle_at_exit(self) -> None: ...
+    def tell_at_exit(self) -> None: ...
 
 
 _open_writers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -235,8 +237,11 @@ def finish_at_exit(writer: Finishing) -> None:
 
 
 def _finish_all() -> None:
-    for writer in list(_open_writers):
+    writers = list(_open_writers)
+    for writer in writers:
         writer.settle_at_exit()
+    for writer in writers:  # one may have committed what another has
+        writer.tell_at_exit()
 
 
 # Before concurrent.futures refuses new work, which it does when threads are joined, ahead of atexit's own hooks.

@@ -21,7 +21,7 @@ from archive.checkpoint.stagedindex import (
     StagedRows,
     StateRef,
 )
-from archive.manifest import Discarded, Lineage, Place, Runs, tables
+from archive.manifest import Discarded, Lineage, Place, Runs, Sighting, tables
 from archive.shard import file_member, groups, indexed, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
@@ -52,6 +52,7 @@ class Request:
     committed: int = 0  # this rank's segments below this number are committed already
     journal: int | None = None  # this rank's journal objects below this number are in it; None: it keeps none
     lineage: Lineage | None = None  # that of another checkpoint; None: its own
+    seen: Sighting | None = None  # the newest commit that the writer knows
 
 
 class RankRows(NamedTuple):
@@ -114,7 +115,7 @@ def stage(
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
         sequence=max(request.committed, rows.next_sequence), journal=_journal(request, written),
-        metrics=request.metrics,
+        seen=request.seen, metrics=request.metrics,
         lineage=request.lineage or Lineage(git_revision(request.folder), request.config), progress=request.progress,
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},

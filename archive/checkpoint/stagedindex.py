@@ -19,7 +19,7 @@ from archive.base import (
     pairs,
     stored,
 )
-from archive.manifest import Discarded, Lineage
+from archive.manifest import Discarded, Lineage, Sighting
 from archive.shard import Members
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
@@ -93,7 +93,8 @@ class StagedIndex(Record):
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
     below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint; None in early archives.
-    `journal`: so are its journal objects below this number; None if it keeps none.
+    `journal`: so are its journal objects below this number; None if it keeps none. `seen`: the newest commit that its
+    writer knew.
     """
 
     rank: Count
@@ -110,6 +111,7 @@ class StagedIndex(Record):
     resumed_from: Count | None = stored(None, always=True)
     sequence: Count | None = None
     journal: Count | None = None
+    seen: Sighting | None = None
     metrics: Mapping[str, float] = stored({}, always=True)
     lineage: Lineage = stored(Lineage(), always=True)
     progress: str | None = stored(None, required=True)

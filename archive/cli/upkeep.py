@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import size
+from archive.base import NotFoundError, UsageError, size
 from archive.cli import output
 from archive.cli.options import Target, of_run, on_archive, where
 from archive.cli.progress import bar
@@ -26,7 +26,8 @@ YES = click.option("--yes", is_flag=True, help="Do it; without this, say what wo
 def verify(target: Target, deep: bool) -> None:
     """Check commits, tables, staged states and shards against their checksums.
 
-    So is what was journaled since the newest checkpoints: what of it is damaged is a warning.
+    So is what was journaled since the newest checkpoints: what of it is damaged is a warning. What no commit names is
+    noted, with what it would have been.
 
     Exit code 1 if something is wrong; 2 if nothing is,
     but shards of other archives were left out for want of --allow-base.
@@ -55,6 +56,9 @@ def _show_report(report: maintenance.Report, deep: bool) -> None:
     if report.warnings:
         output.say("what was journaled since the newest checkpoint cannot all be recovered:")
         output.table([{"object": f.object, "problem": f.problem} for f in report.warnings], ("object", "problem"))
+    if report.notes:
+        output.say("what no commit names (a writer that died leaves it; so does a commit that was removed):")
+        output.table([{"object": f.object, "what": f.problem} for f in report.notes], ("object", "what"))
     if report.not_allowed:
         options = " ".join(f"--allow-base {output.cell(url, limit=None)}" for url in report.not_allowed)
         output.say(
@@ -67,7 +71,10 @@ def _show_report(report: maintenance.Report, deep: bool) -> None:
 @on_archive(time_travel=False, writes=True)
 @YES
 def repair(target: Target, yes: bool) -> None:
-    """Go on from the commit before a damaged newest one. Stop all writers first."""
+    """Go on from the commit before a damaged newest one, or without newest ones that are missing.
+
+    Stop all writers first.
+    """
     from archive.maintain import repairing
     from archive.store import Storage
 
@@ -76,10 +83,18 @@ def repair(target: Target, yes: bool) -> None:
     )
     if yes:
         done = repairing.repair(storage)
-        text = f"commit {done.commit} now changes nothing; the damaged bytes are kept as {done.kept_as}"
-        target.answer(asdict(done), text)
+        kept = f"; the damaged bytes are kept as {done.kept_as}" if done.kept_as else ", nor do those before it"
+        target.answer(asdict(done), f"commit {done.commit} now changes nothing{kept}")
         return
-    number = repairing.damaged_commit(storage)
+    try:
+        number = repairing.damaged_commit(storage)
+    except (UsageError, NotFoundError):
+        if not (gone := repairing.missing_commits(storage)):
+            raise
+        text = f"would put empty commits in the place of those that are missing, {gone.start} to {gone.stop - 1}; "
+        text += "what only they made visible stays in the store, unseen. Stop all writers, then add --yes"
+        target.answer({"commit": gone.stop - 1, "kept_as": None}, text)
+        return
     text = (
         f"would put an empty commit in the place of the damaged commit {number}, and keep its bytes beside; what only "
         "it made visible stays in the store, unseen. Stop all writers, then add --yes"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptStateError, Count, Record, layout, stored
-from archive.manifest import tablefiles, tables
+from archive.manifest import Sighting, tablefiles, tables
 from archive.shard import Member, Members, Placed, checksum, file_member, indexed
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Entry(Record):
     `rows`: table -> how many it has. `gone`: buffer -> steps that left it since the object before. `live`: it has rows
     of the live table: what a resumed rank held when its journal began. Columns and attributes by buffer and name; an
     attribute is {episode id: JSON value} as text. `progress`: as in a checkpoint; None where nothing new was said.
-    `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none.
+    `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none. `seen`: the
+    newest commit that it knew.
     """
 
     run: str
@@ -56,6 +57,7 @@ class Entry(Record):
     attributes: Mapping[str, Mapping[str, str]] = stored({}, always=True)
     progress: str | None = None
     resumed_from: Count | None = None
+    seen: Sighting | None = None
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
     members: Members = stored((), required=True)
 
@@ -106,15 +108,21 @@ class Read:
 def parse(data: bytes, key: str, where: str) -> Read:
     """The object that lies at `key`, from all its bytes; CorruptStateError if one of them is not as it was written."""
     start, stop = indexed.index_span(data, where)
-    body = indexed.parse_index(data[start:stop], where)
-    entry = Entry.from_json(body, what=f"the index of {where}", error=CorruptStateError, remedy=_REMEDY)
-    if entry.key != key:
-        raise CorruptStateError(f"{where} says that it is {entry.key}: it does not belong there; {_REMEDY}")
+    entry = parse_entry(data[start:stop], key, where)
     if data[-_END_BYTES:][:4] != _END:
         raise CorruptStateError(f"{where} ends before its end, as what was torn does; {_REMEDY}")
     for member in entry.members:
         _check(data[stop + member.offset : stop + member.offset + member.size], member, where)
     return Read(entry, data, stop)
+
+
+def parse_entry(index: bytes, key: str, where: str) -> Entry:
+    """What the object at `key` says of itself, from the bytes of its index; CorruptStateError if it is another one."""
+    body = indexed.parse_index(index, where)
+    entry = Entry.from_json(body, what=f"the index of {where}", error=CorruptStateError, remedy=_REMEDY)
+    if entry.key != key:
+        raise CorruptStateError(f"{where} says that it is {entry.key}: it does not belong there; {_REMEDY}")
+    return entry
 
 
 def is_of_shard(member: Placed) -> bool:

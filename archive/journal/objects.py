@@ -15,7 +15,7 @@ from archive.base import AlreadyExistsError, SessionInUseError, layout
 from archive.checkpoint import create_once, next_sequence
 from archive.journal.entries import Entry, pack, row_members
 from archive.journal.saying import Said
-from archive.manifest import Place, tablefiles, tables
+from archive.manifest import Place, Sighting, tablefiles, tables
 from archive.shard import Member, groups
 from archive.store import Storage
 from archive.write import Describe, Job, Pipeline, Slab, Work, Written
@@ -152,6 +152,7 @@ class ObjectJob(Job):
             run=place.run, session=place.session, rank=place.rank, number=self.number, nonce=self._nonce,
             sequence=self._sequence, goes_on=self._goes_on, rows=counts, gone=said.gone, columns=said.entries,
             attributes=said.texts, progress=said.progress, resumed_from=self._objects.resumed_from,
+            seen=self._objects.seen(),
         )  # fmt: skip
         buffers, placed = pack(entry, row_members({**self.rows, **live}), shard)
         return buffers, None if self._slab is None else tablefiles.chunk_rows(self.key, placed)
@@ -168,11 +169,13 @@ class JournalPipeline(Pipeline):
 
     def __init__(
         self, storage: Storage, place: Place, compression: str | None, chunk_bytes: int | None,
-        resumed_from: int | None,
+        resumed_from: int | None, seen: Callable[[], Sighting | None],
     ) -> None:  # fmt: skip
+        """seen: gives the newest commit that the rank knows."""
         super().__init__(storage, place.session, place.rank, "packed", compression, chunk_bytes)
         self.place_of_rank = place
         self.resumed_from = resumed_from
+        self.seen = seen
         self.number = 0  # of the next object
         self.sequence = 0  # rows of this rank below it are in the objects so far
         self.ticks: deque[Tick] = deque()  # that may not be durable yet

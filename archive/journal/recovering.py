@@ -51,7 +51,7 @@ def recover(log: CommitLog, run: str) -> Commit | None:
         entry = head.runs.get(run)
         if entry is None or not entry.journal:
             return None
-        found = tails.read(log.storage, run, entry)
+        found = tails.read(log.storage, head, run)
         if not any(one.objects for one in found.values()):
             _tell_damage(run, found)
             return None
@@ -115,6 +115,7 @@ def _staged(
         unconsumed=base.unconsumed(rank), metrics=base.metrics, config=None, folder="", resumed_from=base.resumed_from,
         committed=base.sequence(rank) if held is None or held.sequence is None else held.sequence,
         journal=None if tail is None else tail.next, lineage=base.lineage,
+        seen=log.head.sighting,
     )  # fmt: skip
     rows = _rows(tail)
     written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)

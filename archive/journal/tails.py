@@ -13,10 +13,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from archive.base import CorruptStateError, IntegrityError, MissingObjectError, NotFoundError, layout, one_line, size
+from archive.base import (
+    CorruptCommitError,
+    CorruptStateError,
+    IntegrityError,
+    MissingObjectError,
+    NotFoundError,
+    layout,
+    one_line,
+    size,
+)
 from archive.journal import notes
+from archive.journal.entries import Entry, parse_entry
 from archive.journal.notes import Gathering
-from archive.manifest import Commit, RunEntry
+from archive.manifest import Commit, RunEntry, commits
+from archive.shard import indexed
 from archive.store import Storage
 
 MISSING, DAMAGED = "missing", "damaged"  # why a tail ends
@@ -122,11 +133,13 @@ def of_run(storage: Storage, head: Commit, run: str) -> Tails:
     if entry is None:
         known = ", ".join(map(repr, head.runs)) or "none"
         raise NotFoundError(f"there is no run {run!r} at {storage.url}; its runs: {known}")
-    return Tails(run, entry.session, tuple(read(storage, run, entry).values()))
+    return Tails(run, entry.session, tuple(read(storage, head, run).values()))
 
 
-def read(storage: Storage, run: str, entry: RunEntry) -> dict[int, RankTail]:
-    """Rank -> its tail, of a run's newest session. Adopts nothing."""
+def read(storage: Storage, head: Commit, run: str) -> dict[int, RankTail]:
+    """Rank -> its tail, of a run's newest session. Adopts nothing. CorruptCommitError if an object names a commit that
+    is no longer there."""
+    entry = head.runs[run]
     if not entry.journal:
         return {}
     room = _Room()
@@ -135,7 +148,7 @@ def read(storage: Storage, run: str, entry: RunEntry) -> dict[int, RankTail]:
         ThreadPoolExecutor(count, "archive-tails") as ranks,
         ThreadPoolExecutor(RANKS_AT_ONCE, "archive-ahead") as pool,
     ):
-        readers = [_Reader(storage, run, entry, rank, room, pool) for rank in sorted(entry.journal)]
+        readers = [_Reader(storage, head, run, rank, room, pool) for rank in sorted(entry.journal)]
         return {one.rank: one for one in ranks.map(_Reader.read, readers)}
 
 
@@ -164,9 +177,11 @@ class _Reader:
     """Reads the tail of one rank."""
 
     def __init__(
-        self, storage: Storage, run: str, entry: RunEntry, rank: int, room: _Room, pool: ThreadPoolExecutor
+        self, storage: Storage, head: Commit, run: str, rank: int, room: _Room, pool: ThreadPoolExecutor
     ) -> None:  # fmt: skip
+        entry = head.runs[run]
         self._storage = storage
+        self._head = head
         self._run = run
         self._session = entry.session
         self._rank = rank
@@ -175,6 +190,7 @@ class _Reader:
         self._pool = pool
         self._largest = _LEAST_BYTES
         self._held = Gathering()
+        self._looked_for = head.number  # commits up to this one are there
 
     def read(self) -> RankTail:
         """All of it."""
@@ -217,10 +233,20 @@ class _Reader:
         try:
             if len(data) > MAX_OBJECT_BYTES:
                 raise CorruptStateError(f"{where} has more bytes than any object of a journal")
-            self._held.add(notes.read(data, key, where, self._run, self._held.after))
+            note = notes.read(data, key, where, self._run, self._held.after)
+            self._held.add(note)
         except IntegrityError as e:
             return str(e)
+        self._check_seen(note.entry, where)
         return None
+
+    def _check_seen(self, entry: Entry, where: str) -> None:
+        """Refuse to go on where the rank had seen a commit that is gone; each is looked for once."""
+        if entry.seen is None or entry.seen.commit <= self._looked_for:
+            return
+        if (why := commits.missing(self._storage, self._head, entry.seen, where)) is not None:
+            raise CorruptCommitError(why)
+        self._looked_for = entry.seen.commit
 
     def _ended(self, ended: str, why: str) -> RankTail:
         held = self._held
@@ -230,6 +256,15 @@ class _Reader:
         return RankTail(
             self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held
         )  # fmt: skip
+
+
+def entry_at(storage: Storage, key: str) -> Entry:
+    """What the object of a journal that lies there says of itself; its other bytes are not read."""
+    where = storage.full_url(key)
+    head = storage.get_head(key, indexed.HEAD_BYTES)
+    start, stop = indexed.index_span(head, where)
+    head = head if stop <= len(head) else storage.get(key, 0, stop)
+    return parse_entry(head[start:stop], key, where)
 
 
 def beyond(storage: Storage, entry: RunEntry, *, most_ranks: int) -> list[int]:

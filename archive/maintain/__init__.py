@@ -10,15 +10,14 @@ from archive.maintain.journaled import Journaled
 from archive.maintain.keeping import read_tags
 from archive.maintain.letting import CHECKPOINT_COLUMNS, EPISODE_COLUMNS, ForgetPlan, Redacted
 from archive.maintain.maintenance import verify
+from archive.maintain.missing import check_newest
 from archive.maintain.moving import Moved, Piece
-from archive.maintain.objects import check_made
-from archive.maintain.pins import read_pins
-from archive.maintain.repairing import damaged_commit, repair
+from archive.maintain.objects import check_made, read_pins
+from archive.maintain.repairing import damaged_commit, missing_commits, repair, upgrade
 from archive.maintain.restoring import restore, to_undo, undo
 from archive.maintain.retained import borrowed, retained, retained_reach, walk
 from archive.maintain.standing import Mask
 from archive.maintain.tags import Tag, Tags
-from archive.maintain.upgrading import upgrade
 from archive.maintain.usage import Held, Info, Usage, usage
 
 __all__ = [
@@ -41,10 +40,12 @@ __all__ = [
     "asked",
     "borrowed",
     "check_made",
+    "check_newest",
     "damaged_commit",
     "drafting",
     "forgetting",
     "maintenance",
+    "missing_commits",
     "moving",
     "read_pins",
     "read_tags",

@@ -85,9 +85,11 @@ def _by_policy(rows: list[Row], asked: Asked, clock: Clock, reasons: Reasons) ->
 def _check_wants(rows: list[Row], asked: Asked, reasons: Reasons) -> None:
     meant = [row for row in rows if asked.run in (None, row["run"])]
     if meant and not asked.anyhow and not any(reasons[row["commit"]] for row in meant):
+        whole = any(row["whole"] for row in meant)
+        remedy = "add last=1, or see by arc.checkpoints.table which steps and metrics they have"
         raise UsageError(
-            f"{asked.keep} wants none of the {len(meant)} checkpoints, so that all would go but what is protected: add "
-            "last=1, or see by arc.checkpoints.table which steps and metrics they have"
+            f"{asked.keep} wants none of the {len(meant)} checkpoints, so that all would go but what is protected: "
+            + (remedy if whole else "none of them is whole, so let go of episodes alone, without keep=")
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archive.base import ArchiveError, CorruptManifestError, layout
 from archive.checkpoint import Checkpoint, StagedFile
 from archive.journal import Tails, tails
-from archive.maintain import sealing, splices
+from archive.maintain import leftovers, missing, sealing, splices
 from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
@@ -23,7 +23,7 @@ from archive.manifest import (
     checkpoint_places,
     chunkindex,
     commits,
-    sessions,
+    smallfiles,
     tablefiles,
 )
 from archive.read import fetching
@@ -71,6 +71,7 @@ class Report:
     journaled: int = 0  # objects of journals beyond the newest checkpoints
     findings: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)  # what no commit promises, and is lost as it stands
+    notes: list[Finding] = field(default_factory=list)  # what no commit names, and would have been
     not_allowed: dict[str, int] = field(default_factory=dict)  # URL of another archive -> its shards, not looked at
 
     @property
@@ -88,6 +89,9 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
     beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
 
+    What no commit names is noted: a writer that died leaves it, and so does a commit that was removed. Where an object
+    says that its writer had seen a commit which is not there, or is another one, that is a finding.
+
     Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
     counted, and the report is not sound then.
     """
@@ -96,21 +100,38 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     seen: set[str] = set()
     resumes = splices.Resumes()
     reach = _reach(archive, report)
+    named, evidence, known = leftovers.Named(), missing.Evidence(), dict[int, Commit]()
     for commit in _commits(archive, report):
+        named.add(commit)
+        known[commit.number] = commit
         _check_files(archive, commit, seen, report, reach)
-        _check_staged(archive, commit, resumes, report, reach)
+        _check_staged(archive, commit, resumes, report, reach, evidence)
         tell(report)
     _check_chains(archive, resumes, report)
     _check_sealed(archive, report)
-    for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
-        _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
+    for key in _attempt(report, "sessions", lambda: smallfiles.claim_keys(archive.storage)) or ():
+        claim = _attempt(report, key, partial(smallfiles.read_claim, archive.storage, key))
+        evidence.add(key, None if claim is None else claim.seen)
     _check_tails(archive, report)
     looked_at: set[str] = set()
     for table in _tables_of_shards(archive, report, reach):
         for index, episodes in _shards(archive, table, looked_at, report):
             _check_shard(_roots(archive), index, episodes, report)
             tell(report)
+    _check_left(archive, named, looked_at, evidence, known, report)
     return report
+
+
+def _check_left(
+    archive: Opened, named: leftovers.Named, shards: set[str], evidence: missing.Evidence, known: dict[int, Commit],
+    report: Report,
+) -> None:  # fmt: skip
+    """What no commit names and, by what all objects say, commits that were there."""
+    find = partial(leftovers.find, archive.storage, named, shards, evidence)
+    for one in _attempt(report, "what no commit names", find) or ():
+        report.notes.append(Finding(one.key, one.what))
+    for number, problem in evidence.problems(archive.storage, named.head or archive.head, known):
+        report.findings.append(Finding(layout.commit_key(number), problem))
 
 
 def _reach(archive: Opened, report: Report) -> Reach | None:
@@ -200,8 +221,9 @@ def _without_episode(archive: Opened) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_staged(
-    archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report, reach: Reach | None
-) -> None:
+    archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report, reach: Reach | None,
+    evidence: missing.Evidence,
+) -> None:  # fmt: skip
     """What the ranks staged for the checkpoint of a commit."""
     for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
         if reach is not None and staged.key not in reach.states:
@@ -210,6 +232,7 @@ def _check_staged(
         report.states += 1
         index = _attempt(report, staged.key, partial(getattr, file, "index"))
         if index is not None:
+            evidence.add(staged.key, index.seen)
             resumes.add(Checkpoint(archive.storage, commit), index)
             if report.deep:
                 _attempt(report, staged.key, file.check)
@@ -285,8 +308,8 @@ def _shards(
     for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
         if shard is not None and shard not in looked_at:
             episodes.setdefault(shard, []).append(name)
-    looked_at.update(episodes)
     files = tablefiles.chunk_files(table)
+    looked_at.update(episodes, files)
     roots = _roots(archive)
     for shard in list(episodes):
         base = split_key(shard)[0]

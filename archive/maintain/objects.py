@@ -1,12 +1,12 @@
-"""Engine: the objects that commits lead to, and how many bytes they have."""
+"""Engine: the objects that commits lead to, how many bytes they have, and to which other archives refer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from archive.base import CorruptManifestError, layout
-from archive.manifest import Commit, FileRef, new_session, tablefiles, tables
+from archive.base import CorruptManifestError, CorruptStateError, layout, plainjson
+from archive.manifest import Commit, FileRef, Pin, new_session, tablefiles, tables
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -73,3 +73,15 @@ def _without(table: pa.Table, keys: Collection[str]) -> pa.Table:
     import pyarrow.compute as pc
 
     return table.filter(pc.invert(pc.is_in(table["key"], value_set=pa.array(sorted(keys), pa.string()))))
+
+
+def read_pins(storage: Storage) -> dict[str, str]:
+    """Key of a shard or chunk file -> URL of an archive that refers to it."""
+    keys = [f"pins/{name}" for name in storage.list("pins") if name.endswith(".json")]
+    out: dict[str, str] = {}
+    for key, data in zip(keys, storage.get_all(keys), strict=True):
+        where = storage.full_url(key)
+        value = plainjson.parse(data, what=where, error=CorruptStateError, max_depth=plainjson.MAX_DEPTH)
+        pin = Pin.from_json(value, what=where, error=CorruptStateError, remedy="put it back from a copy")
+        out |= dict.fromkeys(pin.objects, pin.url)
+    return out

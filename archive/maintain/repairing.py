@@ -1,12 +1,23 @@
-"""Going on after a damaged newest commit. Deletes nothing."""
+"""Commits that change nothing: in the place of damaged or missing newest ones, and from which on the archive is of the
+newest format. Deletes nothing."""
 
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 
-from archive.base import CorruptCommitError, NotFoundError, UsageError, layout
-from archive.manifest import about, commits
+from archive.base import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptCommitError,
+    IntegrityError,
+    NotFoundError,
+    UsageError,
+    layout,
+)
+from archive.maintain import leftovers, missing
+from archive.manifest import Commit, CommitLog, Commits, about, commits, smallfiles
 from archive.store import Storage
 
 
@@ -15,7 +26,7 @@ class Repaired:
     """What `repair` did."""
 
     commit: int
-    kept_as: str
+    kept_as: str | None  # where the damaged bytes are; None: there were none
 
 
 def damaged_commit(storage: Storage) -> int:
@@ -32,21 +43,58 @@ def damaged_commit(storage: Storage) -> int:
     raise UsageError(f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair")
 
 
-def repair(storage: Storage) -> Repaired:
-    """Put a commit without changes in the place of a damaged newest one,
-    so that the archive opens as of the one before.
+def missing_commits(storage: Storage) -> range:
+    """Numbers of commits beyond a sound newest one that are missing: somebody has seen them. Empty if none are."""
+    head, named, evidence = commits.newest(storage), leftovers.Named(), missing.Evidence()
+    for commit in Commits(storage, head):
+        named.add(commit)
+    for key in smallfiles.claim_keys(storage):
+        with suppress(IntegrityError):  # of what is damaged `verify` tells
+            evidence.add(key, smallfiles.read_claim(storage, key).seen)
+    leftovers.find(storage, named, (), evidence)
+    return range(head.number + 1, evidence.newest(head) + 1)
 
-    What only the damaged commit made visible is no longer; nothing is deleted, and the damaged bytes are kept beside.
-    Nobody must be writing. For any other damage, `verify` says what is affected.
+
+def repair(storage: Storage) -> Repaired:
+    """Put a commit without changes in the place of a damaged newest one, or of newest ones that are missing, so that
+    the archive opens as of the one before.
+
+    What only they made visible is no longer; nothing is deleted, and damaged bytes are kept beside. Nobody must be
+    writing. For any other damage, `verify` says what is affected.
     """
-    number = damaged_commit(storage)
+    try:
+        number = damaged_commit(storage)
+    except (UsageError, NotFoundError):
+        if gone := missing_commits(storage):
+            return _fill(storage, gone)
+        raise
+    return _replace(storage, number)
+
+
+def _archive_id(storage: Storage) -> str:
+    found = about.find(storage)
+    if found is None:
+        raise NotFoundError(f"there is no {layout.ARCHIVE_KEY} at {storage.url}: put it back from a copy first")
+    return found[0].id
+
+
+def _fill(storage: Storage, gone: range) -> Repaired:
+    """Create what is missing."""
+    parent = commits.read(storage, gone.start - 1)
+    for number in gone:
+        made = commits.completed(parent.after("repair"), parent, _archive_id(storage), f"repair/missing/{number}")
+        with suppress(AlreadyExistsError, AmbiguousWriteError):  # what there is then is read
+            storage.create(layout.commit_key(number), commits.dumps(made))
+        parent = commits.read(storage, number)
+    return Repaired(parent.number, None)
+
+
+def _replace(storage: Storage, number: int) -> Repaired:
     damaged_commit(storage)  # raises if it is sound after all: one answer that came damaged must cost no commit
     key = layout.commit_key(number)
     parent = commits.read(storage, number - 1)
     kept_as = f"damaged/commit-{number:09d}-{secrets.token_hex(4)}.json"
-    found = about.find(storage)
-    if found is None:
-        raise NotFoundError(f"there is no {layout.ARCHIVE_KEY} at {storage.url}: put it back from a copy first")
+    archive_id = _archive_id(storage)
     data = storage.get_head(key, commits.MAX_OBJECT_BYTES + 1)
     if len(data) > commits.MAX_OBJECT_BYTES:
         raise UsageError(
@@ -54,6 +102,20 @@ def repair(storage: Storage) -> Repaired:
             f"without it the archive opens as of commit {number - 1}"
         )
     storage.put(kept_as, data)  # a name of its own; unlike a create, it can be sent again where the answer is lost
-    made = commits.completed(parent.after("repair", damaged=kept_as), parent, found[0].id, f"repair/{kept_as}")
+    made = commits.completed(parent.after("repair", damaged=kept_as), parent, archive_id, f"repair/{kept_as}")
     storage.put(key, commits.dumps(made))
     return Repaired(number, kept_as)
+
+
+def upgrade(log: CommitLog) -> Commit:
+    """Commit that the archive is of the newest format from here on; the commit from which it is.
+
+    Nothing is rewritten, and all that is there reads as before. Libraries of the earlier format no longer open it.
+    """
+    if log.catch_up().version >= layout.WRITE_VERSION:
+        return log.head
+    return log.append(f"upgrade/{layout.WRITE_VERSION}", lambda parent, attempt: _upgraded(parent))
+
+
+def _upgraded(parent: Commit) -> Commit:
+    return parent.after("upgrade", format=layout.format_block())

@@ -15,9 +15,9 @@ from archive.arrays import Ints
 from archive.base import CorruptManifestError, NotFoundError
 from archive.maintain.asking import SUPERSEDED, Asked
 from archive.maintain.keeping import has_own, read_tags
-from archive.maintain.pins import read_pins
+from archive.maintain.objects import read_pins
 from archive.maintain.sealing import awaited
-from archive.manifest import Commit, EpisodeIndex, RunEntry, Snapshot, chains, held_rows, matching, read_of
+from archive.manifest import Commit, EpisodeIndex, Rows, RunEntry, Snapshot, chains, held_rows, matching, read_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,23 +161,32 @@ def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
 
 
 def _running(rows: _Rows, head: Commit) -> Mask:
-    """Rows that a run's newest session wrote after its newest whole checkpoint, and what it left open before that."""
+    """Rows that a run's newest session wrote after its newest whole checkpoint, and ends of what it may go on with."""
     import pyarrow.compute as pc
 
     session, rank, sequence = rows.text("session"), rows.plain("rank"), rows.plain("sequence")
-    ends = pc.or_(pc.fill_null(rows.snapshot.columns(["last"])["last"], False), rows.text("reason").is_valid())
-    open_ = np.zeros(len(rows.code), bool)
-    tails = rows.index.chains.lasts()
-    open_[tails] = ~ends.to_numpy()[tails]
     out = np.zeros(len(rows.code), bool)
     for entry in head.runs.values():
+        out[_left_open(rows, entry.session)] = True
         mine: Mask = pc.equal(session, entry.session).to_numpy()
         since = _committed(rows.snapshot, head, entry)
         limit = np.zeros(int(rank.max(initial=0)) + 1, np.int64)
         for number, up_to in since.items():
             if number < len(limit):
                 limit[number] = up_to
-        out |= mine & (open_ | (sequence >= limit[rank]))
+        out |= mine & (sequence >= limit[rank])
+    return out
+
+
+def _left_open(rows: _Rows, session: str) -> Ints:
+    """The newest rows of episodes that have not ended, as a session sees them: it may go on with these."""
+    import pyarrow.compute as pc
+
+    ends = pc.or_(pc.fill_null(rows.snapshot.columns(["last"])["last"], False), rows.text("reason").is_valid())
+    tails = EpisodeIndex(rows.snapshot, branch=(session, None)).chains.lasts()
+    written = Rows.of(rows.snapshot.columns(["session", "rank", "sequence"]))
+    seen = written.seen(rows.snapshot.branches.sight(session), tails)
+    out: Ints = tails[~ends.to_numpy()[tails] & seen]
     return out
 
 

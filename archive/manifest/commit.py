@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from archive.base import CorruptCommitError, Count, Record, __version__, layout, one_line, plainjson, stored, unstored
-from archive.manifest.records import TABLES, Base, CheckpointRecord, FileRef, RunEntry
+from archive.manifest.records import TABLES, Base, CheckpointRecord, FileRef, RunEntry, Sighting
 
 MAX_COMMIT_BYTES = 1_000_000
 MAX_OBJECT_BYTES = MAX_COMMIT_BYTES + 66  # with its checksum, on a line of its own
@@ -82,6 +82,11 @@ class Commit(Record):
         """Whether another one has the same episodes: labels and late fields aside."""
         tables = (self.files(table) == other.files(table) for table in ("segments", "branches"))
         return self.runs == other.runs and self.bases == other.bases and all(tables)
+
+    @property
+    def sighting(self) -> Sighting | None:
+        """What an object says that is written by who knows this one as the newest; None before the first."""
+        return Sighting(self.archive, self.number, self.digest) if self.number else None
 
     @property
     def version(self) -> int:

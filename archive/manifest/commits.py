@@ -29,12 +29,13 @@ from archive.base import (
 )
 from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
 from archive.manifest.crossing import Crossing
-from archive.manifest.records import About
+from archive.manifest.records import About, Sighting
 from archive.store import Storage
 
 __all__ = [
     "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "check_can_let_go", "completed", "dumps", "empty", "fence",
-    "first_numbers", "following", "loads", "loads_of", "newest", "newest_after", "read", "read_of", "superseded",
+    "first_numbers", "following", "loads", "loads_of", "missing", "newest", "newest_after", "read", "read_of",
+    "superseded",
 ]  # fmt: skip
 
 _FIRST_FOLDER = "000000"
@@ -151,6 +152,22 @@ def following(storage: Storage, base: Commit) -> Iterator[Commit]:
             )
         yield commit
         base = commit
+
+
+def missing(storage: Storage, head: Commit, seen: Sighting | None, where: str) -> str | None:
+    """In words, that a commit is not there which the writer of an object had seen; None if it is, or is not newer than
+    `head`. Commits are never deleted: one was removed, or did not come along when the archive was copied."""
+    if seen is None or seen.commit <= head.number or head.archive not in ("", seen.archive):
+        return None
+    key = layout.commit_key(seen.commit)
+    if storage.exists(key):  # it was made since
+        return None
+    return (
+        f"commit {seen.commit} is missing at {storage.full_url(key)}: {where} was written by who had seen it, but the "
+        f"newest commit that is there is {head.number}. It was removed, or not copied with the rest: put it, and those "
+        "before it, back from a copy or an older version of the object; or let `archive repair` go on without what "
+        "only they made visible (`archive verify` says what that is)"
+    )
 
 
 class CommitLog:

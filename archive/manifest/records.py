@@ -219,6 +219,15 @@ class CheckpointRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting(Record):
+    """The newest commit that a writer had seen when it wrote an object: of which archive, its number and checksum."""
+
+    archive: str
+    commit: Positive
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Claim(Record):
     """That a rank of a session has, or had, a writer."""
 
@@ -226,6 +235,7 @@ class Claim(Record):
     session: str = stored("", required=True)
     rank: Count = stored(0, required=True)
     nonce: str = stored("", always=True)
+    seen: Sighting | None = None
 
 
 @dataclass(frozen=True, slots=True)

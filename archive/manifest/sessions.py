@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from archive.base import (
     AlreadyExistsError,
     AmbiguousWriteError,
-    CorruptStateError,
     LetGoError,
     MissingObjectError,
     NotExclusiveError,
@@ -32,14 +31,13 @@ from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.resumed import Resume, check_same_origin
-from archive.manifest.smallfiles import read_small
+from archive.manifest.smallfiles import read_claim
 from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 DEFAULT_RUN = "main"
@@ -126,12 +124,14 @@ def named_session(run: str) -> str | None:
 
 
 def open_session(
-    log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None, *, journal: bool = False
-) -> None:
+    log: CommitLog, who: Place, keep: KeepRule | None = None, resume: Resume | None = None, *, journal: bool = False,
+    check: Callable[[Commit], None] = lambda head: None,
+) -> None:  # fmt: skip
     """Take the place: one writer per session and rank, and the newest session of its run.
 
     keep: which checkpoints to retain, for the run from now on; None leaves it as it is.  resume: what the session goes
     on from; whichever rank says so first has it recorded.  journal: the same with whether it keeps a journal.
+    check: called before the session is opened, unless it is already; nothing is written where that raises.
     """
     head = log.catch_up()
     _check_run(head, who, None if resume is None else resume.forked_from)
@@ -139,9 +139,11 @@ def open_session(
         _check_can_journal(head)
     origin = None if resume is None else resume.origin
     check_same_origin(head.runs.get(who.run), who.rank, who.session, origin)
-    _claim_rank(log.storage, who)
-    present = log.catch_up().runs.get(who.run)
-    if present is None or present.session != who.session:
+    opened = _is_open(head, who)
+    if not opened:
+        check(head)
+    _claim_rank(log.storage, who, head)
+    if not opened:  # unless another rank has done so meanwhile: this finds its commit
         log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume, journal))
         commits.fence(log.head, who.run, who.session)
     if origin is not None and log.head.runs[who.run].resumed_from is None:
@@ -149,6 +151,10 @@ def open_session(
     check_same_origin(log.head.runs.get(who.run), who.rank, who.session, origin)
     if journal and log.head.runs[who.run].journal is None:
         log.append(f"{who.session}/journal/{who.run}", partial(_journaled, who))
+
+
+def _is_open(head: Commit, who: Place) -> bool:
+    return who.run in head.runs and head.runs[who.run].session == who.session
 
 
 def _opened(
@@ -247,8 +253,8 @@ def _check_kept(storage: Storage, parent: Commit, number: int, name: str | None)
         )
 
 
-def _claim_rank(storage: Storage, who: Place) -> None:
-    claim = Claim(who.run, who.session, who.rank, secrets.token_hex(8))
+def _claim_rank(storage: Storage, who: Place, head: Commit) -> None:
+    claim = Claim(who.run, who.session, who.rank, secrets.token_hex(8), head.sighting)
     data = json.dumps(claim.to_json()).encode()
     key = layout.rank_key(who.session, who.rank)
     try:
@@ -264,23 +270,6 @@ def _claim_rank(storage: Storage, who: Place) -> None:
             f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted "
             "job needs a session name of its own (session=...)"
         ) from e
-
-
-def read_claim(storage: Storage, key: str) -> Claim:
-    """The claim of a writer; CorruptStateError if it does not say of itself what its name says."""
-    claim = read_small(storage, key, Claim, CorruptStateError)
-    if layout.rank_key(claim.session, claim.rank) != key:
-        raise CorruptStateError(
-            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not "
-            "belong there; put the right one back from a copy"
-        )
-    return claim
-
-
-def claim_keys(storage: Storage) -> list[str]:
-    """The claims of all writers that there have been."""
-    folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
-    return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
 
 
 def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:

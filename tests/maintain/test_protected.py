@@ -118,6 +118,33 @@ def test_an_open_episode_that_a_checkpoint_dropped() -> None:
     assert [(e.length, e.complete) for e in archive.open(arc.url).episodes] == [(10, True), (10, True)]
 
 
+@pytest.mark.parametrize("resumes", [1, 2])
+def test_an_open_episode_that_was_taken_over_without_a_live_step(resumes: int) -> None:
+    arc = fresh()
+    w = arc.writer()
+    w.append(steps(range(3)), env_ids=0, episode_ids=["open"] * 3)
+    w.append(steps(range(3, 5)), env_ids=1, last=True)
+    w.evict(0, before=3)
+    for number in range(resumes):
+        ck = w.checkpoint(number).result()
+        w.close()
+        w = archive.open(arc.url).writer(resume=ck)
+    _forget(arc, Keep(last=1))
+    w.append(steps(range(5, 7)), env_ids=0, last=[False, True])
+    w.commit()
+    assert archive.open(arc.url).episodes["open"].read()["serial"].tolist() == [0, 1, 2, 5, 6]
+    w.close()
+
+
+def test_a_policy_without_whole_checkpoints_says_why_it_wants_none() -> None:
+    arc = fresh()
+    with arc.writer(rank=1, world_size=2, session="half") as w:
+        w.append(steps(range(3)))
+        w.checkpoint(1, partial=True).result()
+    with pytest.raises(archive.UsageError, match="none of them is whole"):
+        arc.refresh().forget(Keep(last=1))
+
+
 def test_what_tags_name() -> None:
     arc = fresh()
     ring = Ring(arc, held=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +253,15 @@ def backend_of_moto(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     from tests.support.backends import make_backend
 
     return make_backend(request, "moto", tmp_path)
+
+
+def test_a_client_goes_with_its_storage(moto_endpoint: str) -> None:
+    """obstore's holds on to who signs for it, in no way that Python could see: nothing there may lead back to it."""
+    storage = Storage.connect("s3://bucket/gone", servers.s3fs_options(moto_endpoint))
+    storage.put("x", b"1")
+    driver = storage.driver
+    assert isinstance(driver, s3transport.S3Transport)
+    kept = weakref.ref(driver._bucket)
+    del storage, driver
+    gc.collect()
+    assert kept() is None

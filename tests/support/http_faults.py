@@ -26,6 +26,7 @@ from tests.support.said import Said
 TRANSPORTS = ("obstore", "s3fs")
 DEADLINE_S = 12.0  # of each request; clients wait a quarter of it for an answer that stalls
 STALL_S = 4.0
+MOST_S = 5 * DEADLINE_S  # of an operation of up to a hundred requests, one of them broken, on a busy machine
 MOST_RETRIES = 3  # of all requests, where one is broken: as many as there are after short answers
 
 
@@ -120,7 +121,7 @@ def broken_at(operation: Operation, fault: HttpFault, k: int, made: Scene) -> st
     came = _act(operation, made)
     took_s = time.monotonic() - started
     hit = injected.times == 0
-    assert took_s < DEADLINE_S, f"{took_s:.1f} s"
+    assert took_s < MOST_S, f"{took_s:.1f} s"
     assert _retries() - retries <= MOST_RETRIES
     assert came == "unhurt" or not fault.passing, came
     made.proxy.faults.clear()

@@ -39,7 +39,7 @@ class ObstoreDriver(FsspecDriver):
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
-        self._renewal = Renewal(self._reopen)
+        self._renewal = Renewal()
         self._pool = thread_pool(place.width, "archive-storage-obstore")
 
     @staticmethod
@@ -52,7 +52,7 @@ class ObstoreDriver(FsspecDriver):
     def renew(self) -> bool:
         if given_for_good(self._fs.storage_options):
             return False
-        self._renewal.once()
+        self._renewal.once(self._reopen)
         return True
 
     @property

@@ -17,18 +17,17 @@ _GIVEN_ENDINGS = ("access_key_id", "secret_access_key")
 class Renewal:
     """One renewal for all threads that are told at about the same time that their credentials have expired."""
 
-    def __init__(self, renew: Callable[[], None]) -> None:
-        self._renew = renew
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at = -math.inf
 
-    def once(self) -> None:
-        """Renew, unless somebody just has. Where that fails, all stays as it was."""
+    def once(self, renew: Callable[[], None]) -> None:
+        """Call `renew`, unless somebody just has. Where that fails, all stays as it was."""
         with self._lock:
             if time.monotonic() - self._at < LEAST_S:
                 return
             with contextlib.suppress(Exception):  # the source may be away for a moment; the request tells if it stays
-                self._renew()
+                renew()
             self._at = time.monotonic()
 
 

@@ -24,7 +24,7 @@ class S3Driver(ConditionalDriver):
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
-        self._renewal = Renewal(self._reopen)
+        self._renewal = Renewal()
         fs.retries = 1
 
     @staticmethod
@@ -42,7 +42,7 @@ class S3Driver(ConditionalDriver):
     def renew(self) -> bool:
         if given_for_good(self._fs.storage_options):
             return False
-        self._renewal.once()
+        self._renewal.once(self._reopen)
         return True
 
     def _reopen(self) -> None:

@@ -73,6 +73,44 @@ class Session:
             return False
 
 
+class Signer:
+    """Gives obstore credentials, and remembers them.
+
+    It knows of no store: a store holds on to it, where Python sees no cycle, so that neither would ever go.
+    """
+
+    def __init__(self) -> None:
+        self._secrets: set[str] = set()
+        self._failure: Exception | None = None
+
+    def giving(self, provider: Provider) -> Provider:
+        """The same credentials, remembered."""
+
+        def give() -> Credentials:
+            try:
+                found = provider()
+            except Exception as error:
+                self._failure = error
+                raise
+            self._secrets.update(one for one in (found["secret_access_key"], found["token"]) if one)
+            return found
+
+        return give
+
+    def told(self, error: Exception) -> Exception:
+        """Why there were no credentials, which obstore only has in words; else the same error without what requests
+        were signed with: obstore's hold the whole answer of the store."""
+        failure, self._failure = self._failure, None
+        if failure is not None and type(error).__name__ == "UnauthenticatedError":
+            return failure
+        text = str(error)
+        if not any(secret in text for secret in self._secrets):
+            return error
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return type(error)(text)
+
+
 def _constant(key: Any, secret: Any, token: Any) -> Provider:
     if not (isinstance(key, str) and isinstance(secret, str)):
         raise UntranslatedError("key and secret belong together")

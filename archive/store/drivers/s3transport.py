@@ -14,7 +14,7 @@ from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
 from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Versions
 from archive.store.drivers.renewing import Renewal, given_for_good
-from archive.store.drivers.s3credentials import Credentials, Provider, Session
+from archive.store.drivers.s3credentials import Provider, Session, Signer
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
 
 T = TypeVar("T")
@@ -39,8 +39,7 @@ class Bucket:
     ) -> None:
         self._keywords = keywords
         self._find = find
-        self._secrets: set[str] = set()
-        self._failure: Exception | None = None
+        self._signer = Signer()
         self._store = self._signing(provider)
 
     def renew(self) -> None:
@@ -48,32 +47,11 @@ class Bucket:
         self._store = self._signing(self._find())
 
     def told(self, error: Exception) -> Exception:
-        """Why there were no credentials, which obstore only has in words; else the same error without what requests
-        were signed with: obstore's hold the whole answer of the store."""
-        failure, self._failure = self._failure, None
-        if failure is not None and type(error).__name__ == "UnauthenticatedError":
-            return failure
-        text = str(error)
-        if not any(secret in text for secret in self._secrets):
-            return error
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return type(error)(text)
+        """The error that is to be raised for one of obstore's: see `Signer.told`."""
+        return self._signer.told(error)
 
     def _signing(self, provider: Provider | None) -> Any:
-        return _made({**self._keywords, "credential_provider": provider and self._remembering(provider)})
-
-    def _remembering(self, provider: Provider) -> Provider:
-        def give() -> Credentials:
-            try:
-                found = provider()
-            except Exception as error:
-                self._failure = error
-                raise
-            self._secrets.update(one for one in (found["secret_access_key"], found["token"]) if one)
-            return found
-
-        return give
+        return _made({**self._keywords, "credential_provider": provider and self._signer.giving(provider)})
 
     def _split_path(self, path: str) -> tuple[str, str]:
         bucket, _, key = path.partition("/")
@@ -97,7 +75,7 @@ class S3Transport(Driver):
         self._now = fast
         self._through_s3fs = through_s3fs
         self._given = given
-        self._renewal = Renewal(bucket.renew)
+        self._renewal = Renewal()
         self._spare: Driver | None = None
 
     @property
@@ -107,7 +85,7 @@ class S3Transport(Driver):
     def renew(self) -> bool:
         if self._given:
             return False
-        self._renewal.once()
+        self._renewal.once(self._bucket.renew)
         return self._spare is None or self._spare.renew()
 
     @property

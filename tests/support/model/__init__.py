@@ -1,0 +1,1 @@
+"""Random histories of an archive, and a perfect model of what it must hold."""

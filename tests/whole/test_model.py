@@ -1,0 +1,106 @@
+"""Random histories of whole archives against a perfect model in plain Python (`tests/support/model`): ranks that add,
+evict, checkpoint, journal, die and come back on other numbers of ranks, forks, labels, late fields, forgetting,
+pruning, compaction, merging, and operations that fail in between.
+
+Seeds are drawn anew each time. A failure names its seed, and a short history that fails, too:
+
+    MODEL_SEED=123 python -m pytest tests/whole/test_model.py -k one_history
+    MODEL_HISTORY='123 begin:7 append:12 ...' python -m pytest tests/whole/test_model.py -k one_history
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from archive.manifest import LiveSet
+from tests.support.backends import make_backend
+from tests.support.model import histories
+from tests.support.model.histories import History, HistoryError, Step
+
+PARTS, CPU_S = 4, 10.0
+SOAKS, SOAK_STEPS = 20, 50_000  # 10^6 steps
+
+
+def drawn() -> itertools.count[int]:
+    """A fresh seed, and all that follow it."""
+    first = secrets.randbits(40)
+    print(f"MODEL_SEED={first} and those after it")
+    return itertools.count(first)
+
+
+def for_seconds(cpu_s: float) -> Callable[[int], bool]:
+    stop = time.process_time() + cpu_s
+    return lambda done: time.process_time() > stop
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_histories_of_fresh_seeds(part: int) -> None:
+    """What a minute has room for, in all parts together."""
+    histories.explore(drawn(), for_seconds(CPU_S))
+
+
+@pytest.mark.parametrize(("name", "length"), [("local", 30), ("moto", 10)])
+def test_histories_on_other_stores(name: str, length: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    root = _roots(name, request, tmp_path)
+    histories.explore(drawn(), lambda done: done > 0, root, length=length, tries=20)
+
+
+def _roots(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> histories.Root:
+    backend = make_backend(request, name, tmp_path)
+    return lambda: (f"{backend.url}/{uuid.uuid4().hex}", backend.storage_options)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(SOAKS))
+def test_a_million_steps(part: int) -> None:
+    histories.explore(drawn(), lambda done: done >= SOAK_STEPS, tries=2_000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", ["local", "moto"])
+def test_more_histories_on_other_stores(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    histories.explore(drawn(), lambda done: done >= 5_000, _roots(name, request, tmp_path), tries=2_000)
+
+
+def test_one_history_again() -> None:
+    """That of MODEL_HISTORY or MODEL_SEED; without them, one that was drawn before."""
+    text, seed = os.environ.get("MODEL_HISTORY"), os.environ.get("MODEL_SEED")
+    history = History.parse(text) if text else History.drawn(int(seed or 0), histories.LENGTH if seed else 40)
+    histories.run(history)
+
+
+def test_a_history_is_told_and_read_again() -> None:
+    history = History.drawn(5)
+    assert History.parse(str(history)) == history == History.drawn(5)
+    assert History.parse("3 begin:7 append:12") == History(3, (Step("begin", 7), Step("append", 12)))
+
+
+def forgets_the_oldest(self: LiveSet, env: int, position: int, evict: Any = LiveSet.evict_before) -> None:
+    """An eviction by which one step too few leaves."""
+    evict(self, env, position - 1)
+
+
+def test_what_goes_wrong_is_found_and_made_short_and_seen_again() -> None:
+    with mock.patch.object(LiveSet, "evict_before", forgets_the_oldest):
+        with pytest.raises(HistoryError) as raised:
+            histories.explore(itertools.count(), lambda done: done > 2_000, length=30, tries=60)
+        seed, _, rest = str(raised.value).partition(" ")
+        short = History.parse(rest.rpartition("MODEL_HISTORY='")[2].rstrip("'"))
+        assert len(short.steps) < 6
+        first, again = histories.failure_of(short), histories.failure_of(short)
+        assert first is not None
+        assert (type(first), str(first)) == (type(again), str(again))
+        assert histories.failure_of(History.drawn(int(seed.partition("=")[2]), 30)) is not None
+    assert histories.failure_of(short) is None
