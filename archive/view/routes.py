@@ -44,9 +44,11 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "plan": answers.plan,
     "forgetting": answers.forgetting,
     "unlabelled": answers.next_unlabelled,
+    "said": answers.said_of,
 }
 CHANGES: dict[str, Answer] = {  # a POST each
     "labels": answers.say,
+    "labels-of-all": answers.say_of_all,
 }
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (

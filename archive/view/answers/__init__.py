@@ -9,7 +9,7 @@ from archive.view.answers.distributions import distributions
 from archive.view.answers.exporting import page
 from archive.view.answers.following import news
 from archive.view.answers.histograms import histograms
-from archive.view.answers.labelling import next_unlabelled, offered, say
+from archive.view.answers.labelling import next_unlabelled, offered, said_of, say, say_of_all
 from archive.view.answers.looking import episode
 from archive.view.answers.planning import forgetting, plan
 from archive.view.answers.rollouts import group, rollout
@@ -42,7 +42,9 @@ __all__ = [
     "plan",
     "rollout",
     "rows",
+    "said_of",
     "say",
+    "say_of_all",
     "steps",
     "strip",
     "tails",

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from archive.base import UsageError
+from archive.base import UsageError, jsontree
+from archive.read import labelling
 from archive.view.answers.listings import Scope
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
+
+if TYPE_CHECKING:
+    from archive import Archive
 
 PREFIX = "label."
 NOTE = {"key": "note", "kind": "note"}
 DEFAULT = ({"key": "success", "kind": "flag"}, {"key": "flagged", "kind": "flag"}, NOTE)
 MOST_VALUES = 9  # that a label which is there is offered as a choice of
-MOST_EPISODES = 10_000  # of one batch
+MOST_EPISODES = 20_000  # of one batch
 
 Said = Mapping[str, Mapping[str, Any]]
 
@@ -42,32 +46,99 @@ def offered(shown: Shown, query: Query) -> Reply:
 
 def say(shown: Shown, query: Query) -> Reply:
     """Save `{"labels": {id: {key: value}}, "by": name}` as one commit; what it was before comes back, to take it back:
-    {commit, before}."""
+    {commit, before}. What is said already is not said again. `"back": true` says that it takes something back, which
+    may be what nobody may set."""
     given = query.document()
     said = given.get("labels") if isinstance(given, dict) else None
     if not isinstance(said, dict) or not said or not all(isinstance(one, dict) and one for one in said.values()):
         raise UsageError('a batch is {"labels": {"episode id": {"key": value}}, "by": "name"}')
-    if len(said) > MOST_EPISODES:
-        raise UsageError(f"{len(said)} episodes at once: at most {MOST_EPISODES}")
+    if not given.get("back"):
+        for values in said.values():
+            _check_offered(shown, values)
+    return _saved(shown, said, given.get("by"))
+
+
+def say_of_all(shown: Shown, query: Query) -> Reply:
+    """Save `{"labels": {key: value}, "count": N}` of all the episodes that are meant, as one commit: as `say` does.
+    UsageError where these are no longer N, as whoever confirmed it saw."""
+    given = query.document()
+    values = given.get("labels") if isinstance(given, dict) else None
+    if not isinstance(values, dict) or not values:
+        raise UsageError('what is said of all is {"labels": {"key": value}, "count": N}')
+    _check_offered(shown, values)
+    scope = shown.scope(query)
+    if len(scope) != given.get("count"):
+        raise UsageError(
+            f"{len(scope)} episodes are meant now, not {given.get('count')!r:.20}: look again, then confirm"
+        )
+    ids = scope.column("episode_id").to_pylist()
+    return _saved(shown, dict.fromkeys(ids, values), given.get("by"))
+
+
+def said_of(shown: Shown, query: Query) -> Reply:
+    """What is said of the episode `id=`: {id, labels}."""
+    name = query.needed("id")
+    return json_reply({"id": name, "labels": shown.listing(query).episodes[name].labels})
+
+
+def _saved(shown: Shown, said: Said, by: Any) -> Reply:
+    """What is new of it as one commit, and what was said before, by whomever."""
+    _check_count(len(said))
     if shown.unwritable is not None:
         raise UsageError(f"nothing can be labelled here: {shown.unwritable}")
-    by = given.get("by") or shown.settings.by
+    by = by or shown.settings.by
     if by is not None and not isinstance(by, str):
         raise UsageError("by: a name, as text")
     with shown.writing:
-        before = _before(shown, said)
-        shown.arc.label(said, by=by)
+        before = _before(shown.arc.refresh(), said)
+        new = {name: _changed(values, before[name]) for name, values in said.items()}
+        if any(new.values()):
+            shown.arc.label({name: values for name, values in new.items() if values}, by=by)
     return json_reply({"commit": shown.arc.head.number, "before": before})
 
 
-def _before(shown: Shown, said: Said) -> dict[str, dict[str, Any]]:
+def _check_count(count: int) -> None:
+    if not 0 < count <= MOST_EPISODES:
+        raise UsageError(f"{count} episodes at once: 1 to {MOST_EPISODES}; narrow the condition")
+
+
+def _before(arc: Archive, said: Said) -> dict[str, dict[str, Any]]:
     """What is said now of the keys that are to be said; None where nothing is."""
-    episodes = shown.arc.episodes
-    out = {}
-    for name, values in said.items():
-        now = episodes[name].labels
-        out[name] = {key: now.get(key) for key in values}
+    index, ids = arc.index, list(said)
+    numbers = labelling.numbers_of(index, ids, "nothing was said of any")
+    out: dict[str, dict[str, Any]] = {name: {} for name in ids}
+    for key in dict.fromkeys(key for values in said.values() for key in values):
+        texts = index.labels.texts(key).take(pa.array(numbers)).to_pylist()
+        for name, text in zip(ids, texts, strict=True):
+            if key in said[name]:
+                out[name][key] = None if text is None else jsontree.loads(text)
     return out
+
+
+def _changed(values: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not said already; true is not 1."""
+    return {key: value for key, value in values.items() if (type(value), value) != (type(before[key]), before[key])}
+
+
+def _check_offered(shown: Shown, values: Mapping[str, Any]) -> None:
+    """UsageError for what whoever started the viewer did not say that one may set."""
+    offered = {one["key"]: one for one in shown.settings.labels}
+    for key, value in values.items() if offered else ():
+        if key not in offered:
+            raise UsageError(f"the label {key!r:.80} may not be set here; these may: {', '.join(offered)}")
+        if value is not None and not _fits(offered[key], value):
+            raise UsageError(f"{value!r:.80} is no value of the label {key!r}: {offered[key]}")
+
+
+def _fits(label: Mapping[str, Any], value: Any) -> bool:
+    if label["kind"] == "flag":
+        return isinstance(value, bool)
+    if label["kind"] == "choice":
+        return value in label["values"] and not isinstance(value, bool)
+    if label["kind"] == "note":
+        return isinstance(value, str)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and label.get("least", value) <= value <= label.get("most", value)
 
 
 def _labelled(scope: Scope, key: str) -> int:

@@ -56,10 +56,10 @@ export async function askBytes(path, given, signal) {
   return { bytes: new Uint8Array(await answer.arrayBuffer()), facts: _facts(answer) };
 }
 
-/** Sends a change, a JSON document; what became of it comes back. */
-export async function tell(path, document_, given) {
+/** Sends a change, a JSON document; what became of it comes back. `how`: {keepalive} of a page that closes. */
+export async function tell(path, document_, given, how) {
   const headers = { "Content-Type": "application/json" };
-  return (await _fetched(path, given, { method: "POST", headers, body: JSON.stringify(document_) })).json();
+  return (await _fetched(path, given, { ...how, method: "POST", headers, body: JSON.stringify(document_) })).json();
 }
 
 function _facts(answer) {

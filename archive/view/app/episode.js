@@ -6,6 +6,7 @@ import { cut, el, fill } from "./dom.js";
 import * as facts from "./facts.js";
 import * as format from "./format.js";
 import * as keys from "./keys.js";
+import { book } from "./labelbook.js";
 import { Labels } from "./labels.js";
 import { Cursor, moves, player } from "./player.js";
 import { Stage } from "./stage.js";
@@ -40,7 +41,7 @@ class EpisodePage {
     this.place = el("span", { class: "place" });
     fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" },
       this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts), this.side));
-    this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }) });
+    this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }), onwithout: (key) => this.without(key) });
     this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
     this.tell();
@@ -123,12 +124,19 @@ class EpisodePage {
   }
 
   async unlabelled() {
-    await this.labels.save();
-    const key = this.labels.offered?.labels[0]?.key;
+    await book.save();
+    const { key } = this.labels;
     const { sort, descending } = this.given;
     const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }).catch((error) => say(error.message, { error: true }));
     if (found?.id) address.go("episode", { ...this.given, id: found.id, step: "" });
     else if (found) say(`all of them have the label ${key}`);
+  }
+
+  /** Those of the condition that lack a label. */
+  without(key) {
+    const { where, ...scope } = this.scope;
+    const condition = `label.${key} is null`;
+    address.go("episodes", { ...scope, where: where ? `(${where}) and ${condition}` : condition });
   }
 
   tell() {

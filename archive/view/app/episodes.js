@@ -8,6 +8,7 @@ import { el, fill } from "./dom.js";
 import * as format from "./format.js";
 import { Grid } from "./grid.js";
 import * as keys from "./keys.js";
+import { LabelMany } from "./labelmany.js";
 import { Scopes } from "./scopes.js";
 import { say } from "./status.js";
 import { Strip } from "./strip.js";
@@ -54,20 +55,22 @@ export function title(name) {
 class Episodes {
   constructor(about, given) {
     Object.assign(this, { about, given });
-    const labels = Object.keys(about.columns).filter((name) => name.startsWith("label."));
-    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 3), ...SHOWN.slice(6)].filter((name) => name in about.columns);
-    this.spread = [...SPREAD, ...labels.slice(0, 8)];
+    this.names();
     this.conditions = new Conditions({
       value: given.where ?? "", scope: () => address.scope({ ...this.given, where: "" }),
       onset: (where) => this.change({ where, row: "" }),
     });
     this.scopes = new Scopes(about, given, (change) => this.change({ ...change, row: "" }));
     this.count = el("strong", { class: "count", role: "status" });
-    this.side = el("aside", { class: "side", "aria-label": "How they are spread" });
+    this.side = el("section", { "aria-label": "How they are spread" });
+    this.labels = new LabelMany({
+      scope: () => address.scope(this.given), count: () => this.grid.count, picked: () => this.grid.row(this.grid.picked)?.episode_id,
+      onwithout: (key) => this.without(`label.${key} is null`), onsaved: () => this.labelled(),
+    });
     this.grid = new Grid({
       label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
       load: (start, stop, signal) => this.rows(start, stop, signal), onopen: () => this.open(), onsort: (name) => this.sort(name),
-      onpick: () => {}, onview: (start, stop) => this.seen(start, stop),
+      onpick: () => this.labels.show(), onview: (start, stop) => this.seen(start, stop),
     });
     this.strip = new Strip({
       asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }), onpick: (place) => this.grid.pick(place),
@@ -76,12 +79,21 @@ class Episodes {
     this.node = el("div", { class: "episodes" },
       el("h1", { class: "unseen" }, "Episodes"),
       el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
-      this.strip.node, this.side, this.grid.node);
-    this.unbind = keys.bind("Episodes", this.keys());
+      this.strip.node, el("aside", { class: "side" }, this.labels.node, this.side), this.grid.node);
+    this.unbind = keys.bind("Episodes", [...this.keys(), ...this.labels.keys()]);
+  }
+
+  /** Which columns are listed, and which are drawn. */
+  names() {
+    const { columns } = this.about;
+    const labels = Object.keys(columns).filter((name) => name.startsWith("label."));
+    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 3), ...SHOWN.slice(6)].filter((name) => name in columns);
+    this.spread = [...SPREAD, ...labels.slice(0, 8)];
   }
 
   close() {
     this.unbind();
+    this.labels.close();
     this.grid.close();
     this.strip.close();
   }
@@ -144,9 +156,10 @@ class Episodes {
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
       this.grid.reset(first.facts.count, { columns: this.columns(), sort, picked: stay ? this.grid.picked : Number(this.given.row || -1) });
       this.grid.give(0, first);
+      this.labels.show();
       const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
       fill(this.count, `${format.count(first.facts.count)}${all} episodes`);
-      await this.spreads(stopped.signal);
+      await Promise.all([this.spreads(stopped.signal), this.labels.load()]);
     } catch (error) {
       if (error.name === "AbortError") return;
       if (error instanceof Refused && error.status === 400 && this.given.where) this.conditions.refused(error.message);
@@ -171,6 +184,17 @@ class Episodes {
     if (condition === null) return;
     if (name === "model_weights_uuids") this.change({ weights: condition.replace(/^.*= '|'$/g, ""), row: "" });
     else this.change({ where: this.conditions.and(condition), row: "" });
+  }
+
+  without(condition) {
+    if (!(this.given.where ?? "").includes(condition)) this.filter("", condition);
+  }
+
+  /** Labels were saved: there may be columns that there were not. */
+  async labelled() {
+    this.about = await ask("about", { commit: this.given.commit });
+    this.names();
+    await this.load({ stay: true });
   }
 
   open() {

@@ -4,6 +4,7 @@ import * as address from "./address.js";
 import { ask } from "./api.js";
 import { el, fill } from "./dom.js";
 import * as keys from "./keys.js";
+import { book } from "./labelbook.js";
 import { Live } from "./live.js";
 import * as sharing from "./sharing.js";
 import { say } from "./status.js";
@@ -35,6 +36,8 @@ async function start() {
   }
   document.title = `${about.url} · archive`;
   live = new Live({ commit: about.newest, onnews: news, onstate: () => top() });
+  book.start(about);
+  book.follow((commit) => commit !== undefined && saved(commit));
   keys.bind("Everywhere", [
     { keys: ["?"], does: "this help", run: keys.help },
     { keys: ["f"], does: "follow new commits, or no longer", run: () => live.toggle() },
@@ -67,6 +70,13 @@ async function show() {
   } catch (error) {
     say(error.message, { error: true });
   }
+}
+
+/** Labels were saved, which is a commit that is no news to this page. */
+function saved(commit) {
+  live.known(commit);
+  about = { ...about, commit };
+  top();
 }
 
 /** A newer commit is there: pages that can show it do so. */
