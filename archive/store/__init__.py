@@ -9,6 +9,7 @@ from archive.store.counters import IOStats
 from archive.store.drivers import Found
 from archive.store.files import file_exists, read_file, write_file
 from archive.store.payload import Buffer, Filling
+from archive.store.policies import policy
 from archive.store.root import local_path
 from archive.store.storage import Storage
 
@@ -24,6 +25,7 @@ __all__ = [
     "file_exists",
     "join_key",
     "local_path",
+    "policy",
     "read_file",
     "split_key",
     "write_file",

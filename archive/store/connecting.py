@@ -169,7 +169,8 @@ def _open(root: Root, deadline_s: float, concurrency: int, allowed: bool | tuple
     try:
         return open_driver(place)
     except Exception as error:
-        detail = root.scrub(f"{type(error).__name__}: {error}{similar_protocols(root.protocol)}")
-        raise StorageError(
-            f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
-        ) from printable_cause(error, root.scrub)
+        failed = error
+    detail = root.scrub(f"{type(failed).__name__}: {failed}{similar_protocols(root.protocol)}")
+    raise StorageError(  # out of the handler, or the failure itself would hang on to it with all that it says
+        f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
+    ) from printable_cause(failed, root.scrub)
