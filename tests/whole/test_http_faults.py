@@ -14,7 +14,7 @@ from tests.support.operations import OPERATIONS, Operation
 SAMPLE = (
     ("create", "500", 1),
     ("append and commit", "expired", 5),
-    ("append and commit", "flipped upload", 2),
+    ("append and commit", "flipped upload", 1),
     ("append and commit", "flipped", 1),
     ("label", "reset after", 6),
 )  # an operation, a fault, and the number of the request
