@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -78,6 +77,7 @@ def importer(read: Callable[[Path, archive.Archive], object], tmp: Path) -> Call
 
     def parse(files: Files) -> None:
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
         for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
@@ -124,7 +124,7 @@ def hdf5_seeds(tmp: Path) -> Sequence[Files]:
 def read_npz(folder: Path, arc: archive.Archive) -> object:
     from archive.adapters import npz
 
-    return npz.import_dataset(next(folder.iterdir()), arc)
+    return npz.import_dataset(next(folder.glob("x.*"), folder / "x.npz"), arc)
 
 
 def lerobot_seeds(tmp: Path) -> Sequence[Files]:
