@@ -3,6 +3,7 @@ library's errors, go out."""
 
 from __future__ import annotations
 
+from archive.store import smallfiles
 from archive.store.around import around
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.counters import IOStats
@@ -27,6 +28,7 @@ __all__ = [
     "local_path",
     "policy",
     "read_file",
+    "smallfiles",
     "split_key",
     "write_file",
 ]

@@ -18,7 +18,8 @@ import pyarrow as pa
 from archive.base import CorruptStateError, layout
 from archive.checkpoint import requests
 from archive.ledger import keys
-from archive.manifest import About, Claim, Pin, commits, smallfiles, tables
+from archive.manifest import About, Claim, Pin, commits, tables
+from archive.store import smallfiles
 from archive.testing import crashed_job
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json, mutated_table, parquet
 from tests.support.nonsense import filled
