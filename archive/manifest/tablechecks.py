@@ -38,7 +38,12 @@ _COUNTS = (
     "bytes", "chunks_bytes", "commit", "manifest", "target", "world_size", "round", "siblings", "resumed_from",
     "trained",
 )  # fmt: skip
-_BOUNDS = dict.fromkeys(_COUNTS, (0, MOST)) | {"chunk": (-1, MOST), "sibling": (-1, MOST), "sequence": (-(1 << 63), MOST)}
+_BOUNDS = dict.fromkeys(_COUNTS, (0, MOST)) | {
+    "chunk": (-1, MOST),
+    "sibling": (-1, MOST),
+    "sequence": (-(1 << 63), MOST),
+    "start": (-MOST, MOST),  # who reads the rows says of which shard they are
+}
 
 
 def may_be_null(kind: str) -> frozenset[str] | None:

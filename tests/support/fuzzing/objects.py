@@ -73,7 +73,9 @@ def other_member(name: str, data: bytes, rng: Random) -> bytes:
         plain = json.loads(packing.inflate(data) if data[:1] != b"{" else data)
         return deflated(text_of(mutated_json(plain, rng)))
     if name.endswith(".parquet"):
-        return mutated_table_file((name.split(".")[0], tables.loads(data, name.split(".")[0], where="")), rng)[1]
+        return mutated_table_file(
+            (name.split(".")[0], tables.loads(data, name.split(".")[0], where="", committed=False)), rng
+        )[1]
     if name.endswith(".json"):
         return text_of(mutated_json(json.loads(data), rng))
     return other_chunk(data, rng)
