@@ -60,17 +60,6 @@ def test_templates_of_names_do_nothing_else(template: str, tmp_path: Path) -> No
         lerobot.import_dataset(robot, fresh())
 
 
-def test_values_of_other_files_are_not_read(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-    path = write_flat(tmp_path / "x.h5", flat())
-    (tmp_path / "secret").write_bytes(bytes(72))
-    with h5py.File(path, "a") as file:
-        del file["observations"]
-        file.create_dataset("observations", (9,), "<f8", external=[(str(tmp_path / "secret"), 0, 72)])
-    with pytest.raises(IntegrityError, match="lie in other files"):
-        npz.import_dataset(path, fresh())
-
-
 def test_values_that_a_file_cannot_hold_are_not_made(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="h5py is not installed")
     path = write_flat(tmp_path / "x.h5", flat())
