@@ -85,7 +85,7 @@ def _anything(old: Any, rng: Random) -> Any:
         return rng.choice((*NUMBERS, old + 1, old - 1, -old, old * 1000))
     if isinstance(old, str) and rng.random() < 0.6:
         return mutated_text(old, rng)
-    return rng.choice((*PLAIN, rng.choice(HOSTILE), rng.choice(NUMBERS), DEEP))
+    return copy.deepcopy(rng.choice((*PLAIN, rng.choice(HOSTILE), rng.choice(NUMBERS), DEEP)))
 
 
 def mutated_text(old: str, rng: Random) -> str:
