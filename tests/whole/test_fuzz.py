@@ -20,7 +20,7 @@ from tests.support.places import ROOT
 
 QUICK = ("commit", "small", "tables", "staged", "journal", "shard", "packed", "tree", "json", "schema", "condition",
          "duration", "url", "npz")  # fmt: skip
-FEW, MANY = 25, 50_000  # inputs of each parser, by default and as a soak: 10^6 together
+FEW, MANY = 10, 50_000  # inputs of each parser, by default and as a soak: 10^6 together
 
 
 def fuzzed(count: int, seed: int, *names: str) -> str:
