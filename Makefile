@@ -13,7 +13,7 @@ SOURCES := archive resharding
 export PYTHONDONTWRITEBYTECODE := # or each process that a test starts compiles all that it loads
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test test-lowest lint fmt docs bench soak clean
+.PHONY: demo test test-lowest lint fmt docs audit bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
@@ -52,6 +52,15 @@ fmt: $(STAMPS)/test
 docs: $(STAMPS)/core
 	@$(BIN)/python -m tests.support.reference
 
+# Not in CI, which reaches package registries and no database of vulnerabilities. pip-audit has an environment of its own,
+# so that it is not what it looks at; --strict, as a package that could not be looked up is none that was found sound.
+audit: $(STAMPS)/test
+	@$(PYTHON) -m venv .venv-audit </dev/null
+	@.venv-audit/bin/python -m pip --quiet --disable-pip-version-check install pip-audit </dev/null
+	@$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > .venv-audit/installed.txt
+	@.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt </dev/null || \
+		{ echo "audit failed; if it names no vulnerability, the database could not be reached: run it where it can"; exit 1; }
+
 bench: $(STAMPS)/test
 	@$(PYTEST) -m bench --timeout 0 --capture no tests/benchmarks </dev/null
 
@@ -60,7 +69,7 @@ soak: $(STAMPS)/test
 	@WHOLE=1 $(PYTEST) -m 'soak or hypothesis' --timeout 0 $(if $(LIST),--collect-only) </dev/null
 
 clean:
-	@rm -rf .venv .venv-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-lowest .venv-audit build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

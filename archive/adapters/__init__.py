@@ -35,6 +35,7 @@ from archive.adapters.datasets import (
     episodes_of,
     lookup,
     path_of_role,
+    reading,
     role_of,
     row,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "part_of",
     "path_of_role",
     "planned",
+    "reading",
     "role_of",
     "row",
     "saved_by",

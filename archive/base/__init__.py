@@ -52,7 +52,7 @@ from archive.base.forking import in_child
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
 from archive.base.logs import logger, make_visible
 from archive.base.losses import Counts, Losses
-from archive.base.names import check_text, escape, escape_path, show, unescape_path
+from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, thread_pool, usable_cores
 from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
 from archive.base.readonly import frozen
@@ -139,6 +139,7 @@ __all__ = [
     "agreement_key",
     "array_from_bytes",
     "cached_property",
+    "check_file_name",
     "check_text",
     "escape",
     "escape_path",

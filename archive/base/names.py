@@ -11,10 +11,13 @@ import re
 from functools import lru_cache
 
 from archive.base.errors import FieldError, UnsafePathError
+from archive.base.plaintext import one_line
 
 MAX_ESCAPED_BYTES = 240  # file names end at 255 bytes on common file systems
 MAX_PATH_BYTES = 800  # S3 keys end at 1024 bytes; the shard's own key goes before
 
+_NO_FILE = re.compile(r'[/\\:*?"<>|]|^[-~]|^\.+$|[. ]$|^$')
+_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}  # of Windows
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+\Z")
 
@@ -60,6 +63,19 @@ def show(path: tuple[str, ...]) -> str:
     """A field's path for people: keys joined by slashes, long ones shortened."""
     text = "/".join(path)
     return text if len(text) <= 200 else text[:100] + "..." + text[-60:]
+
+
+def check_file_name(name: str, what: str) -> str:
+    """A name that a file may have on any system, and that acts on no terminal; else an error naming `what`."""
+    wrong = (
+        one_line(name) != name
+        or _NO_FILE.search(name)
+        or name.partition(".")[0].lower() in _DEVICES
+        or len(name.encode("utf-8", "surrogatepass")) > MAX_ESCAPED_BYTES
+    )
+    if wrong:
+        raise FieldError(f"{what} {name!r:.200} cannot be the name of a file or folder; give it another")
+    return name
 
 
 def check_text(value: object, what: str) -> str:

@@ -44,8 +44,8 @@ from archive.base import (
     shutdown,
 )
 from archive.checkpoint.endpoint import Endpoint
-from archive.manifest import Place, smallfiles
-from archive.store import Storage
+from archive.manifest import Place
+from archive.store import Storage, smallfiles
 
 if TYPE_CHECKING:
     from archive.checkpoint.pending import Pending

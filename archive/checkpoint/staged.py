@@ -88,7 +88,8 @@ class StagedFile:
         """Staged rows of manifest tables."""
         files = self.files([f"{kind}.parquet" for kind in kinds])
         return [
-            tables.loads(d, kind, where=f"{kind} rows in {self.where}") for d, kind in zip(files, kinds, strict=True)
+            tables.loads(d, kind, where=f"{kind} rows in {self.where}", committed=False)
+            for d, kind in zip(files, kinds, strict=True)
         ]
 
     @cached_property

@@ -45,6 +45,7 @@ COMMANDS = {  # name: module and function; the order of --help
     "prune": "upkeep:prune",
     "verify": "upkeep:verify",
     "repair": "upkeep:repair",
+    "policy": "upkeep:policy",
 }
 DEBUG = "archive.debug"  # key in the context's meta: whether tracebacks are wanted
 

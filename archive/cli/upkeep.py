@@ -229,3 +229,16 @@ def prune(target: Target, older_than: str, yes: bool, force: bool, per_second: f
     target.answer(plan.to_json(), lambda: output.say(plan.told + ending))
     if plan.errors:
         raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("role", type=click.Choice(["reader", "writer", "pruner"]))
+@on_archive(time_travel=False)
+def policy(target: Target, role: str) -> None:
+    """Print what ROLE of the archive at URL needs of S3, and no more, as an IAM policy.
+
+    URL: s3://bucket/prefix, of one archive or of all below it. Nothing is connected to.
+    """
+    from archive.store import policy as policy_of
+
+    output.as_json(policy_of(role, target.url))

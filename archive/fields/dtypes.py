@@ -61,9 +61,19 @@ def to_stored(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], str]:
 
 
 def from_stored(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any]:
-    """The array as the user gave it, from its stored form."""
+    """The array as the user gave it, from its stored form; CorruptManifestError if that is of another dtype."""
     if logical in ("str", "json"):
         return stored
+    try:
+        return _viewed(stored, logical)
+    except (TypeError, ValueError) as e:
+        raise CorruptManifestError(
+            f"rows that are stored as {stored.dtype}{list(stored.shape[1:])} are said to be {logical!r:.80} ({e}); run "
+            "`archive verify`"
+        ) from e
+
+
+def _viewed(stored: np.ndarray[Any, Any], logical: str) -> np.ndarray[Any, Any]:
     dtype = to_numpy(logical)
     if dtype.kind == "U":
         return stored.astype(dtype)

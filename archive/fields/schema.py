@@ -10,12 +10,24 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from archive.base import CorruptManifestError, FieldError, cached_property, escape_path, plainjson, show
+from archive.base import (
+    CorruptManifestError,
+    Count,
+    FieldError,
+    MisshapenError,
+    Record,
+    cached_property,
+    escape_path,
+    plainjson,
+    show,
+)
 
 Path = tuple[str, ...]
 AXES = ("step", "offset", "ragged", "free")
 NODES = ("dict", "none")  # an empty dict and None: kept in the tree, without data
 LENGTHS = "%lengths"  # companion array of a ragged field; "%l" is no escape, so no field's name ends so
+_MOST_AXES = 32
+_MOST_IN_A_ROW = 1 << 48  # items: what no machine holds
 PLACES = "%places"  # companion array of a field declared in next_of
 
 
@@ -163,20 +175,42 @@ class ShardSchema:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredField(Record):
+    """A field, as a schema's JSON has it."""
+
+    path: tuple[str, ...]
+    axis: str
+    dtype: str = ""
+    shape: tuple[Count, ...] = ()
+    extra: Count = 0
+    scalar: bool = False
+    next_of: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.path or len(self.shape) > _MOST_AXES or prod(max(1, n) for n in self.shape) > _MOST_IN_A_ROW:
+            raise MisshapenError(f"field {show(self.path)!r} has no path, or a row of impossible shape")
+
+    def spec(self) -> FieldSpec:
+        return FieldSpec(self.path, self.axis, self.dtype, self.shape, self.extra, self.scalar, self.next_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSchema(Record):
+    """A schema's JSON."""
+
+    fields: tuple[_StoredField, ...]
+    env_id: tuple[str, ...]
+    episode_id: tuple[str, ...]
+    unit: str
+
+
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
-    try:
-        body = plainjson.parse_object(text, what="it", error=CorruptManifestError)
-        fields = tuple(
-            FieldSpec(
-                tuple(f["path"]), f["axis"], f.get("dtype", ""), tuple(f.get("shape", ())),
-                f.get("extra", 0), f.get("scalar", False), f.get("next_of", ""),
-            )
-            for f in body["fields"]
-        )  # fmt: skip
-        return ShardSchema(fields, tuple(body["env_id"]), tuple(body["episode_id"]), body["unit"])
-    except (ValueError, KeyError, TypeError) as e:
-        raise CorruptManifestError(f"a shard's schema cannot be read ({e}); run `archive verify`") from e
+    what = "a shard's schema"
+    body = plainjson.parse_object(text, what=what, error=CorruptManifestError)
+    found = _StoredSchema.from_json(body, what=what, error=CorruptManifestError, remedy="run `archive verify`")
+    return ShardSchema(tuple(one.spec() for one in found.fields), found.env_id, found.episode_id, found.unit)
 
 
 def described(texts: Iterable[str]) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Read:
         """Its rows of one of ROWS."""
         if not self.entry.rows.get(kind):
             return tables.schema(kind).empty_table()
-        return tables.loads(self.member(f"{kind}.parquet"), kind, where=f"{kind} rows in {where}")
+        return tables.loads(self.member(f"{kind}.parquet"), kind, where=f"{kind} rows in {where}", committed=False)
 
     def chunks(self) -> pa.Table:
         """Rows of the chunk table for the shard in it: its index says where all members lie."""

@@ -22,8 +22,8 @@ from archive.manifest import (
     StoredFile,
     checkpoint_places,
     chunkindex,
+    claims,
     commits,
-    smallfiles,
     tablefiles,
 )
 from archive.read import fetching
@@ -109,8 +109,8 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
         tell(report)
     _check_chains(archive, resumes, report)
     _check_sealed(archive, report)
-    for key in _attempt(report, "sessions", lambda: smallfiles.claim_keys(archive.storage)) or ():
-        claim = _attempt(report, key, partial(smallfiles.read_claim, archive.storage, key))
+    for key in _attempt(report, "sessions", lambda: claims.claim_keys(archive.storage)) or ():
+        claim = _attempt(report, key, partial(claims.read_claim, archive.storage, key))
         evidence.add(key, None if claim is None else claim.seen)
     _check_tails(archive, report)
     looked_at: set[str] = set()

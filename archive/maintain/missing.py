@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from archive.base import AccessDeniedError, CorruptCommitError, IntegrityError, MissingObjectError, escape, layout
 from archive.checkpoint import StagedFile
-from archive.manifest import Claim, Commit, Mark, Sighting, commits, smallfiles
+from archive.manifest import Claim, Commit, Mark, Sighting, claims, commits
 from archive.store import Storage
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
@@ -73,7 +73,7 @@ def _natural(name: str) -> list[str | int]:
 def seen_by(storage: Storage, key: str) -> Sighting | None:
     """The newest commit that the writer of a claim or of a staged object knew; None if it says of none."""
     if key.startswith("sessions/"):
-        claim: Claim = smallfiles.read_claim(storage, key)
+        claim: Claim = claims.read_claim(storage, key)
         return claim.seen
     return StagedFile(storage, key).index.seen
 

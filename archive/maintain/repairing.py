@@ -17,7 +17,7 @@ from archive.base import (
     layout,
 )
 from archive.maintain import leftovers, missing
-from archive.manifest import Commit, CommitLog, Commits, about, commits, smallfiles
+from archive.manifest import Commit, CommitLog, Commits, about, claims, commits
 from archive.store import Storage
 
 
@@ -48,9 +48,9 @@ def missing_commits(storage: Storage) -> range:
     head, named, evidence = commits.newest(storage), leftovers.Named(), missing.Evidence()
     for commit in Commits(storage, head):
         named.add(commit)
-    for key in smallfiles.claim_keys(storage):
+    for key in claims.claim_keys(storage):
         with suppress(IntegrityError):  # of what is damaged `verify` tells
-            evidence.add(key, smallfiles.read_claim(storage, key).seen)
+            evidence.add(key, claims.read_claim(storage, key).seen)
     leftovers.find(storage, named, (), evidence)
     return range(head.number + 1, evidence.newest(head) + 1)
 

@@ -13,7 +13,6 @@ from archive.manifest import (
     labels,
     liveview,
     sessions,
-    smallfiles,
     tablefiles,
     tables,
 )
@@ -132,7 +131,6 @@ __all__ = [
     "read_of",
     "run_of_session",
     "sessions",
-    "smallfiles",
     "tablefiles",
     "tables",
 ]

@@ -15,9 +15,8 @@ from archive.base import (
     UsageError,
     layout,
 )
-from archive.manifest import smallfiles
 from archive.manifest.records import About
-from archive.store import Storage
+from archive.store import Storage, smallfiles
 
 
 def find(storage: Storage) -> tuple[About, bytes] | None:

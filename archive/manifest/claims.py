@@ -1,17 +1,22 @@
-"""Episode ids that users give: none is committed twice, whoever gives it and whenever."""
+"""What somebody has claimed: a rank of a session, by its writer; and episode ids that users give, of which none is
+committed twice, whoever gives it and whenever."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from archive.base import DuplicateEpisodeError
+from archive.base import CorruptStateError, DuplicateEpisodeError, layout
 from archive.manifest import tablefiles
 from archive.manifest.commit import Commit
-from archive.store import Storage
+from archive.manifest.records import Claim
+from archive.store import Storage, smallfiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 
 
 def check(storage: Storage, parent: Commit, fresh: pa.Table, session: str, known_at: int) -> None:
@@ -43,3 +48,20 @@ def _given(fresh: pa.Table, session: str) -> list[str]:
 def _taken(storage: Storage, parent: Commit, known_at: int) -> set[str]:
     files = [f for f in parent.files("segments") if f.commit is None or f.commit[1] > known_at]
     return set(tablefiles.load(storage, "segments", files, ["episode_id"])["episode_id"].to_pylist())
+
+
+def read_claim(storage: Storage, key: str) -> Claim:
+    """The claim of a writer; CorruptStateError if it does not say of itself what its name says."""
+    claim = smallfiles.read_small(storage, key, Claim, CorruptStateError)
+    if layout.rank_key(claim.session, claim.rank) != key:
+        raise CorruptStateError(
+            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not "
+            "belong there; put the right one back from a copy"
+        )
+    return claim
+
+
+def claim_keys(storage: Storage) -> list[str]:
+    """The claims of all writers that there have been."""
+    folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
+    return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]

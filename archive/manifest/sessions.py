@@ -27,11 +27,11 @@ from archive.base import (
 )
 from archive.manifest import commits, tablefiles, tables
 from archive.manifest.branches import Branches, Origin
+from archive.manifest.claims import read_claim
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.resumed import Resume, check_same_origin
-from archive.manifest.smallfiles import read_claim
 from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from archive.base import CorruptManifestError
+from archive.manifest import tablechecks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,17 +175,6 @@ _TABLES = {
     "tags": _TAGS,
     "ledger": _LEDGER,
 }
-_GIVEN = ("shard", "start", "schema", "chunks", "chunks_bytes", "chunks_crc32c")  # null in late rows that drop
-_MAY_BE_NULL = {  # columns of the tables in which no other is; in what ranks stage, more are
-    "checkpoints": frozenset({"manifest"}),
-    "branches": frozenset({"trained"}),
-    "forgotten": frozenset[str](),
-    "pruned": frozenset[str](),
-    "labels": frozenset({"value", "by"}),
-    "late": frozenset({"provenance", "by", "extents", *_GIVEN}),
-    "tags": frozenset({"checkpoint", "run", "by"}),
-    "ledger": frozenset({"siblings", "episode_id", "model_weights_uuid", "update_count", "reason", "cursor", "commit"}),
-}
 _MAY_LACK = {  # columns that files of earlier versions do not have: null there
     "checkpoints": frozenset({"manifest"}),
     "branches": frozenset({"trained"}),
@@ -316,9 +306,11 @@ def _encodings() -> dict[Any, str]:
 _LARGE_BYTES = 256 * 1024
 
 
-def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None) -> pa.Table:
+def loads(
+    data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True
+) -> pa.Table:
     """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error, and so are
-    nulls where there can be none."""
+    nulls where there can be none, and numbers that cannot be. committed: else what a rank staged or journaled."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -328,30 +320,12 @@ def loads(data: Any, kind: str, *, where: str, columns: Sequence[str] | None = N
         # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
         large = len(data) >= _LARGE_BYTES  # handing the columns of a small one to threads takes longer than reading it
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries)
+        tablechecks.check_claims(file.metadata, where)
         table = file.read(columns=wanted.names, use_threads=large)
         for name in _MAY_LACK.get(kind, frozenset()).intersection(wanted.names).difference(table.column_names):
             table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
         table = table.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, OSError) as e:
         raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e
-    if kind in _MAY_BE_NULL:
-        _check_filled(table, kind, where)
+    tablechecks.check(table, kind, where, committed=committed)
     return table
-
-
-def may_be_null(kind: str) -> frozenset[str] | None:
-    """The columns of a table in which there may be nulls; None if that depends."""
-    return _MAY_BE_NULL.get(kind)
-
-
-def _check_filled(table: pa.Table, kind: str, where: str) -> None:
-    import pyarrow.compute as pc
-
-    empty = [name for name in table.column_names if name not in _MAY_BE_NULL[kind] and table[name].null_count]
-    if kind == "late" and "dropped" in table.column_names and not empty:
-        given = table.filter(pc.invert(table["dropped"]))
-        empty = [name for name in _GIVEN if name in table.column_names and given[name].null_count]
-    if empty:
-        raise CorruptManifestError(
-            f"{where} has rows of the {kind} table without {', '.join(empty)}, which no row lacks; run `archive verify`"
-        )

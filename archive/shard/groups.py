@@ -22,9 +22,8 @@ from archive.base import (
     StorageError,
     UsageError,
     cached_property,
-    plainjson,
 )
-from archive.shard import rawchunks
+from archive.shard import metadata, rawchunks
 from archive.shard.packing import Buffer, Member, check_paths, checksum, dimension_names, hulls, rows_per_chunk
 from archive.shard.packing import member_name as member_name
 
@@ -39,9 +38,7 @@ Chunks = Mapping[str, Buffer]  # member name -> stored bytes
 Each = Callable[[Callable[[int], rawchunks.Stored], Iterable[int]], Iterable[rawchunks.Stored]]
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
-_MAX_NDIM = 8
 _ROOT = "zarr.json"
-_OUR_CODECS = frozenset({"bytes", "vlen-utf8", "zstd", "gzip", "crc32c"})
 _NOT_CONSOLIDATED = {"kind": "inline", "must_understand": False, "metadata": {}}
 
 
@@ -88,13 +85,13 @@ def encode(
     return [*_metadata_members(encoded), *_smallest_first(chunks)]
 
 
-def decode(metadata: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
+def decode(zarr_json: bytes, chunks: Chunks, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
     """The rows `wanted` of each array, one array per half-open range; those of one chunk may share its memory.
 
-    `metadata` is the plain bytes of the root `zarr.json`, `chunks` maps member names to stored bytes. A chunk that
+    `zarr_json` is the plain bytes of the root one, `chunks` maps member names to stored bytes. A chunk that
     is needed and not there is a MissingObjectError, one that does not decode a CorruptChunkError.
     """
-    view = ShardView(metadata)
+    view = ShardView(zarr_json)
     return {path: view.read_many(path, ranges, chunks) for path, ranges in wanted.items()}
 
 
@@ -116,31 +113,27 @@ class Described(NamedTuple):
 class ShardView:
     """The arrays of one shard, from the bytes of its root `zarr.json`. Frozen; safe for threads and after a fork."""
 
-    def __init__(self, metadata: bytes) -> None:
-        self._metadata = bytes(metadata)
+    def __init__(self, zarr_json: bytes) -> None:
+        self._metadata = bytes(zarr_json)
         self._described: dict[str, rawchunks.Plain | None] = {}
 
     @cached_property
-    def _root(self) -> dict[str, Any]:
-        try:
-            root = plainjson.parse(self._metadata, what="it", error=CorruptChunkError)
-            nodes = root["consolidated_metadata"]["metadata"]
-            arrays = {path: node for path, node in nodes.items() if node["node_type"] == "array"}
-            return {"attributes": root["attributes"], "arrays": arrays}
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CorruptChunkError(
-                f"The zarr.json of a shard is not that of a consolidated group: {error!r}"
-            ) from error
+    def _root(self) -> metadata.Root:
+        return metadata.parsed(self._metadata)
+
+    @cached_property
+    def _arrays(self) -> dict[str, dict[str, Any]]:
+        return self._root.arrays
 
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes that the group was encoded with."""
-        return dict(self._root["attributes"])
+        return dict(self._root.attributes)
 
     @property
     def paths(self) -> list[str]:
         """The zarr paths of all arrays."""
-        return list(self._root["arrays"])
+        return list(self._arrays)
 
     def read(self, path: str, start: int, stop: int, chunks: Chunks) -> Array:
         """Rows start to stop of one array, from the chunks given."""
@@ -153,6 +146,7 @@ class ShardView:
         ranges = list(ranges)
         self.check_rows(path, ranges)
         like, _, rows = self.describe(path)
+        metadata.check_room(path, like, sum(stop - start for start, stop in ranges), chunks)
         decode = self.decoder(path, ranges, chunks)
         decoded: dict[int, Array] = {}
         out = [np.empty((stop - start, *like.shape[1:]), like.dtype) for start, stop in ranges]
@@ -216,6 +210,7 @@ class ShardView:
         """The rows of each chunk that holds some of these; neighbouring chunks are decoded together."""
         array = self._open(path, chunks)
         rows, out = array.chunks[0], {}
+        metadata.check_claims(path, math.prod(array.chunks) * array.dtype.itemsize, chunks)
         for start, stop in set(hulls([one for one in ranges if one[0] < one[1]], rows)):
             first = start // rows * rows
             block = _rows(array, path, first, -(-stop // rows) * rows)
@@ -237,33 +232,25 @@ class ShardView:
         store = MemoryStore(_Fetched(chunks), read_only=True)  # type: ignore[arg-type]
         try:
             return zarr.Array.from_dict(StorePath(store, path), node)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise CorruptChunkError(f"The zarr.json of a shard does not describe array {path!r}: {error!r}") from error
 
     def _trusted_node(self, path: str) -> dict[str, Any]:
         """Only what `encode` writes: zarr also knows old formats and codecs that unpickle what they read."""
-        node = self._node(path)
-        try:
-            trusted = node["zarr_format"] == 3 and all(codec["name"] in _OUR_CODECS for codec in node["codecs"])
-        except (LookupError, TypeError):
-            trusted = False
-        if not trusted:
-            raise CorruptChunkError(f"A shard's array {path!r} has a format or codec that no archive writes: not read.")
-        return node
-
-    def _node(self, path: str) -> dict[str, Any]:
-        try:
-            node: dict[str, Any] = self._root["arrays"][path]
-        except KeyError:
-            raise NotFoundError(f"A shard has no array {path!r}, only {self.paths}: read one of these.") from None
-        return node
+        if path not in self._arrays:
+            raise NotFoundError(f"A shard has no array {path!r}, only {self.paths}: read one of these.")
+        return metadata.checked(path, self._arrays[path])
 
 
 def _rows(array: zarr.Array[Any], path: str, start: int, stop: int) -> Array:
     try:
         return _as_numpy(array[start:stop])
-    except (StorageError, MemoryError):
+    except StorageError:
         raise
+    except MemoryError as error:
+        if array.dtype.kind not in "TO":  # a chunk of strings says itself how many it has
+            raise
+        raise CorruptChunkError(_blame(array, path, start, stop, error)) from error
     except Exception as error:  # codecs raise whatever they like
         raise CorruptChunkError(_blame(array, path, start, stop, error)) from error
 
@@ -297,8 +284,8 @@ def _prepared(path: str, array: Array) -> Array:
     """The array as zarr stores it: native order, variable-length strings for objects."""
     import numpy as np
 
-    if not 1 <= array.ndim <= _MAX_NDIM:
-        raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {_MAX_NDIM} can be stored.")
+    if not 1 <= array.ndim <= metadata.MAX_NDIM:
+        raise FieldError(f"Field {path!r} has {array.ndim} axes: 1 to {metadata.MAX_NDIM} can be stored.")
     if array.dtype.kind == "O":
         if not all(isinstance(value, str) for value in array.flat):
             raise FieldError(f"Field {path!r} has objects that are not str: convert them to str or numbers before.")

@@ -21,6 +21,7 @@ INDEX_AT = 30 + len(INDEX)  # after the ZIP's local header, which has no extra f
 HEAD_BYTES = 256 * 1024
 MAX_INDEX_BYTES = 1 << 28  # a line a member: millions of them
 MAX_PLACE = (1 << 63) - 1
+MAX_CHUNK, MAX_CHECKSUM = (1 << 31) - 1, (1 << 32) - 1
 _MEMBER = [str, str, int, int, int, int, int]  # name, array, chunk, rows, offset, size, crc32c
 
 
@@ -30,7 +31,8 @@ def _read_members(value: Any, at: str) -> tuple[Placed, ...]:
         refuse(value, at, "no list")
     for one in value:
         if type(one) is not list or list(map(type, one)) != _MEMBER or not (
-            one[2] >= -1 and min(one[3:]) >= 0 and max(one[2:]) <= MAX_PLACE and one[4] + one[5] <= MAX_PLACE
+            -1 <= one[2] <= MAX_CHUNK and min(one[3:]) >= 0 and max(one[2:]) <= MAX_PLACE
+            and one[4] + one[5] <= MAX_PLACE and one[6] <= MAX_CHECKSUM
         ):  # fmt: skip
             refuse(one, at, "no member")
     return tuple([Placed(*one) for one in value])

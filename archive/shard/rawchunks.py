@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 CHECKSUM_BYTES = 4
+MOST_TIMES = 1 << 15  # of its bytes that a chunk can hold: zstd makes 128 KB of four (RFC 8878), gzip less
 _ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -181,6 +182,8 @@ def decoded(array: Plain, data: memoryview, out: Array | None = None) -> Array |
         return None
     shape = (array.rows, *array.shape[1:])
     size = math.prod(shape) * array.dtype.itemsize
+    if array.compressed and _plain_size(body) not in (None, size):
+        return None
     if array.compressed and out is not None and _plain_size(body) == size:
         return None if _inflated(body, out.reshape(-1).view("u1")) is None else out
     values = _inflated(body) if array.compressed else body
@@ -200,6 +203,11 @@ def _inflated(data: memoryview, out: Array | None = None) -> Buffer | None:
         return bytes(found) if out is None else out.data
     except (RuntimeError, ValueError):
         return None
+
+
+def claims_too_much(data: Buffer) -> bool:
+    """Whether a zstd frame says that it holds more than any could."""
+    return bytes(data[:4]) == _ZSTD_MAGIC and (_plain_size(memoryview(data)) or 0) > MOST_TIMES * len(data)
 
 
 def _plain_size(data: memoryview) -> int | None:

@@ -3,12 +3,14 @@ library's errors, go out."""
 
 from __future__ import annotations
 
+from archive.store import smallfiles
 from archive.store.around import around
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.counters import IOStats
 from archive.store.drivers import Found
 from archive.store.files import file_exists, read_file, write_file
 from archive.store.payload import Buffer, Filling
+from archive.store.policies import policy
 from archive.store.root import local_path
 from archive.store.storage import Storage
 
@@ -24,7 +26,9 @@ __all__ = [
     "file_exists",
     "join_key",
     "local_path",
+    "policy",
     "read_file",
+    "smallfiles",
     "split_key",
     "write_file",
 ]

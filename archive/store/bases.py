@@ -114,11 +114,9 @@ class Roots:
                     f"the archive at {self._own.url} refers to shards of the archive {url or base!r}, which was not "
                     f"allowed; open it with archive.open(..., allow_bases=[{url!r}]) if you trust it"
                 )
-            _, options = (
-                self._own.spec() if _protocol(url) == _protocol(self.url) else ("", {})
-            )  # credentials stay home
+            _, options = self._own.spec() if _same_server(url, self.url) else ("", {})  # credentials stay home
             storage = Storage.connect(url, options, concurrency=self._own.concurrency, deadline_s=self._own.deadline_s)
-            storage.stats = self._own.stats
+            storage.stats, storage.allowed_bases = self._own.stats, self._own.allowed_bases
             self._opened[base] = storage
         return self._opened[base]
 
@@ -146,8 +144,14 @@ def as_allowed(given: Any) -> bool | tuple[str, ...]:
     return tuple(parse_root(url, {}).url for url in ([given] if one else given))
 
 
-def _protocol(url: str) -> str:
-    return url.partition("://")[0]
+_OF_ONE_SERVER = frozenset(("s3", "s3a", "gs", "gcs", "az", "file", "memory"))  # what the options say, not the URL
+
+
+def _same_server(url: str, own: str) -> bool:
+    """Whether requests to a URL go to the same server by the same options, and may so be signed as the archive's own;
+    of other kinds (http, sftp and the like) the URL names the host."""
+    (protocol, _, rest), (mine, _, ours) = url.partition("://"), own.partition("://")
+    return protocol == mine and (protocol in _OF_ONE_SERVER or rest.partition("/")[0] == ours.partition("/")[0])
 
 
 def _allowed(url: str, allowed: bool | Sequence[str]) -> bool:

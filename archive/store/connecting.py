@@ -125,7 +125,7 @@ class Connection:
             return self._engine
 
     def _build(self) -> Engine:
-        driver = _open(self.root, self.deadline_s, self.concurrency)
+        driver = _open(self.root, self.deadline_s, self.concurrency, self.allowed_bases)
         if self.single_writer:
             driver = SingleWriterDriver(driver)
         return Engine(os.getpid(), driver, thread_pool(self.concurrency, "archive-storage"))
@@ -164,11 +164,13 @@ class Connection:
         raise error from printable_cause(cause, self.root.scrub)
 
 
-def _open(root: Root, deadline_s: float, concurrency: int) -> Driver:
+def _open(root: Root, deadline_s: float, concurrency: int, allowed: bool | tuple[str, ...]) -> Driver:
+    place = Place(root.target, root.protocol, root.options, root.query, deadline_s, concurrency, allowed)
     try:
-        return open_driver(Place(root.target, root.protocol, root.options, root.query, deadline_s, concurrency))
+        return open_driver(place)
     except Exception as error:
-        detail = root.scrub(f"{type(error).__name__}: {error}{similar_protocols(root.protocol)}")
-        raise StorageError(
-            f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
-        ) from printable_cause(error, root.scrub)
+        failed = error
+    detail = root.scrub(f"{type(failed).__name__}: {failed}{similar_protocols(root.protocol)}")
+    raise StorageError(  # out of the handler, or the failure itself would hang on to it with all that it says
+        f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
+    ) from printable_cause(failed, root.scrub)

@@ -7,13 +7,14 @@ earlier try may have written something is remembered. tenacity and stamina have 
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from archive.store.drivers import Kind, judge
+from archive.store.drivers import Kind, chain_of, judge
 from archive.store.explaining import GaveUpError
 
 T = TypeVar("T")
@@ -57,11 +58,13 @@ def run(
     """
     stop = cancelled or threading.Event()
     started, number, landed = time.monotonic(), 0, False
+    handled = sys.exception()
     while True:
         number += 1
         try:
             return call(Attempt(number, max(0.01, deadline_s - (time.monotonic() - started))))
         except Exception as error:
+            _part(error, handled)
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
             again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
@@ -71,3 +74,10 @@ def run(
             over = elapsed + pause + min(LEAST_TRY_S, deadline_s / 4) >= deadline_s
             if not again or over or stop.wait(pause):
                 raise GaveUpError(error, failure.kind, number, elapsed, landed) from error
+
+
+def _part(error: Exception, handled: BaseException | None) -> None:
+    """Take from what led to an error that which the caller was handling before: it would be judged as its cause."""
+    for one in chain_of(error):
+        if handled is not None and one.__context__ is handled:
+            one.__context__ = None

@@ -15,15 +15,24 @@ from archive.base import UnsafePathError, UsageError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _BROKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/(?!/).*)?", re.DOTALL)  # of one letter it is a Windows drive
 _LOCAL_PREFIX = re.compile(r"(?:file|local):(?://)?")
-_SECRET_OPTION = re.compile(r"key|secret|token|passw|sas|credential|signature|connection_string|auth", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"key|secret|token|passw|pwd|sas|credential|signature|connection_string|auth|cookie|headers", re.IGNORECASE
+)
 _SECRET_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
-    "AZURE_STORAGE_KEY",
+    "AWS_SECURITY_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
 )
+_USER = re.compile(r"://([^/?#\s]*)@")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MIN_SECRET = 4  # shorter values cannot be told from ordinary text
+_MIN_PART = 8  # and shorter parts of what has several
 _HTTP = ("http", "https")
 
 
@@ -182,12 +191,28 @@ def _secrets(options: Mapping[str, Any], *more: str) -> tuple[str, ...]:
     return tuple(sorted(every, key=lambda value: (-len(value), value)))
 
 
-def _option_secrets(options: Mapping[Any, Any], inherited: bool = False) -> Iterator[str]:
+def _option_secrets(options: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in options.items():
-        secret = inherited or bool(_SECRET_OPTION.search(str(name)))
-        if isinstance(value, Mapping):
-            yield from _option_secrets(value, secret)
-        elif secret and isinstance(value, str):
-            yield value
-        elif secret and isinstance(value, bytes):
-            yield value.decode(errors="replace")
+        yield from _value_secrets(value, bool(_SECRET_OPTION.search(str(name))))
+
+
+def _value_secrets(value: Any, secret: bool) -> Iterator[str]:
+    """What of an option's value must not be shown: all of one that is `secret`, of others who is named in a URL."""
+    if isinstance(value, Mapping):
+        yield from (found for name, one in value.items() for found in _value_secrets(
+            one, secret or bool(_SECRET_OPTION.search(str(name)))
+        ))  # fmt: skip
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from (found for one in value for found in _value_secrets(one, secret))
+    elif isinstance(value, bytes):
+        yield from _value_secrets(value.decode(errors="replace"), secret)
+    elif isinstance(value, str):
+        yield from _text_secrets(value) if secret else ()
+        yield from (part for user in _USER.findall(value) for part in (user, user.partition(":")[2]))
+
+
+def _text_secrets(text: str) -> Iterator[str]:
+    """A secret, and the parts of one that has several, as "Basic x" and "AccountName=x;AccountKey=y" do."""
+    yield text
+    yield from (part for part in text.split(" ") if len(part) > _MIN_PART)
+    yield from (part.partition("=")[2] for part in text.split(";") if len(part) > _MIN_PART)

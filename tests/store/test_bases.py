@@ -145,6 +145,33 @@ def test_credentials_are_for_the_same_kind_of_store_only() -> None:
     assert several.storage(OTHER).spec()[1]["secret"] == "testsecret"
 
 
+@pytest.mark.parametrize(
+    ("own", "base", "given"),
+    [
+        ("http://mine.example/x", "http://mine.example/y", True),
+        ("http://mine.example/x", "http://evil.example/x", False),
+        ("http://mine.example/x", "http://mine.example:81/x", False),
+        ("sftp://mine.example/x", "sftp://evil.example/x", False),
+        ("s3://bucket/x", "s3://evil/x", True),  # the same server, which says who may do what
+        ("s3://bucket/x", "s3a://bucket/x", False),
+    ],
+)
+def test_credentials_go_to_no_other_host(own: str, base: str, given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where any base is allowed."""
+    storage = Storage.connect(own, {"password": "hunter22"})
+    storage.allowed_bases = True
+    connected: list[Any] = []
+    real = Storage.connect
+
+    def connect(url: object, options: Any = None, **settings: Any) -> Storage:
+        connected.append((url, options))
+        return real(url, options, **settings)
+
+    monkeypatch.setattr(Storage, "connect", connect)
+    Roots(storage, {ID: base}).storage(ID)
+    assert connected == [(base, {"password": "hunter22"} if given else {})]
+
+
 def test_a_tampered_url_in_a_commit_opens_nothing(tmp_path: Path) -> None:
     """A commit with a right seal that names a place next to the one allowed."""
     write_some(tmp_path / "ma")

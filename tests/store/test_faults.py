@@ -96,6 +96,19 @@ def test_broken_connections_are_retried(proxied: Proxied) -> None:
 
 
 @everywhere
+def test_what_the_caller_handles_is_no_cause_of_what_fails_then(proxied: Proxied) -> None:
+    storage = with_object(proxied)
+    for action in ("reset", "reset_after"):
+        try:
+            storage.create("x", b"")
+        except AlreadyExistsError:
+            proxied.proxy.add(action, method="GET")
+            assert storage.get("x") == DATA
+            proxied.proxy.add(action, method="GET")
+            assert storage.list("") == ["x"]
+
+
+@everywhere
 def test_a_short_answer_is_retried_then_told(proxied: Proxied) -> None:
     storage = with_object(proxied)
     proxied.proxy.add("shorten", method="GET", keep=30)

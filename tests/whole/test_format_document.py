@@ -14,7 +14,7 @@ import pytest
 
 import archive
 from archive.base import layout
-from archive.manifest import tables
+from archive.manifest import tablechecks, tables
 from tests.support import format_reader, golden
 from tests.support.format_reading import plain, run
 from tests.support.places import ROOT
@@ -251,7 +251,7 @@ def test_the_document_says_which_columns_are_never_null(kind: str) -> None:
     for row in re.findall(r"^\| `.*\|$", section(kind), re.MULTILINE):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         found |= set() if cells[-1].startswith("never") else set(re.findall(r"`(\w+)`", cells[0]))
-    assert found == tables.may_be_null(kind)
+    assert found == tablechecks.may_be_null(kind)
 
 
 def test_the_document_has_the_version_of_the_code() -> None:

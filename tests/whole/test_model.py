@@ -2,7 +2,7 @@
 evict, checkpoint, journal, die and come back on other numbers of ranks, forks, labels, late fields, forgetting,
 pruning, compaction, merging, and operations that fail in between.
 
-Seeds are drawn anew each time. A failure names its seed, and a short history that fails, too:
+Under soak seeds are drawn anew each time. A failure names its seed, and a short history that fails, too:
 
     MODEL_SEED=123 python -m pytest tests/whole/test_model.py -k one_history
     MODEL_HISTORY='123 begin:7 append:12 ...' python -m pytest tests/whole/test_model.py -k one_history
@@ -43,6 +43,13 @@ def for_seconds(cpu_s: float) -> Callable[[int], bool]:
     return lambda done: time.process_time() > stop
 
 
+@pytest.mark.parametrize("first", [1000, 9000, 20000, 30000])
+def test_histories_drawn_before(first: int) -> None:
+    """Those that were found to be well."""
+    histories.explore(itertools.count(first), lambda done: done >= 5 * histories.LENGTH, tries=20)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 def test_histories_of_fresh_seeds(part: int) -> None:
     """What a minute has room for, in all parts together."""
@@ -52,7 +59,7 @@ def test_histories_of_fresh_seeds(part: int) -> None:
 @pytest.mark.parametrize(("name", "length"), [("local", 30), ("moto", 10)])
 def test_histories_on_other_stores(name: str, length: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     root = _roots(name, request, tmp_path)
-    histories.explore(drawn(), lambda done: done > 0, root, length=length, tries=20)
+    histories.explore(itertools.count(1000), lambda done: done > 0, root, length=length, tries=20)
 
 
 def _roots(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> histories.Root:

@@ -10,14 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from archive.adapters import Array
+from archive.base import FieldError
 from archive.fields import Ragged
 
 
 def array_of(column: Any, feature: Mapping[str, Any]) -> Array | Ragged:
     """(T, ...) of a feature; one number a step where its shape is [1], lists of any length where it is [-1]."""
+    kind = np.dtype(object if feature["dtype"] == "string" else feature["dtype"])
+    if kind.kind not in "biufO":
+        raise FieldError(f"a feature of dtype {feature['dtype']!r:.80} is not read")
     if list(feature["shape"]) == [-1]:
         rows = column.to_pylist()
-        kind = object if feature["dtype"] == "string" else feature["dtype"]
         return Ragged(
             np.array([value for row in rows for value in row], kind), np.array([len(row) for row in rows], np.int64)
         )
@@ -28,7 +31,7 @@ def array_of(column: Any, feature: Mapping[str, Any]) -> Array | Ragged:
     while pa.types.is_nested(flat.type):
         flat = getattr(flat, "storage", flat).flatten()
     shape = tuple(feature["shape"])
-    array = np.asarray(flat.to_numpy(zero_copy_only=False)).astype(feature["dtype"], copy=False)
+    array = np.asarray(flat.to_numpy(zero_copy_only=False)).astype(kind, copy=False)
     return array if shape in ((), (1,)) else array.reshape(length, *shape)
 
 

@@ -16,7 +16,7 @@ from archive.adapters.lerobot import layout
 from archive.adapters.lerobot.columns import Stats, column_of, tasks_table
 from archive.adapters.lerobot.pictures import NAMES, cells_of, is_picture, sampled
 from archive.adapters.lerobot.videos import LOSSLESS, Recorder
-from archive.base import FieldError, UsageError, show
+from archive.base import FieldError, UsageError, check_file_name, show
 from archive.fields import Ragged, flatten
 from archive.read import Episodes
 from archive.store import Storage
@@ -60,6 +60,15 @@ def _fps_of(episodes: Episodes) -> float | None:
     return float(round(fps)) if abs(fps - round(fps)) < 1e-3 * fps else fps
 
 
+def _check_folders(names: list[str]) -> None:
+    """FieldError for features whose videos can have no folders of their own on every file system."""
+    alike: dict[str, str] = {}
+    for name in names:
+        check_file_name(name, "a feature of pictures,")
+        if (other := alike.setdefault(name.lower(), name)) != name:
+            raise FieldError(f"features {other!r} and {name!r} differ by case only, so their videos meet in one folder")
+
+
 class _Writing:
     """Files of a dataset, one after the other."""
 
@@ -85,6 +94,7 @@ class _Writing:
         kinds = {name: self._kind(name, array) for name, array in columns.items()}
         self._check(columns, kinds)
         filmed = {name: columns.pop(name) for name, kind in kinds.items() if kind == "video"}
+        _check_folders([*filmed, *clips])
         places = {f"data/{key}": value for key, value in layout.place(self._files).items()}
         places |= {f"meta/episodes/{key}": value for key, value in layout.place(0).items()}
         for name, pictures in filmed.items():

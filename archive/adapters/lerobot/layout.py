@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from archive.base import IntegrityError
+from archive.base import Count, IntegrityError, Positive, Record, stored
 from archive.fields import Path
 
 VERSION = "v3.0"
@@ -17,6 +20,29 @@ VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 FILES_A_CHUNK = 1000
 COUNTED = ("frame_index", "episode_index", "index")
 DERIVED = (*COUNTED, "task_index")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature(Record):
+    """What a dataset says of one of its features."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    names: Any = stored(None, null=True)
+    info: Mapping[str, Any] | None = stored(None, null=True)
+    video_info: Mapping[str, Any] | None = stored(None, null=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Info(Record):
+    """What a dataset says of itself."""
+
+    features: Mapping[str, Feature]
+    data_path: str
+    video_path: str | None = stored(None, null=True)
+    fps: float | None = stored(None, null=True)
+    total_episodes: Count | None = stored(None, null=True)
+    chunks_size: Positive | None = stored(None, null=True)
 
 
 def place(number: int, chunk_size: int = FILES_A_CHUNK) -> dict[str, int]:

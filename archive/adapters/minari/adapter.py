@@ -17,6 +17,7 @@ from archive.adapters import (
     episodes_of,
     lookup,
     path_of_role,
+    reading,
     role_of,
     system,
 )
@@ -37,9 +38,11 @@ def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: 
     pairs = (
         (_steps(e), e, next(iter(dataset.storage.get_episode_metadata([e.id])))) for e in dataset.iterate_episodes()
     )
-    first = next(pairs, None)
+    where = f"dataset {dataset.spec.dataset_id!r}"
+    with reading(where):
+        first = next(pairs, None)
     if first is None:
-        raise FieldError(f"dataset {dataset.spec.dataset_id!r} has no episodes")
+        raise FieldError(f"{where} has no episodes")
 
     def every() -> Iterator[Imported]:
         for steps, episode, about in itertools.chain([first], pairs):
@@ -48,7 +51,7 @@ def import_dataset(dataset: Any, arc: Archive, *, name: str | None = None, run: 
 
     schema = Schema(axes={path: axis for path, axis in _axes(first[0]) if axis != "step"})
     about = {"minari": _about(dataset)}
-    return archive_dataset(arc, name or dataset.spec.dataset_id.replace("/", "-"), every(), about, schema, run)
+    return archive_dataset(arc, name or dataset.spec.dataset_id.replace("/", "-"), every(), about, schema, run, where)
 
 
 def export_dataset(

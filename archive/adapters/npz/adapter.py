@@ -6,12 +6,11 @@ import io
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from archive import Archive
-from archive.adapters import Array, Imported, archive_dataset, check_option, episodes_of, role_of, row, system
+from archive.adapters import Array, Imported, archive_dataset, check_option, episodes_of, reading, role_of, row, system
 from archive.base import FieldError, IntegrityError, UsageError
 from archive.checkpoint import Checkpoint
 from archive.fields import Schema, flatten, unflatten
@@ -21,6 +20,8 @@ from archive.store import read_file, write_file
 HDF5 = (".h5", ".hdf5")
 REQUIRED = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts", "episode_terminals")
+_SMALL_BYTES = 1 << 24  # which may be all one value, that is stored nowhere
+_MOST_TIMES = 1100  # of its bytes that a compressed file may hold
 VERSION = "2.1"  # of d3rlpy's layout of episodes
 
 
@@ -34,10 +35,13 @@ def import_dataset(
 ) -> Checkpoint:
     """Add the episodes of a file, as one checkpoint named after it."""
     path = PurePath(str(url))
-    arrays = _read(path.suffix, read_file(url, storage_options), str(url))
-    several = "num_episodes" in arrays
-    episodes, left_out = (_by_episode(arrays), []) if several else _flat(arrays, str(url))
-    return archive_dataset(arc, name or path.stem, episodes, {"npz": {"left_out": left_out}}, Schema(), run)
+    data = read_file(url, storage_options)
+    with reading(str(url), f"{path.suffix} file"):
+        arrays = _read(path.suffix, data, str(url))
+        several = "num_episodes" in arrays
+        episodes, left_out = (_by_episode(arrays), []) if several else _flat(arrays, str(url))
+    about = {"npz": {"left_out": left_out}}
+    return archive_dataset(arc, name or path.stem, episodes, about, Schema(), run, str(url))
 
 
 def export_dataset(
@@ -164,14 +168,11 @@ def _nested(steps: dict[str, Array]) -> dict[str, Any]:
 
 
 def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
-    try:
-        if suffix == ".npz":
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        if suffix in HDF5:
-            return _read_hdf5(data)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as e:
-        raise IntegrityError(f"{where} is no readable {suffix} file: {e}") from e
+    if suffix == ".npz":
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    if suffix in HDF5:
+        return _read_hdf5(data)
     raise _no_suffix(where)
 
 
@@ -194,6 +195,8 @@ def _dataset(item: Any) -> Any:
             f"{item.name} of the HDF5 file has its data in another file of this machine, which was not opened; copy "
             "all into one file"
         )
+    if item.nbytes > max(_SMALL_BYTES, _MOST_TIMES * item.id.get_storage_size()):
+        raise IntegrityError(f"{item.name!r} says that it has {item.nbytes} bytes, which the file cannot hold")
     texts = item.dtype.kind == "O" and item.shape
     return np.asarray(item.asstr()[()]).astype(str) if texts else item[()]
 

@@ -11,10 +11,11 @@ from archive.adapters.rlinf.files import dump
 from archive.adapters.rlinf.folder import METADATA
 from archive.adapters.rlinf.numbers import Numbered, Trajectories, listed_at
 from archive.adapters.rlinf.source import INDEXES
-from archive.base import AlreadyExistsError, UsageError
+from archive.base import AlreadyExistsError, UsageError, one_line
 from archive.store import Storage
 
 _WEIGHTS = re.compile(r"[^/\\\x00-\x1f]*")
+_MOST_BYTES = 200  # of weights in a name, which may have 255
 
 
 def check_free(storage: Storage, prefix: str) -> None:
@@ -51,6 +52,6 @@ def write(storage: Storage, prefix: str, found: Trajectories) -> int:
 
 def _name(one: Numbered, kind: str) -> str:
     weights = one.entry["model_weights_id"]
-    if not _WEIGHTS.fullmatch(weights):
+    if not _WEIGHTS.fullmatch(weights) or one_line(weights) != weights or len(weights.encode()) > _MOST_BYTES:
         raise UsageError(f"trajectory {one.number}: model_weights_id {weights!r} cannot be part of a file's name")
     return f"trajectory_{one.number}_{weights}.{kind}"

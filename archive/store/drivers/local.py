@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from archive.base import NotExclusiveError, layout
-from archive.store.drivers import writeback
+from archive.store.drivers import links, writeback
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place
 
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
@@ -21,18 +21,21 @@ _WINDOWS = os.name == "nt"
 _PARTS = 512  # in one call of the operating system, each of which lets other threads run, and waits for them
 _WRITE_BYTES = 1024 * 1024  # and so many: Linux takes larger pages for larger writes, and four times as long
 _READ_BYTES = 8 * 1024 * 1024
-_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class LocalDriver(Driver):
-    """Objects as files below a folder. A name shows either a whole object or nothing, after a crash too."""
+    """Objects as files below a folder. A name shows either a whole object or nothing, after a crash too.
+
+    A symbolic link that leads out of the folder is not followed (UnsafePathError), but for where the caller allowed.
+    """
 
     remote = False
     exclusive = True
 
     def __init__(self, place: Place) -> None:
         self._root = place.target
+        self._inside = links.Inside(place.target, place.allowed)
 
     @property
     def creating(self) -> LocalDriver:
@@ -51,12 +54,12 @@ class LocalDriver(Driver):
         return self if hasattr(os, "preadv") else None
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
-        with _opened(self._path(key)) as descriptor:
+        with self._inside.opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
             return _read_span(descriptor, start, size if stop is None else min(stop, size))
 
     def get_ranges(self, key: str, spans: Sequence[tuple[int, int]], timeout_s: float) -> list[bytes]:
-        with _opened(self._path(key)) as descriptor:
+        with self._inside.opened(self._path(key)) as descriptor:
             size = os.fstat(descriptor).st_size
             _announce(descriptor, spans)
             return [_read_span(descriptor, start, min(stop, size)) for start, stop in spans]
@@ -64,12 +67,12 @@ class LocalDriver(Driver):
     def get_ranges_into(
         self, key: str, starts: Sequence[int], rooms: Sequence[memoryview], timeout_s: float
     ) -> list[memoryview]:
-        with _opened(self._path(key)) as descriptor:
+        with self._inside.opened(self._path(key)) as descriptor:
             _announce(descriptor, [(start, start + len(room)) for start, room in zip(starts, rooms, strict=True)])
             return [_read_into(descriptor, room, start) for start, room in zip(starts, rooms, strict=True)]
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], timeout_s: float) -> int:
-        with _opened(self._path(key)) as descriptor:
+        with self._inside.opened(self._path(key)) as descriptor:
             return _read_over(descriptor, rooms, start)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
@@ -93,7 +96,7 @@ class LocalDriver(Driver):
 
     def head(self, key: str, timeout_s: float) -> Info:
         try:
-            found = os.stat(self._path(key))  # noqa: PTH116
+            found = os.stat(self._inside.resolved(self._path(key)))  # noqa: PTH116
         except NotADirectoryError:
             raise FileNotFoundError(key) from None
         if not stat.S_ISREG(found.st_mode):
@@ -102,14 +105,14 @@ class LocalDriver(Driver):
 
     def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
         try:
-            with os.scandir(self._path(prefix) if prefix else self._root or "/") as entries:
+            with os.scandir(self._folder(prefix)) as entries:
                 names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return [], 1
         return [name for name in names if not layout.is_temporary(name)], 1
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
-        below = _walk(self._path(prefix) if prefix else self._root or "/", f"{prefix}/" if prefix else "")
+        below = _walk(self._folder(prefix), f"{prefix}/" if prefix else "")
         later = (found for found in below if found.key > after)
         while page := list(islice(later, PAGE)):
             yield page
@@ -118,7 +121,12 @@ class LocalDriver(Driver):
         os.unlink(self._path(key))  # noqa: PTH108
 
     def _path(self, key: str) -> str:
+        self._inside.check(key.rpartition("/")[0])
         return f"{self._root}/{key}"
+
+    def _folder(self, prefix: str) -> str:
+        self._inside.check(prefix)
+        return f"{self._root}/{prefix}" if prefix else self._root or "/"
 
 
 def _walk(folder: str, stem: str) -> Iterator[Found]:
@@ -135,15 +143,6 @@ def _walk(folder: str, stem: str) -> Iterator[Found]:
             with contextlib.suppress(FileNotFoundError):
                 known = entry.stat(follow_symlinks=False)
                 yield Found(stem + name, known.st_size, datetime.fromtimestamp(known.st_mtime, UTC))
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, _READ_FLAGS)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _announce(descriptor: int, spans: Sequence[tuple[int, int]]) -> None:

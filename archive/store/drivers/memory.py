@@ -54,6 +54,6 @@ class MemoryDriver(FsspecDriver):
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
         """fsspec's own way looks through all objects for each folder."""
         stem = f"{self._root}/{prefix}/" if prefix else f"{self._root}/"
-        held = [(path, file) for path, file in list(self._fs.store.items()) if path.startswith(stem)]
+        held = [(path, file) for path, file in self._fs.store.copy().items() if path.startswith(stem)]
         found = [Found(path[len(self._root) + 1 :], file.size, file.modified) for path, file in held]
         return in_pages(sorted(one for one in found if one.key > after))

@@ -127,13 +127,14 @@ class HttpDriver(FsspecDriver):
 def answer_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
     """Wait for a result, and cancel what takes longer than `timeout_s`: TimeoutError."""
     try:
-        return future.result(timeout_s)
+        failure = future.exception(timeout_s)
     except concurrent.futures.TimeoutError:
-        if future.done() and not future.cancelled():
-            raise
         raise TimeoutError(f"no answer within {timeout_s:.1f} s") from None
     finally:
         future.cancel()
+    if failure is not None and not failure.__suppress_context__:
+        failure.__cause__ = failure.__context__  # raised here, it would have what the caller handles in its place
+    return future.result()
 
 
 def join(parts: Sequence[Buffer]) -> bytes:

@@ -18,7 +18,10 @@ PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes ma
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Place:
-    """Where a driver is to work, and for how many requests at once. It may hold credentials."""
+    """Where a driver is to work, and for how many requests at once. It may hold credentials.
+
+    allowed: URLs below which links of the local disk may lead; True for anywhere.
+    """
 
     target: str
     protocol: str
@@ -26,6 +29,7 @@ class Place:
     query: str
     deadline_s: float
     width: int
+    allowed: bool | tuple[str, ...] = ()
 
 
 class Info(NamedTuple):

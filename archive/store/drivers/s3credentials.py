@@ -92,7 +92,8 @@ class Signer:
             except Exception as error:
                 self._failure = error
                 raise
-            self._secrets.update(one for one in (found["secret_access_key"], found["token"]) if one)
+            names = ("access_key_id", "secret_access_key", "token")
+            self._secrets.update(found[name] for name in names if found[name])
             return found
 
         return give

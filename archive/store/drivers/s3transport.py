@@ -148,6 +148,7 @@ class S3Transport(Driver):
             page = self._ask(lambda driver: next(pages, []))
 
     def _ask(self, call: Callable[[Driver], T]) -> T:
+        shown = None
         try:
             return call(self._now)
         except Exception as error:
@@ -155,7 +156,8 @@ class S3Transport(Driver):
                 shown = self._bucket.told(error)
                 if shown is error:
                     raise
-                raise shown from None
+        if shown is not None:  # out of the handler, or it would hang on to the error that says more
+            raise shown
         self._now = self._s3fs()
         return call(self._now)
 

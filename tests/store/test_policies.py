@@ -1,0 +1,231 @@
+"""Least rights: what each role's policy permits is what it needs, tried against a server that enforces policies."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import archive
+import resharding
+from archive import cli
+from archive.base.errors import AccessDeniedError, UsageError
+from archive.store.policies import OBJECT_ACTIONS, policy
+from archive.testing import servers, small_archive, steps
+from archive.testing.proxy import FaultProxy
+from tests.support.sampling import few_of
+
+TRANSPORTS = ("obstore", "s3fs")
+each = pytest.mark.parametrize("transport", few_of(TRANSPORTS, 1))
+ROLES = tuple(OBJECT_ACTIONS)
+
+
+@dataclass
+class World:
+    """A bucket with an archive, and the options of one user for each role."""
+
+    endpoint: str
+    url: str
+    options: dict[str, dict[str, Any]]
+
+    def open(self, role: str, transport: str, **how: Any) -> archive.Archive:
+        options = self.options[role] | {"transport": transport}
+        return archive.open(self.url, storage_options=options, deadline_s=10, **how)
+
+
+def user(endpoint: str, name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Options of a new user who may do what a policy says."""
+    import botocore.session
+
+    client = botocore.session.Session().create_client(
+        "iam", endpoint_url=endpoint, aws_access_key_id="k", aws_secret_access_key="s", region_name=servers.REGION
+    )
+    client.create_user(UserName=name)
+    client.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=json.dumps(document))
+    made = client.create_access_key(UserName=name)["AccessKey"]
+    client.close()
+    return servers.s3fs_options(endpoint) | {"key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}
+
+
+@contextmanager
+def enforced(endpoint: str) -> Iterator[None]:
+    """From now on moto lets nobody do what no policy of theirs permits."""
+
+    def after(requests: float) -> None:
+        plain = {"Content-Type": "text/plain"}  # else the server takes it for a form
+        url = f"{endpoint}/moto-api/reset-auth"
+        said = urllib.request.Request(url, data=str(requests).encode(), headers=plain, method="POST")
+        with urllib.request.urlopen(said, timeout=30):
+            pass
+
+    after(0)
+    try:
+        yield
+    finally:
+        after(math.inf)
+
+
+@pytest.fixture
+def world(moto_endpoint: str) -> Iterator[World]:
+    bucket = f"policies-{uuid.uuid4().hex[:8]}"
+    servers.make_bucket(moto_endpoint, bucket)
+    url = f"s3://{bucket}/runs/42"
+    small_archive(url, 2, checkpoints=True, storage_options=servers.s3fs_options(moto_endpoint))
+    small_archive(f"s3://{bucket}/other", 1, storage_options=servers.s3fs_options(moto_endpoint))
+    options = {role: user(moto_endpoint, f"{role}-{bucket}", policy(role, f"s3://{bucket}/runs")) for role in ROLES}
+    with enforced(moto_endpoint):
+        yield World(moto_endpoint, url, options)
+
+
+def read(world: World, role: str, transport: str) -> None:
+    """All that a reader does, at once and in parts."""
+    arc = world.open(role, transport)
+    assert len(arc.episodes.read()) == 2
+    arc.episodes[0].read(start=1, stop=3)
+    ck = arc.checkpoints.latest
+    assert ck is not None
+    ck.state(0)
+    resharding.plan(ck, world_size=2).share(1).read()
+    assert world.open(role, transport, commit=1).head.number == 1
+    assert (list(arc.tags), arc.tails("main") is not None) == ([], True)
+
+
+def write(world: World, role: str, transport: str) -> None:
+    """What a job does: begins, checkpoints, journals, is killed, recovers, resumes, labels, forgets."""
+    arc = world.open(role, transport)
+    w = arc.writer(journal_s=60.0)
+    w.append(steps(3, 7), env_ids=0)
+    w.checkpoint(7, state={"n": 1}, wait=True)
+    w.append(steps(3, 10), env_ids=0)
+    w.sync()
+    w.close()
+    share = resharding.plan(world.open(role, transport).checkpoints.latest, world_size=1).share(0)
+    with world.open(role, transport).writer(resume=share) as w:
+        w.append(steps(2, 20), env_ids=0)
+        w.checkpoint(8, wait=True)
+    arc = arc.refresh()
+    arc.label({"e0": {"good": True}})
+    arc.refresh().tag(f"paper-{transport}", arc.checkpoints.latest)
+    arc.refresh().forget(archive.Keep(last=1), dry_run=False)
+
+
+@each
+def test_a_reader_reads_all_and_changes_nothing(world: World, transport: str) -> None:
+    read(world, "reader", transport)
+    arc = world.open("reader", transport)
+    refused: list[Callable[[], Any]] = [
+        lambda: arc.storage.put("x", b""), lambda: arc.storage.create("x", b""),
+        lambda: arc.storage.delete(["archive.json"]), lambda: arc.label({"e0": {"x": 1}}),
+    ]  # fmt: skip
+    for call in refused:
+        with pytest.raises(AccessDeniedError, match="check the credentials"):
+            call()
+
+
+@each
+def test_a_writer_does_all_that_jobs_do_and_deletes_nothing(world: World, transport: str) -> None:
+    read(world, "writer", transport)
+    write(world, "writer", transport)
+    arc = world.open("writer", transport)
+    with pytest.raises(AccessDeniedError):
+        arc.storage.delete(["archive.json"])
+    with pytest.raises(AccessDeniedError):
+        arc.prune(older_than="0s", force=True, dry_run=False)
+    assert len(world.open("reader", transport).episodes.read()) >= 2
+
+
+@each
+def test_a_pruner_prunes(world: World, transport: str) -> None:
+    write(world, "pruner", transport)
+    arc = world.open("pruner", transport)
+    ended = world.open("reader", transport, commit=1).head.session
+    left = next(one.key for one in arc.storage.scan("shards") if ended in one.key)
+    left = re.sub(r"shards/[0-9a-f]{8}", "shards/deadbeef", left)
+    arc.storage.put(left, b"of a commit that was never made")
+    plan = arc.prune(older_than="0s", force=True, dry_run=False)
+    assert not arc.storage.exists(left), plan
+    assert world.open("reader", transport).checkpoints.latest is not None
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_gets_at_what_lies_beside(world: World, role: str) -> None:
+    for transport in TRANSPORTS:
+        options = world.options[role] | {"transport": transport}
+        with pytest.raises(AccessDeniedError):
+            archive.open(world.url.replace("runs/42", "other"), storage_options=options, deadline_s=10)
+
+
+# -- what is asked for is what is permitted ----------------------------------------------------------------------------
+
+ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
+
+
+def action_of(method: str, path: str) -> str:
+    """The right that a request takes, as S3 documents it."""
+    _, _, query = path.partition("?")
+    names = {part.partition("=")[0] for part in query.split("&")}
+    if method == "GET" and "versioning" in names:
+        return "s3:GetBucketVersioning"
+    if method == "GET" and names & {"list-type", "prefix"}:
+        return "s3:ListBucket"
+    return "s3:DeleteObject" if "delete" in names else ACTIONS[method]
+
+
+@each
+def test_requests_take_just_the_rights_of_their_role(moto_endpoint: str, transport: str) -> None:
+    """No right is asked for that a policy lacks, and none is in it that nothing asks for."""
+    bucket = f"policies-{uuid.uuid4().hex[:8]}"
+    servers.make_bucket(moto_endpoint, bucket)
+    with FaultProxy(moto_endpoint) as proxy:
+        options = servers.s3fs_options(proxy.endpoint)
+        world = World(moto_endpoint, f"s3://{bucket}/runs/42", dict.fromkeys(ROLES, options))
+        small_archive(world.url, 2, checkpoints=True, storage_options=options)
+        uses: dict[str, Callable[[], Any]] = {
+            "reader": lambda: read(world, "reader", transport), "writer": lambda: write(world, "writer", transport),
+            "pruner": lambda: world.open("pruner", transport).prune(older_than="0s", force=True, dry_run=False),
+        }  # fmt: skip
+        asked: set[str] = set()
+        for role, call in uses.items():
+            first = len(proxy.log)
+            call()
+            asked |= {action_of(one.method, one.path) for one in proxy.log[first:]}
+            permitted = {
+                action
+                for statement in policy(role, world.url)["Statement"]
+                for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
+            }
+            assert asked == permitted, role
+
+
+# -- the documents themselves ------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_for_one_prefix_of_one_bucket() -> None:
+    reader = policy("reader", "s3://bucket/a/b/")
+    assert [one["Resource"] for one in reader["Statement"]] == ["arn:aws:s3:::bucket/a/b/*", "arn:aws:s3:::bucket"]
+    assert reader["Statement"][1]["Condition"] == {"StringLike": {"s3:prefix": ["a/b", "a/b/*"]}}
+    whole = policy("pruner", "s3://bucket")
+    assert whole["Statement"][0]["Resource"] == "arn:aws:s3:::bucket/*"
+    assert all("Condition" not in one for one in whole["Statement"])
+    assert "*" not in json.dumps([one["Action"] for role in ROLES for one in policy(role, "s3://b/x")["Statement"]])
+
+
+@pytest.mark.parametrize(("role", "url"), [("owner", "s3://bucket/x"), ("reader", "memory://x"), ("reader", "/x")])
+def test_other_roles_and_stores_are_refused(role: str, url: str) -> None:
+    with pytest.raises(UsageError):
+        policy(role, url)
+
+
+def test_the_command_prints_it() -> None:
+    done = CliRunner().invoke(cli.main, ["policy", "writer", "s3://bucket/runs"])
+    assert json.loads(done.stdout) == policy("writer", "s3://bucket/runs")
+    assert CliRunner().invoke(cli.main, ["policy", "writer", "/tmp/x"]).exit_code == 2
