@@ -5,7 +5,6 @@ import { el, fill } from "./dom.js";
 
 const AHEAD = 16; // frames of a question while playing
 const KEPT_BYTES = 192e6;
-const SETTLED_MS = 150; // after which what is ahead is fetched, too
 
 export class Film {
   /** given: the scope and the episode's id. */
@@ -18,23 +17,20 @@ export class Film {
     this.node = el("figure", { class: "camera" }, this.canvas, el("figcaption", {}, el("strong", {}, field), " ", this.note));
     this.wanted = cursor.step;
     cursor.readiness.push((step) => this.frames.has(step) || this.failed);
-    this.unfollow = cursor.follow((step, how) => this.show(step, how));
-    this.show(cursor.step, { settled: true });
+    this.unfollow = cursor.follow((step) => this.show(step));
+    this.show(cursor.step);
   }
 
   close() {
     this.unfollow();
-    clearTimeout(this.timer);
     for (const { controller } of this.asking.values()) controller.abort();
   }
 
-  show(step, { settled }) {
+  show(step) {
     this.wanted = step;
     if (this.frames.has(step)) this._draw(step);
     else this._ask(step, step + 1);
-    clearTimeout(this.timer);
-    if (this.cursor.playing) this._ahead();
-    else if (settled) this.timer = setTimeout(() => this._ahead(), SETTLED_MS);
+    if (this.cursor.playing) this._ahead(); // who stands still, or scrubs, reads what is shown and no more
   }
 
   _ahead() {
