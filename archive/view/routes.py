@@ -16,7 +16,6 @@ from archive.views import page
 Answer = Callable[[Shown, Query], Reply]
 APP = Path(__file__).with_name("app")
 MAX_BODY = 4 * 1024 * 1024
-MAX_REASON = 2000  # characters
 log = logging.getLogger("archive.view")
 
 QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
@@ -34,6 +33,7 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "pictures": answers.pictures,
     "curves": answers.curves,
     "steps": answers.steps,
+    "field-rows": answers.field_rows,
     "rollout": answers.rollout,
     "group": answers.group,
     "labels": answers.offered,
@@ -111,8 +111,7 @@ def _answered(answer: Answer, shown: Shown, query: Query) -> Reply:
         status = next((status for kind, status in _STATUS if isinstance(e, kind)), 500)
         if status == 500:
             log.exception("the viewer could not answer")
-        reason = one_line(str(e)[:MAX_REASON]) or type(e).__name__
-        return json_reply({"error": reason, "kind": type(e).__name__}, status)
+        return json_reply({"error": one_line(str(e)) or type(e).__name__, "kind": type(e).__name__}, status)
 
 
 def _sent(reply: Reply) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from archive.views.markup import shown
 
 Array = np.ndarray[Any, Any]
+Scale = tuple[float, float]  # what is black, what is white
 MIN_SIDE = 8  # of a picture, in pixels; less is a small matrix
 MAX_CHANNELS = 16
 MAX_CURVES = 16  # of one field; of more, the first
@@ -40,23 +41,38 @@ def _plain(leaf: Any) -> Any:
     return leaf.astype(np.float32) if foreign else leaf
 
 
-def as_pictures(leaf: Any) -> Pictures | None:
+def as_pictures(leaf: Any, scale: Scale | None = None) -> Pictures | None:
     """The pictures of a field, one a step; None of what is none.
 
     Channels first or last, 1, 3 or 4 of them, or none; of frames stacked on one another, the newest. What isn't uint8
-    is drawn from its least value (black) to its greatest (white), numbers from 0 to 1 from 0 to 1.
+    is drawn from black to white by the scale, or else by its own, as `scale_of` finds it.
     """
-    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "buif" or not leaf.size or not 3 <= leaf.ndim <= 5:
+    picked, note = _picked(leaf)
+    if picked is None:
         return None
+    grey, told = _as_uint8(picked, scale)
+    pixels = np.ascontiguousarray(np.broadcast_to(grey, (*grey.shape[:3], 3)))
+    return Pictures(pixels, _noted(note, told))
+
+
+def scale_of(leaf: Any) -> Scale | None:
+    """From where to where pictures are drawn: their least value and their greatest, numbers from 0 to 1 from 0 to 1.
+    None of what needs no scale: bytes, and what is no picture."""
+    picked, _ = _picked(leaf)
+    return None if picked is None or picked.dtype in (np.uint8, np.bool_) else _ends(picked)
+
+
+def _picked(leaf: Any) -> tuple[Array | None, str]:
+    """(T, height, width, 1 or 3) of a field of pictures, and what was left out; None of what is none."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "buif" or not leaf.size or not 3 <= leaf.ndim <= 5:
+        return None, ""
     if leaf.ndim == 5:
-        newest = as_pictures(leaf[:, -1])
-        return newest and Pictures(newest.pixels, _noted(f"the last of {leaf.shape[1]}", newest.note))
+        newest, note = _picked(leaf[:, -1])
+        return newest, _noted(f"the last of {leaf.shape[1]}", note)
     picked, note = (leaf[..., None], "") if leaf.ndim == 3 else _channels(leaf)
     if picked is None or min(picked.shape[1:3]) < MIN_SIDE:
-        return None
-    grey, scale = _as_uint8(picked)
-    pixels = np.ascontiguousarray(np.broadcast_to(grey, (*grey.shape[:3], 3)))
-    return Pictures(pixels, _noted(note, scale))
+        return None, ""
+    return picked, note
 
 
 def _channels(leaf: Array) -> tuple[Array | None, str]:
@@ -73,18 +89,22 @@ def _channels(leaf: Array) -> tuple[Array | None, str]:
     return None, ""
 
 
-def _as_uint8(values: Array) -> tuple[Array, str]:
-    """Any numbers as uint8, and from where to where."""
+def _as_uint8(values: Array, scale: Scale | None) -> tuple[Array, str]:
+    """Any numbers as uint8, and from where to where; those beyond the scale are its ends."""
     if values.dtype == np.uint8:
         return values, ""
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * 255, ""
+    low, high = scale or _ends(values)
+    known = np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high)
+    scaled = (known - low) * (255 / ((high - low) or 1.0))
+    return np.rint(scaled).astype(np.uint8), f"{shown(low)} (black) … {shown(high)} (white)"
+
+
+def _ends(values: Array) -> Scale:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if values.dtype.kind == "f" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / ((high - low) or 1.0))
-    return np.rint(scaled).astype(np.uint8), f"{shown(low)} (black) … {shown(high)} (white)"
+    return (0.0, 1.0) if values.dtype.kind == "f" and low >= 0 and high <= 1 else (low, high)
 
 
 def _noted(*notes: str) -> str:

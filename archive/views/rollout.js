@@ -121,6 +121,7 @@ function conversation({ blocks, signals, masks }, goTo, root = document, draw = 
   });
   let now = [];
   return {
+    tokens: tokens.map((token) => ({ span: token.span, tell: () => about(token) })),
     show: (step) => {
       for (const one of now) one.classList.remove("now");
       now = turns.filter((turn) => turn.step === step && !turn.each).map((turn) => turn.box);

@@ -7,6 +7,7 @@ from archive.view.answers.cameras import pictures
 from archive.view.answers.completion import check, names, values
 from archive.view.answers.distributions import distributions
 from archive.view.answers.exporting import page
+from archive.view.answers.fieldrows import field_rows
 from archive.view.answers.following import news
 from archive.view.answers.histograms import histograms
 from archive.view.answers.labelling import next_unlabelled, offered, said_of, say, say_of_all
@@ -29,6 +30,7 @@ __all__ = [
     "curves",
     "distributions",
     "episode",
+    "field_rows",
     "forgetting",
     "group",
     "histograms",

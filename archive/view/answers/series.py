@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,16 +30,21 @@ MOST_TEXT = 2000  # characters of a value
 def curves(shown: Shown, query: Query) -> Reply:
     """Curves of `fields=` (all numbers, without it) of episode `id=`: [{field, part, x, y}], x null for every step; and
     `left_out`, the fields that nobody asked for by name. With rewards, also the return to go, and that discounted by
-    `gamma=`."""
-    ep = shown.listing(query).episodes[query.needed("id")]
+    `gamma=`. Of steps [`start=`, `stop=`) alone, where these are given: of at most 2,000 each has its value."""
+    listing, name = shown.listing(query), query.needed("id")
+    ep = listing.episodes[name]
+    start, stop = query.number("start", 0), min(query.number("stop", ep.length), ep.length)
     every = [kind.name for kind in kinds(ep.specs, ep.fields) if kind.kind == "curve"]
     asked = query.names("fields")
-    chosen = [name for name in every if name in asked] if asked else every[:MOST_FIELDS]
-    data = dict(frames.leaves(ep.read(chosen, missing=np.nan))) if chosen else {}
-    drawn = [line for name in chosen for line in _lines(name, data.get(name))]
+    chosen = [field for field in every if field in asked] if asked else every[:MOST_FIELDS]
+    data = dict(frames.leaves(ep.read(chosen, start, stop, missing=np.nan))) if chosen and start < stop else {}
+    drawn = [line for field in chosen for line in _lines(field, data.get(field))]
     if REWARD in chosen:
-        drawn += _returns(ep, _gamma(query))
-    return json_reply({"length": ep.length, "curves": drawn, "left_out": [n for n in every if n not in chosen]})
+        gamma = _gamma(query)
+        found = shown.kept(("returns", listing.key, name, gamma), lambda: _returns(ep, gamma))
+        drawn += [_line(field, "", values[start:stop], derived=True) for field, values in found.items()]
+    left_out = [field for field in every if field not in chosen]
+    return json_reply({"length": ep.length, "start": start, "curves": drawn, "left_out": left_out})
 
 
 def _lines(name: str, leaf: Any) -> Iterator[dict[str, Any]]:
@@ -53,18 +58,16 @@ def _line(name: str, part: str, values: np.ndarray[Any, Any], **more: Any) -> di
     return {"field": name, "part": part, "x": None if whole else places.tolist(), "y": kept.tolist(), **more}
 
 
-def _returns(ep: Episode, gamma: float) -> Iterator[dict[str, Any]]:
+def _returns(ep: Episode, gamma: float) -> dict[str, np.ndarray[Any, Any]]:
     """What is still to come from each step on, plain and discounted."""
     wanted = {"return to go": 1.0, f"discounted {gamma:g}": gamma}
     made = [derived.discounted_return(one, as_name=name) for name, one in wanted.items()]
     try:
         data = ep.read([REWARD], derive=made)
     except (ArchiveError, ValueError):
-        return  # rewards of several numbers, or none of them any
-    for name in wanted:
-        values = np.asarray(data[name], np.float64)
-        if values.ndim == 1:
-            yield _line(name, "", values, derived=True)
+        return {}  # rewards of several numbers, or none of them any
+    found = {name: np.asarray(data[name], np.float64) for name in wanted}
+    return {name: values for name, values in found.items() if values.ndim == 1}
 
 
 def _gamma(query: Query) -> float:
@@ -87,7 +90,7 @@ def steps(shown: Shown, query: Query) -> Reply:
     every = list(kinds(ep.specs, ep.fields))
     names = query.names("fields") or [kind.name for kind in every if _small(kind)]
     data = ep.read(names, start, stop, missing="skip") if names and start < stop else {}
-    told = {name: [_text(leaf, i) for i in range(stop - start)] for name, leaf in _leaves(data)}
+    told = {name: [_text(leaf, i) for i in range(stop - start)] for name, leaf in frames.leaves(data)}
     return json_reply({"start": start, "stop": stop, "values": told})
 
 
@@ -95,15 +98,11 @@ def _small(kind: Kind) -> bool:
     return kind.kind != "frames" and not kind.told.endswith(" free") and math.prod(kind.shape) <= 1024
 
 
-def _leaves(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return frames.leaves(data)
-
-
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
     """A number, or a list of them, as people read it."""
     if isinstance(value, np.ndarray):
         more = f", … {len(value)} in all" if len(value) > MOST_NUMBERS else ""
-        return f"[{', '.join(_number(one) for one in value[:MOST_NUMBERS])}{more}]"
+        return f"[{', '.join(number(one) for one in value[:MOST_NUMBERS])}{more}]"
     plain = value.item()
     return f"{plain:.6g}" if isinstance(plain, float) else str(plain)
 
@@ -112,5 +111,5 @@ def _text(leaf: Any, at: int) -> str:
     if at >= len(leaf):
         return ""
     value = leaf[at]
-    text = _number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
+    text = number(value) if isinstance(value, (np.ndarray, np.generic)) else str(value)
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"

@@ -5,15 +5,7 @@ export function read() {
   const text = location.hash.replace(/^#\/?/, "");
   const [path, query] = [text.split("?")[0], text.slice(text.indexOf("?") + 1)];
   const given = text.includes("?") ? Object.fromEntries(new URLSearchParams(query)) : {};
-  return { page: _decoded(path) || "episodes", given };
-}
-
-function _decoded(path) {
-  try {
-    return decodeURIComponent(path);
-  } catch {
-    return path;
-  }
+  return { page: decodeURIComponent(path) || "episodes", given };
 }
 
 /** The address of a page; what is empty is left out. */

@@ -17,8 +17,9 @@ export class Chart {
     });
     this.values = el("span", { class: "values" });
     const told = lines[0]?.derived ? "from rewards" : "";
+    this.controls = el("span", { class: "controls" });
     this.node = el("section", { class: "chart", "aria-label": field },
-      el("header", {}, el("strong", {}, field), el("span", { class: "quiet-text" }, told), this.values), this.canvas);
+      el("header", {}, el("strong", {}, field), el("span", { class: "quiet-text" }, told), this.controls, this.values), this.canvas);
     this.unfollow = cursor.follow((step) => this.show(step));
     this.seen = new ResizeObserver(() => this._paint());
     this.seen.observe(this.canvas);
@@ -37,13 +38,29 @@ export class Chart {
 
   show(step) {
     this.step = step;
-    for (const line of this.lines) fill(line.told, format.number(this.at(line, step)));
+    for (const line of this.lines) fill(line.told, this.told(line, step));
     this._cursor();
   }
 
-  /** The value of a line at a step; of thinned ones the nearest that was kept. */
-  at(line, step) {
-    if (!line.x) return line.y[step];
+  /** Values of steps from `start` on, of lines that are drawn thinned. */
+  known(start, lines) {
+    for (const line of this.lines) {
+      const found = lines.find((one) => one.part === line.part);
+      line.exact = found && !found.x ? { start, y: found.y.map(Number) } : null;
+    }
+    this.show(this.step);
+  }
+
+  /** The value of a line at a step, as text; "≈" of thinned ones until it is known. */
+  told(line, step) {
+    if (!line.x) return format.number(line.y[step]);
+    const { start, y } = line.exact ?? { start: 0, y: [] };
+    if (step >= start && step < start + y.length) return format.number(y[step - start]);
+    return `≈ ${format.number(this.near(line, step))}`;
+  }
+
+  /** Of a thinned line the nearest value that was kept. */
+  near(line, step) {
     let [low, high] = [0, line.x.length - 1];
     while (low < high) {
       const middle = (low + high) >> 1;

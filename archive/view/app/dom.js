@@ -36,7 +36,7 @@ function _filled(node, given, children) {
 
 /** Appends nodes, and all else as text; what is null or undefined is left out. */
 export function add(node, ...children) {
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
     node.append(child instanceof Node ? child : visible(child));
   }

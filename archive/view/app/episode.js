@@ -9,16 +9,24 @@ import * as keys from "./keys.js";
 import { book } from "./labelbook.js";
 import { Labels } from "./labels.js";
 import { Cursor, moves, player } from "./player.js";
+import { RawTable } from "./rawtable.js";
 import { Stage } from "./stage.js";
 import { say } from "./status.js";
 import { Values } from "./values.js";
 
 const ADDRESS_MS = 250; // after which the address has the step, too
 
+let page = null;
+
 export async function show(main, about, given) {
-  const page = new EpisodePage(given);
-  await page.load(main);
-  return () => page.close();
+  const mine = (page = new EpisodePage(given));
+  await mine.load(main);
+  return () => mine.close();
+}
+
+/** A newer commit is there: the episode may have grown, or somebody may have said something of it. */
+export function news() {
+  return page.renew();
 }
 
 class EpisodePage {
@@ -32,19 +40,23 @@ class EpisodePage {
   }
 
   async load(main) {
+    this.main = main;
     const found = await ask("episode", this.asked);
     this.found = found;
     this.cursor = new Cursor(Math.max(1, found.length), _step(this.given));
-    this.stage = new Stage(this.asked, found, this.cursor);
+    const ongamma = (gamma) => this.keepInAddress({ gamma });
+    this.stage = new Stage(this.asked, found, this.cursor, { gamma: this.given.gamma, ongamma, keyed: true });
     this.open.push(this.stage);
     this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
     this.place = el("span", { class: "place" });
+    this.raw = el("div", {});
     fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" },
-      this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts), this.side));
+      this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts, this.raw), this.side));
     this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }), onwithout: (key) => this.without(key) });
     this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
     this.tell();
+    if (this.given.field) this.valuesOf(this.given.field);
     await Promise.all([this.stage.load(), this.neighbours(), this.group()]);
     this.side.parentNode.classList.add("ready");
   }
@@ -53,7 +65,42 @@ class EpisodePage {
     this.unbind?.();
     clearTimeout(this.timer);
     for (const one of this.open) one.close();
+    this.open = [];
     this.cursor?.close();
+  }
+
+  /** Shows it anew, at the step that is looked at, where something of it has changed. */
+  async renew() {
+    const found = await ask("episode", this.asked);
+    const told = ({ length, labels, about, parts }) => JSON.stringify([length, labels, about, parts]);
+    if (told(found) === told(this.found)) return void this.neighbours();
+    const { step, playing, length } = this.cursor;
+    const atEnd = step >= length - 1 && found.length > length;
+    this.given = { ...this.given, step: atEnd ? found.length - 1 : step };
+    this.close();
+    await this.load(this.main);
+    if (playing) this.cursor.play();
+    if (found.length !== length) say(`it has ${format.count(found.length)} steps now`);
+  }
+
+  keepInAddress(given) {
+    this.given = { ...this.given, ...given };
+    address.change(given);
+  }
+
+  /** The values of a field as a table below the curves; of the one that is shown, no longer. */
+  valuesOf(field) {
+    const shown = this.table?.field;
+    if (this.table) this.open.splice(this.open.indexOf(this.table), 1);
+    this.table?.close();
+    this.table = null;
+    fill(this.raw);
+    this.keepInAddress({ field: field === shown ? "" : field });
+    if (field === shown) return;
+    const onfield = (name) => this.keepInAddress({ field: name });
+    this.table = new RawTable(this.asked, this.found.fields, this.cursor, field, onfield);
+    this.keep(this.raw, this.table);
+    this.raw.scrollIntoView({ block: "nearest" });
   }
 
   keep(node, part) {
@@ -73,6 +120,10 @@ class EpisodePage {
     return [
       { keys: ["ArrowUp", "k"], does: "previous episode", run: () => this.beside("before") },
       { keys: ["ArrowDown", "j"], does: "next episode", run: () => this.beside("after") },
+      { keys: ["]"], does: "next of its group, as of the same prompt", run: () => this.member(1) },
+      { keys: ["["], does: "the one before of its group", run: () => this.member(-1) },
+      { keys: ["g"], does: "its group side by side", run: () => (this.grouped ? address.go("together", this.grouped) : say("it is in no group")) },
+      { keys: ["t"], does: "the values of a field as a table, or no longer", run: () => this.found.fields.length && this.valuesOf(this.table?.field ?? this.found.fields[0].name) },
       { keys: ["x"], does: "compare: this one, and the one where x is pressed next", run: () => this.compare() },
       { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
       { keys: ["Escape"], does: "back to the episodes", run: () => history.back() },
@@ -99,15 +150,24 @@ class EpisodePage {
   async group() {
     const found = await ask("group", { ...this.asked, by: this.given.group }).catch(() => null);
     if (!found?.members || found.members.length < 2) return;
+    this.members = found.members.map((one) => one.id);
     const to = (id) => address.of("episode", { ...this.given, id, step: "" });
     const rows = found.members.map((one) => el("li", {},
       el("a", { href: to(one.id), "aria-current": one.id === this.given.id ? "true" : null, title: one.id }, format.name(one.id, 26)),
       el("span", { class: "number" }, format.number(one.return))));
-    const ids = JSON.stringify([this.given.id, ...found.members.map((one) => one.id).filter((id) => id !== this.given.id)].slice(0, 8));
+    const ids = JSON.stringify([this.given.id, ...this.members.filter((id) => id !== this.given.id)].slice(0, 8));
     const { commit, checkpoint } = this.asked;
     const count = found.members.length + found.more;
+    this.grouped = { commit, checkpoint, ids };
     this.side.insertBefore(el("details", { open: true }, el("summary", {}, `${count} of the same ${cut(found.by, 30)}`),
-      el("a", { href: address.of("together", { commit, checkpoint, ids }) }, "side by side"), el("ul", { class: "members" }, rows)), this.values);
+      el("a", { href: address.of("together", this.grouped), "aria-keyshortcuts": "g" }, "side by side"), el("ul", { class: "members" }, rows)), this.values);
+  }
+
+  /** The next of the group, or the one before. */
+  member(way) {
+    const id = this.members?.[this.members.indexOf(this.given.id) + way];
+    if (id === undefined) say(this.members ? `this is the ${way > 0 ? "last" : "first"} of its group` : "it is in no group");
+    else address.go("episode", { ...this.given, id, step: "" });
   }
 
   /** Marks this one for a comparison; with one that was marked before, shows both. */
@@ -151,7 +211,7 @@ class EpisodePage {
     this.side.append(section("About", true, facts.facts(about)), section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)));
     const trees = facts.trees(this.found);
     if (trees.length) this.side.append(section("Metadata", true, trees));
-    this.side.append(section(`${fields.length + more} fields`, false, facts.fields(fields, more)));
+    this.side.append(section(`${fields.length + more} fields`, false, facts.fields(fields, more, (name) => this.valuesOf(name))));
   }
 
   settle(step, settled) {

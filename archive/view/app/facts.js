@@ -32,9 +32,10 @@ export function parts(found, cursor) {
   return el("table", { class: "plain" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
 }
 
-/** The fields, and what each holds. */
-export function fields(found, more) {
-  const rows = found.map((one) => el("tr", {}, el("th", { scope: "row" }, cut(one.name, 60)), el("td", {}, cut(one.told, 60))));
+/** The fields, and what each holds; a press shows its values: onpick(name). */
+export function fields(found, more, onpick) {
+  const rows = found.map((one) => el("tr", {}, el("th", { scope: "row" }, cut(one.name, 60)), el("td", {}, cut(one.told, 60)),
+    el("td", {}, el("button", { class: "quiet", "aria-label": `Values of ${cut(one.name, 60)}`, onclick: () => onpick(one.name) }, "values"))));
   const rest = more ? el("p", { class: "quiet-text" }, `and ${more} more fields`) : null;
   return el("div", {}, el("table", { class: "plain" }, el("tbody", {}, rows)), rest);
 }

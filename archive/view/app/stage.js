@@ -2,15 +2,19 @@
 
 import { ask } from "./api.js";
 import { Chart } from "./curves.js";
-import { cut, el } from "./dom.js";
+import { cut, el, fill } from "./dom.js";
+import { Exact } from "./exact.js";
 import { Film } from "./films.js";
 import { say } from "./status.js";
 import { talk } from "./talk.js";
+import { changing, Weights } from "./weights.js";
 
 export class Stage {
-  /** asked: commit, checkpoint and id; found: the answer to "episode". */
-  constructor(asked, found, cursor) {
-    Object.assign(this, { asked, found, cursor, open: [] });
+  /** asked: commit, checkpoint and id; found: the answer to "episode"; gamma: the discount; ongamma(text): another;
+   * keyed: it is alone, and its tokens have keys. */
+  constructor(asked, found, cursor, { gamma = "", ongamma = () => {}, keyed = false } = {}) {
+    Object.assign(this, { asked, found, cursor, gamma, ongamma, keyed, open: [] });
+    this.derived = el("div", { class: "charts" });
     this.films = el("div", { class: "films" });
     this.talk = el("div", { class: "talk" });
     this.charts = el("div", { class: "charts" });
@@ -27,6 +31,10 @@ export class Stage {
     this.open = [];
   }
 
+  get _charted() {
+    return this.open.filter((one) => one instanceof Chart);
+  }
+
   _keep(node, part) {
     this.open.push(part);
     node.append(part.node);
@@ -34,17 +42,64 @@ export class Stage {
 
   async _talk() {
     if (!this.found.fields.some((one) => one.kind === "tokens" || one.kind === "text" || /tokens|_ids$/.test(one.name))) return;
-    const made = await talk(this.asked, this.cursor).catch((error) => say(error.message, { error: true }));
+    const made = await talk(this.asked, this.cursor, this.keyed).catch((error) => say(error.message, { error: true }));
     if (made) this._keep(this.talk, made);
   }
 
   async _curves() {
-    const found = await ask("curves", this.asked).catch((error) => say(error.message, { error: true }));
+    if (changing(this.found.parts)) this._keep(this.charts, new Weights(this.found.parts, this.found.length, this.cursor));
+    const found = await this._ask({});
     if (!found) return;
-    const byField = new Map();
-    for (const line of found.curves) byField.set(line.field, [...(byField.get(line.field) ?? []), line]);
-    for (const [field, lines] of byField) this._keep(this.charts, new Chart(field, lines, found.length, this.cursor));
+    this._draw(this.charts, found.curves.filter((line) => !line.derived));
+    this.charts.append(this.derived);
+    this._draw(this.derived, found.curves.filter((line) => line.derived));
+    if (found.curves.some((line) => line.x)) this.exact = this._exact();
     const left = found.left_out;
     if (left.length) this.charts.append(el("p", { class: "quiet-text" }, `and ${left.length} more fields of numbers: ${cut(left.join(", "), 300)}`));
+  }
+
+  _ask(given) {
+    return ask("curves", { ...this.asked, gamma: this.gamma, ...given }).catch((error) => say(error.message, { error: true }));
+  }
+
+  _draw(node, lines) {
+    const byField = new Map();
+    for (const line of lines) byField.set(line.field, [...(byField.get(line.field) ?? []), line]);
+    for (const [field, own] of byField) {
+      const chart = new Chart(field, own, this.found.length, this.cursor);
+      if (field.startsWith("discounted ")) chart.controls.append(this._discount(field.slice("discounted ".length)));
+      this._keep(node, chart);
+    }
+  }
+
+  _exact() {
+    const exact = new Exact(this.asked, this.cursor, () => this._charted, () => ({ gamma: this.gamma }));
+    this.open.push(exact);
+    return exact;
+  }
+
+  _discount(value) {
+    const field = el("input", {
+      type: "number", min: 0, max: 1, step: "any", value, class: "discount", "aria-label": "Discount of the return",
+      onchange: () => this._discounted(field), onkeydown: (event) => event.key === "Enter" && field.blur(),
+    });
+    return field;
+  }
+
+  /** The return by another discount is drawn in the place of the one before. */
+  async _discounted(field) {
+    if (!field.checkValidity() || field.value === "") return void say(`discount: ${field.validationMessage || "a number from 0 to 1"}`, { error: true });
+    this.gamma = field.value;
+    this.ongamma(this.gamma);
+    const found = await this._ask({ fields: ["reward"] });
+    if (!found) return undefined;
+    for (const chart of this._charted.filter((one) => this.derived.contains(one.node))) {
+      chart.close();
+      this.open.splice(this.open.indexOf(chart), 1);
+    }
+    fill(this.derived);
+    this._draw(this.derived, found.curves.filter((line) => line.derived));
+    this.exact?.renew();
+    return undefined;
   }
 }

@@ -3,20 +3,22 @@
 
 import { conversation } from "./rollout.js";
 import { ask } from "./api.js";
-import { el } from "./dom.js";
+import { el, fill } from "./dom.js";
+import * as keys from "./keys.js";
 import { tree } from "./tree.js";
 
 const CALL = /^([\w .-]{1,40}: )?([[{].*[\]}])$/s; // "tool_calls: [...]", or JSON alone
 
-/** The rollout of an episode as a part of its stage; null of an episode that is none. */
-export async function talk(given, cursor) {
+/** The rollout of an episode as a part of its stage; null of an episode that is none. `keyed`: tokens have keys. */
+export async function talk(given, cursor, keyed) {
   const found = await ask("rollout", given);
   if (!found?.blocks) return null;
   const tools = Object.keys(found.signals).length || found.masks.length ? el("div", { class: "tools" },
     el("label", {}, "Colour ", el("select", { class: "colour" })), el("span", { class: "scale" }),
     el("label", {}, "Dim ", el("select", { class: "dims" }))) : null;
+  const told = el("output", { class: "token-told", "aria-live": "polite", "aria-label": "The token" });
   const note = found.texts || !tools ? null : el("p", { class: "quiet-text" }, "Tokens are shown by their ids; archive view --tokenizer NAME shows their text.");
-  const node = el("section", { class: "rollout", "aria-label": "Conversation" }, tools, note, el("div", { class: "turns" }),
+  const node = el("section", { class: "rollout", "aria-label": "Conversation" }, tools, note, told, el("div", { class: "turns" }),
     found.left_out ? el("p", { class: "quiet-text" }, `Left out: ${found.left_out}`) : null);
   const drawn = conversation(found, (step) => cursor.by(step - cursor.step), node, _drawn);
   const unfollow = cursor.follow((step) => {
@@ -24,7 +26,30 @@ export async function talk(given, cursor) {
     node.querySelector(".turn.now, .token.now")?.scrollIntoView({ block: "nearest" });
   });
   drawn.show(cursor.step);
-  return { node, close: unfollow };
+  const unbind = _tokens(drawn.tokens, node, told, keyed);
+  return { node, close: () => { unfollow(); unbind(); } };
+}
+
+// what is known of a token is told below the pointer, and by keys
+function _tokens(tokens, node, told, keyed) {
+  told.hidden = !tokens.length;
+  let at = -1;
+  const pick = (place, seen) => {
+    if (!tokens[place]) return;
+    tokens[at]?.span.classList.remove("picked");
+    at = place;
+    const { span, tell } = tokens[at];
+    span.classList.add("picked");
+    fill(told, el("strong", {}, span.textContent.slice(0, 60)), ` ${tell()}`);
+    if (!seen) span.scrollIntoView({ block: "nearest" });
+  };
+  node.addEventListener("pointerover", (event) => pick(Number(event.target.dataset?.token ?? -1), true));
+  if (!keyed || !tokens.length) return () => {};
+  fill(told, "Point at a token, or press . and , for the next and the one before.");
+  return keys.bind("Conversation", [
+    { keys: ["."], does: "next token, and what is known of it", run: () => pick(Math.min(at + 1, tokens.length - 1)) },
+    { keys: [","], does: "the token before", run: () => pick(Math.max(at - 1, 0)) },
+  ]);
 }
 
 // a text, line by line; what is JSON as a tree
