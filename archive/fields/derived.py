@@ -113,10 +113,11 @@ class _Returns(Derivation):
         left = np.repeat(counts, counts) - left  # rows from each to the end of its run
         sums = reward.astype(np.float64)
         reach = 1  # sums[i] has the rewards of `reach` rows; twice as many after each pass
-        while reach < int(counts.max(initial=0)):
-            inside = places[left > reach]
-            sums[inside] += self.gamma**reach * sums[inside + reach]
-            reach *= 2
+        with np.errstate(over="ignore", invalid="ignore"):  # rewards that are infinite have sums that are, or none
+            while reach < int(counts.max(initial=0)):
+                inside = places[left > reach]
+                sums[inside] += self.gamma**reach * sums[inside + reach]
+                reach *= 2
         return sums[rows.at].astype(_float_of(reward))
 
 

@@ -16,6 +16,7 @@ from archive.views import page
 Answer = Callable[[Shown, Query], Reply]
 APP = Path(__file__).with_name("app")
 MAX_BODY = 4 * 1024 * 1024
+MAX_REASON = 2000  # characters
 log = logging.getLogger("archive.view")
 
 QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
@@ -111,7 +112,8 @@ def _answered(answer: Answer, shown: Shown, query: Query) -> Reply:
         status = next((status for kind, status in _STATUS if isinstance(e, kind)), 500)
         if status == 500:
             log.exception("the viewer could not answer")
-        return json_reply({"error": one_line(str(e)) or type(e).__name__, "kind": type(e).__name__}, status)
+        reason = one_line(str(e)[:MAX_REASON]) or type(e).__name__
+        return json_reply({"error": reason, "kind": type(e).__name__}, status)
 
 
 def _sent(reply: Reply) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
+import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from archive.base import ArchiveError
 from archive.view.answers import Settings, Shown
 from archive.view.routes import application
 from archive.view.web import LOOPBACK, Server
@@ -21,6 +24,7 @@ class Viewer:
 
     def __init__(self, shown: Shown, **how: Any) -> None:
         self._server = Server(application(shown, lambda: self._server.token), ancestors=_NOTEBOOKS, **how)
+        threading.Thread(target=_warmed, args=(shown,), name="archive-view-warm", daemon=True).start()
         self._server.start()
 
     @property
@@ -52,6 +56,12 @@ class Viewer:
 
     def __repr__(self) -> str:
         return f"<Viewer at {self.origin}>"
+
+
+def _warmed(shown: Shown) -> None:
+    """Begins while the browser opens; what goes wrong is told to whoever asks."""
+    with contextlib.suppress(ArchiveError):
+        shown.warm()
 
 
 def serve(arc: Archive, *, host: str = LOOPBACK, port: int = 0, settings: Settings | None = None) -> Viewer:

@@ -35,7 +35,7 @@ class Conversation:
         """Where the script draws it, and what chooses the colours of its tokens."""
         tools: list[Any] = []
         if self.rollout.tracks:
-            tools += [tag("label", "Colour ", tag("select", class_="colour", id="colour")), tag("span", class_="scale")]
+            tools += [tag("label", "Colour ", tag("select", class_="colour")), tag("span", class_="scale")]
             tools += [tag("label", "Dim ", tag("select", class_="dims"))]
         note = tag("figcaption", _NO_TEXTS) if tools and not self.has_texts else ""
         tools = [tag("div", *tools, class_="tools")] if tools else []

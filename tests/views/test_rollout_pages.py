@@ -221,6 +221,7 @@ def test_a_conversation_is_drawn(address: str, tmp_path: Path) -> None:
         assert await page.evaluate("[...document.querySelectorAll('.head')].map((x) => x.textContent)") == [
             "step 0reward 0", "step 1reward 0.5", "step 2reward 1",
         ]  # fmt: skip
+        await page.evaluate("window.colour = document.querySelector('.colour')")
         assert await page.evaluate("colour.selectedOptions[0].text") == "logprobs"
         background = "document.querySelectorAll('.assistant .token')[0].style.background"
         orange = await page.evaluate(background)

@@ -14,6 +14,7 @@ from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
 
 MOST = 20
+LONGEST = 500  # characters of what is offered
 LOOKED_AT = 2000  # episodes whose metadata is looked into for its keys
 
 
@@ -32,7 +33,8 @@ def values(shown: Shown, query: Query) -> Reply:
         return json_reply([])
     distinct = shown.kept(("distinct", listing.key, name), lambda: column.unique())
     plain = distinct.cast(pa.string()).drop_null()
-    found = plain.filter(pc.starts_with(plain, text)).slice(0, MOST).to_pylist()
+    fitting = pc.and_(pc.starts_with(plain, text), pc.less_equal(pc.utf8_length(plain), LONGEST))
+    found = plain.filter(fitting).slice(0, MOST).to_pylist()
     return json_reply([_quoted(value) for value in sorted(found)])
 
 
@@ -50,7 +52,7 @@ def _metadata_keys(listing: Listing) -> list[str]:
         except (ValueError, RecursionError):
             continue  # a reader of the episode is told; here it has no keys
         if isinstance(document, dict):
-            counted.update(document.keys())
+            counted.update(key for key in document if len(key) <= LONGEST)
     return [key for key, _ in counted.most_common(MOST)]
 
 

@@ -14,6 +14,7 @@ from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
 
 BARS = 30
+LONGEST = 500  # characters of a text that has a bar
 MOST = 12  # values of a column of texts that have a bar of their own
 
 
@@ -82,13 +83,18 @@ def _of_texts(column: pa.DictionaryArray) -> Bins:
     values = column.dictionary
     codes = pc.fill_null(column.indices.cast(pa.int64()), len(values)).to_numpy()
     counts = np.bincount(codes, minlength=len(values) + 1)[:-1]
-    chosen = [int(i) for i in np.argsort(-counts, kind="stable")[:MOST] if counts[i]]
+    short = pc.less_equal(pc.utf8_length(values), LONGEST).to_numpy(zero_copy_only=False) if _is_text(values) else True
+    chosen = [int(i) for i in np.argsort(-(counts * short), kind="stable")[:MOST] if (counts * short)[i]]
     bar = np.full(len(values) + 1, len(chosen) + 1, np.int8)
     bar[chosen] = np.arange(len(chosen))
     bar[-1] = len(chosen)
     told = [_told(values[i].as_py()) for i in chosen]
     others = int((counts > 0).sum()) - len(chosen)
     return Bins(bar[codes], len(chosen), {"kind": "text", "values": told, "others": others})
+
+
+def _is_text(values: pa.Array) -> bool:
+    return bool(pa.types.is_string(values.type) or pa.types.is_large_string(values.type))
 
 
 def _told(value: Any) -> Any:

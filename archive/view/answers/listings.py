@@ -25,7 +25,7 @@ class Listing:
         self.episodes, self.key = episodes, key
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._orders: dict[str, tuple[Ints, int]] = {}
-        self._busy = threading.Lock()
+        self._loading, self._busy = threading.Lock(), threading.Lock()
 
     def inherit(self, other: Listing) -> None:
         """Take over what was found of the same episodes before something was said of them."""
@@ -42,9 +42,10 @@ class Listing:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of the table; UsageError for one that there is none of."""
-        if name not in self._columns:
-            self._columns[name] = self.episodes.columns([name])[name]
-        return self._columns[name]
+        with self._loading:  # who comes second waits, rather than decoding it beside the first
+            if name not in self._columns:
+                self._columns[name] = self.episodes.columns([name])[name]
+            return self._columns[name]
 
     def place_of(self, name: str) -> int:
         """The place of an episode, by id; NotFoundError if there is none."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive.base import ArchiveError
 from archive.view.answers.fieldkinds import MOST, Kind, kinds
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
@@ -28,13 +29,21 @@ def episode(shown: Shown, query: Query) -> Reply:
             "about": {name: value for name, value in ep.about.items() if value not in (None, [])},
             "fields": [_told(kind) for kind in fields[:MOST]],
             "more_fields": max(0, len(fields) - MOST),
-            "metadata": ep.metadata,
+            "metadata": _metadata(ep),
             "attributes": ep.attributes,
             "labels": ep.labels,
             "history": ep.label_history[-MOST_PARTS:],
             "parts": _parts(ep),
         }
     )
+
+
+def _metadata(ep: Episode) -> Any:
+    """Its metadata; where they cannot be read, why, as all else of it can be looked at."""
+    try:
+        return ep.metadata
+    except ArchiveError as e:
+        return {"cannot be read": str(e)}
 
 
 def _told(kind: Kind) -> dict[str, Any]:

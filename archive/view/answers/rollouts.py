@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from archive.base import jsontree
+from archive.base import ArchiveError, jsontree
 from archive.view.answers.fieldkinds import kinds
 from archive.view.answers.listings import Listing
 from archive.view.answers.shown import Shown
@@ -44,7 +44,7 @@ def _find(ep: Episode) -> rollouts.Rollout | None:
     data = dict(frames.leaves(ep.read(names, missing="skip"))) if names else {}
     whole = {name: leaf for name, leaf in data.items() if name in free}
     parts = {name: leaf for name, leaf in data.items() if name not in free}
-    return rollouts.find(parts, whole, ep.metadata, ep.length)
+    return rollouts.find(parts, whole, _metadata(ep), ep.length)
 
 
 def group(shown: Shown, query: Query) -> Reply:
@@ -52,8 +52,9 @@ def group(shown: Shown, query: Query) -> Reply:
     {by, value, members: [{id, return, length}], more}; members null where it is in no group."""
     listing = shown.listing(query)
     ep = listing.episodes[query.needed("id")]
-    key = query.text("by") or next((key for key in GROUP_KEYS if ep.metadata.get(key) is not None), "")
-    value = ep.metadata.get(key)
+    metadata = _metadata(ep)
+    key = query.text("by") or next((key for key in GROUP_KEYS if metadata.get(key) is not None), "")
+    value = metadata.get(key)
     if value is None:
         return json_reply({"by": None, "value": None, "members": None, "more": 0})
     places = shown.kept(("group", listing.key, key, json.dumps(value)), lambda: _members(listing, key, value))
@@ -62,6 +63,14 @@ def group(shown: Shown, query: Query) -> Reply:
     rows = pa.table({name: listing.column(column).take(some) for name, column in columns.items()}).to_pylist()
     told = value if isinstance(value, (str, int, float)) else json.dumps(value)
     return json_reply({"by": key, "value": told, "members": rows, "more": max(0, len(places) - MOST_MEMBERS)})
+
+
+def _metadata(ep: Episode) -> dict[str, Any]:
+    """Its metadata; none where they cannot be read, which the answer about the episode says."""
+    try:
+        return ep.metadata
+    except ArchiveError:
+        return {}
 
 
 def _members(listing: Listing, key: str, value: Any) -> list[int]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from archive import Archive, Checkpoint, Commit
 
 KEPT = 64  # lists of episodes, and what was counted of them
-WARMED = ("return", "length", "episode_id", "created_at", "update_count_max")  # orders that people ask for first
+FIRST = ("episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at")
+ORDERED = ("return", "length", "update_count_max", "created_at", "episode_id")  # what people sort by first
 T = TypeVar("T")
 
 
@@ -98,9 +99,11 @@ class Shown:
         return found
 
     def warm(self) -> None:
-        """Finds the orders that people ask for first, while they look at the first rows."""
+        """Loads what the first rows show, and puts them in the orders that people ask for first."""
         listing = self.listing(Query({}))
-        for name in WARMED:
+        for name in FIRST:
+            listing.column(name)
+        for name in ORDERED:
             listing.order(name)
 
 

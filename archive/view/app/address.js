@@ -5,7 +5,15 @@ export function read() {
   const text = location.hash.replace(/^#\/?/, "");
   const [path, query] = [text.split("?")[0], text.slice(text.indexOf("?") + 1)];
   const given = text.includes("?") ? Object.fromEntries(new URLSearchParams(query)) : {};
-  return { page: decodeURIComponent(path) || "episodes", given };
+  return { page: _decoded(path) || "episodes", given };
+}
+
+function _decoded(path) {
+  try {
+    return decodeURIComponent(path);
+  } catch {
+    return path;
+  }
 }
 
 /** The address of a page; what is empty is left out. */

@@ -2,6 +2,8 @@
 
 import { readArrow } from "./arrow.js";
 
+export const GONE = "the viewer does not answer: is `archive view` still running?";
+
 const TOKEN = document.querySelector('meta[name="token"]').content;
 
 /** What the server refused, in its words. */
@@ -26,7 +28,7 @@ async function _fetched(path, given, how = {}) {
     answer = await fetch(url, { ...how, headers, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("the viewer does not answer: is `archive view` still running?", 0, "Gone");
+    throw new Refused(GONE, 0, "Gone");
   }
   if (answer.ok) return answer;
   const text = await answer.text();

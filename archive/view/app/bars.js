@@ -6,15 +6,16 @@ import * as format from "./format.js";
 const WIDTH = 232;
 const HEIGHT = 46;
 
-/** found: an answer of "histograms"; onpick(condition): what pressing a bar asks for. */
+/** found: an answer of "histograms"; onpick(condition, value): what pressing a bar asks for; value: of a bar of one. */
 export function histogram(name, title, found, onpick) {
   const body = found.kind === "text" ? _texts(name, found, onpick) : _numbers(name, title, found, onpick);
   const none = found.none_all ? el("span", { class: "quiet-text" }, ` ${format.count(found.none)} without`) : null;
-  return el("section", { class: "bars", "aria-label": `${title}, spread` }, el("h3", {}, title, none), body);
+  return el("section", { class: "bars", "aria-label": `${title}, spread` }, el("h2", {}, title, none), body);
 }
 
 function _numbers(name, title, found, onpick) {
   if (!found.all.length) return el("p", { class: "quiet-text" }, "no values");
+  if (found.least === found.most && found.kind === "number") return _texts(name, { ...found, values: [found.least] }, onpick);
   const most = Math.max(...found.all);
   const wide = WIDTH / found.all.length;
   const show = found.kind === "time" ? format.time : format.number;
@@ -47,10 +48,10 @@ function _between(name, low, high, last, kind) {
 function _texts(name, found, onpick) {
   const most = Math.max(1, ...found.all);
   const rows = found.values.map((value, i) => {
-    const told = `${value}: ${format.count(found.counts[i])} of ${format.count(found.all[i])}`;
+    const told = `${cut(value, 200)}: ${format.count(found.counts[i])} of ${format.count(found.all[i])}`;
     const every = el("span", { class: "every", style: { width: `${(100 * found.all[i]) / most}%` } });
     const now = el("span", { class: "now", style: { width: `${(100 * found.counts[i]) / most}%` } });
-    return el("button", { class: "value quiet", title: told, "aria-label": told, onclick: () => onpick(_equal(name, value)) },
+    return el("button", { class: "value quiet", title: told, "aria-label": told, onclick: () => onpick(_equal(name, value), value) },
       every, now, el("span", { class: "text" }, cut(value, 60)), el("span", { class: "number" }, format.count(found.counts[i])));
   });
   const more = found.others ? el("p", { class: "quiet-text" }, `and ${format.count(found.others)} more values`) : null;

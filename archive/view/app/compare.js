@@ -5,7 +5,6 @@ import { ask } from "./api.js";
 import { cut, el, fill, svg } from "./dom.js";
 import { title } from "./episodes.js";
 import * as format from "./format.js";
-import { say } from "./status.js";
 
 const GROUPS = { run: "runs", checkpoint: "checkpoints", model_weights_uuids: "weights", buffer: "buffers", session: "sessions" };
 const [WIDTH, HEIGHT] = [640, 54];
@@ -30,7 +29,7 @@ export async function show(main, about, given) {
       found.others > 0 ? el("p", { class: "quiet-text" }, `and ${found.others} more`) : null,
       found.groups.length ? null : el("p", {}, "There is nothing to compare."));
   } catch (error) {
-    say(error.message, { error: true });
+    fill(body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
   }
   main.firstChild.classList.add("ready");
   return () => {};
@@ -42,7 +41,7 @@ function _group(group, edges, column, by) {
     ? el("a", { href: address.of("episodes", { [by === "run" ? "run" : "weights"]: group.name, sort: column, descending: true }) }, cut(group.name, 60))
     : cut(group.name, 60);
   return el("section", { "aria-label": `${cut(group.name, 60)}: ${format.count(group.count)} episodes, ${told}` },
-    el("h3", {}, heading, el("span", { class: "quiet-text" }, ` ${format.count(group.count)} episodes, ${told}`)),
+    el("h2", {}, heading, el("span", { class: "quiet-text" }, `${format.count(group.count)} episodes, ${told}`)),
     _bars(group, edges));
 }
 

@@ -71,6 +71,7 @@ class Episodes {
       label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
       load: (start, stop, signal) => this.rows(start, stop, signal), onopen: () => this.open(), onsort: (name) => this.sort(name),
       onpick: () => this.labels.show(), onview: (start, stop) => this.seen(start, stop),
+      onfail: (error) => say(error.message, { error: true }),
     });
     this.strip = new Strip({
       asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }), onpick: (place) => this.grid.pick(place),
@@ -154,7 +155,8 @@ class Episodes {
     try {
       const first = await this.rows(0, FIRST_ROWS, stopped.signal);
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
-      this.grid.reset(first.facts.count, { columns: this.columns(), sort, picked: stay ? this.grid.picked : Number(this.given.row || -1) });
+      const place = stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
+      this.grid.reset(first.facts.count, { columns: this.columns(), sort, ...place });
       this.grid.give(0, first);
       this.labels.show();
       const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
@@ -167,10 +169,22 @@ class Episodes {
     }
   }
 
+  /** Where the rows are now that were in sight, and the one that was picked: newer ones came before them. */
+  async stayed(signal) {
+    const { first, picked } = this.grid;
+    const seen = picked >= 0 ? picked : Math.floor(first);
+    const id = this.grid.row(seen)?.episode_id;
+    if (id === undefined || (picked < 0 && first < 1)) return { picked };
+    const now = await ask("neighbours", { ...this.asked, id }, signal).catch(() => null);
+    if (!now) return { picked: -1 };
+    // at the top one wants to see what is new
+    return { picked: picked < 0 ? -1 : now.place, first: first < 1 ? first : first + now.place - seen };
+  }
+
   async spreads(signal) {
     const found = await ask("histograms", { ...address.scope(this.given), columns: this.spread }, signal);
     fill(this.side, this.spread.filter((name) => name in found).map((name) =>
-      histogram(name, title(name), found[name], (condition) => this.filter(name, condition, found[name]))));
+      histogram(name, title(name), found[name], (condition, value) => this.filter(name, condition, value))));
   }
 
   /** Rows that came into sight: their pictures, where somebody wants them. */
@@ -180,9 +194,9 @@ class Episodes {
     this.strip.show(rows.filter(({ id }) => id !== undefined), this.grid.picked);
   }
 
-  filter(name, condition) {
+  filter(name, condition, value) {
     if (condition === null) return;
-    if (name === "model_weights_uuids") this.change({ weights: condition.replace(/^.*= '|'$/g, ""), row: "" });
+    if (name === "model_weights_uuids") this.change({ weights: value, row: "" });
     else this.change({ where: this.conditions.and(condition), row: "" });
   }
 

@@ -1,33 +1,36 @@
 // A table of any number of rows, of which only those in sight are in the document. It asks for blocks of rows, keeps the
 // last ones, and forgets questions whose answer is out of sight by now.
 
-import { el, fill } from "./dom.js";
+import { cut, el, fill } from "./dom.js";
 
-const ROW = 26; // pixels; grid.css says the same
+const [ROW, HEAD] = [26, 29]; // pixels; grid.css says the same
 const BLOCK = 200; // rows of one question
 const KEPT = 60; // blocks
 const MOST_PIXELS = 8e6; // browsers lay out no taller element well; beyond, a pixel is several rows' part
+const TITLE = 1000; // characters of what the pointer shows
 const WAIT_MS = 60; // while somebody scrolls on, what passes by is not asked for
 
 /**
  * columns: [{name, title, kind, sortable, width}]; load(start, stop, signal) -> {columns: {name: values}};
- * format(column, value) -> text; onopen(row), onpick(row), onsort(name), onview(start, stop): what the page does.
+ * format(column, value) -> text; onopen(row), onpick(row), onsort(name), onview(start, stop), onfail(error): what the
+ * page does.
  */
 export class Grid {
-  constructor({ label, columns, load, format, onopen, onpick, onsort, onview }) {
-    Object.assign(this, { columns, load, format, onopen, onpick, onsort, onview });
+  constructor({ label, columns, load, format, onopen, onpick, onsort, onview, onfail }) {
+    Object.assign(this, { columns, load, format, onopen, onpick, onsort, onview, onfail });
     this.count = 0;
     this.first = 0; // the row at the top, with a fraction
     this.picked = -1;
     this.blocks = new Map();
     this.asked = new Map();
-    this.head = el("div", { role: "row", class: "grid-head" });
+    this.head = el("div", { role: "row", class: "grid-head", "aria-rowindex": 1 });
     this.space = el("div", { class: "grid-space" });
     this.rows = el("div", { class: "grid-rows", role: "rowgroup" });
-    this.view = el("div", { class: "grid-view", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
-      this.space, this.rows);
+    // the heads stand in what scrolls: they go sideways with their columns, and who listens has one grid
+    this.view = el("div", { class: "grid-view", role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
+      this.head, this.space, this.rows);
     this.view.addEventListener("wheel", (event) => this._wheeled(event), { passive: false });
-    this.node = el("div", { class: "grid", role: "grid", "aria-label": label }, this.head, this.view);
+    this.node = el("div", { class: "grid" }, this.view);
     this.seen = new ResizeObserver(() => this._draw());
     this.seen.observe(this.view);
   }
@@ -38,16 +41,16 @@ export class Grid {
   }
 
   /** Shows other rows: how many there are; what was known of the old ones is gone. */
-  reset(count, { columns = this.columns, sort = null, picked = -1 } = {}) {
+  reset(count, { columns = this.columns, sort = null, picked = -1, first = this.first } = {}) {
     for (const asked of this.asked.values()) asked.abort();
     Object.assign(this, { count, columns, sort, picked });
     this.asked.clear();
     this.blocks.clear();
     this._heads();
-    this.node.setAttribute("aria-rowcount", count + 1);
+    this.view.setAttribute("aria-rowcount", count + 1);
     this.space.style.height = `${Math.min(count * ROW, MOST_PIXELS)}px`;
+    this._go(first);
     if (picked >= 0) this.show(picked);
-    else this._go(Math.min(this.first, this._last()));
     this._draw();
   }
 
@@ -74,24 +77,30 @@ export class Grid {
     this.onpick?.(this.picked);
   }
 
+  /** Brings a row into sight. */
   show(place) {
-    const rows = Math.max(1, Math.floor(this.view.clientHeight / ROW));
+    const rows = Math.max(1, Math.floor(this._tall / ROW));
     if (place < this.first) this._go(place);
     else if (place > this.first + rows - 1) this._go(place - rows + 1);
   }
 
   get page() {
-    return Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
+    return Math.max(1, Math.floor(this._tall / ROW) - 1);
+  }
+
+  // pixels in which rows are seen
+  get _tall() {
+    return Math.max(0, this.view.clientHeight - HEAD);
   }
 
   _last() {
-    return Math.max(0, this.count - this.view.clientHeight / ROW);
+    return Math.max(0, this.count - this._tall / ROW);
   }
 
   // a pixel of the scroll bar is `scale` pixels of the rows
   get _scale() {
-    const room = this.space.offsetHeight - this.view.clientHeight;
-    return room > 0 ? (this.count * ROW - this.view.clientHeight) / room : 1;
+    const room = this.space.offsetHeight - this._tall;
+    return room > 0 ? (this.count * ROW - this._tall) / room : 1;
   }
 
   _go(first) {
@@ -128,9 +137,12 @@ export class Grid {
 
   _draw() {
     const start = Math.floor(this.first);
-    const stop = Math.min(this.count, start + Math.ceil(this.view.clientHeight / ROW) + 1);
+    const stop = Math.min(this.count, start + Math.ceil(this._tall / ROW) + 1);
     this.rows.style.transform = `translateY(${this.view.scrollTop - (this.first - start) * ROW}px)`;
     fill(this.rows, Array.from({ length: Math.max(0, stop - start) }, (_, i) => this._row(start + i)));
+    const named = this.picked >= start && this.picked < stop;
+    if (named) this.view.setAttribute("aria-activedescendant", `row-${this.picked}`);
+    else this.view.removeAttribute("aria-activedescendant");
     clearTimeout(this.timer);
     const missing = this._missing(start, stop);
     if (!missing.length) this.onview?.(start, stop);
@@ -142,11 +154,11 @@ export class Grid {
     const cells = this.columns.map((column) => {
       const values = block?.columns[column.name];
       const text = values ? this.format(column, values[place % BLOCK]) : "";
-      const title = text.length > 12 ? values[place % BLOCK] : null;
+      const title = text.length > 12 ? cut(values[place % BLOCK], TITLE) : null;
       return el("div", { role: "gridcell", class: `cell ${column.kind}`, title, style: { width: `${column.width}px` } }, text);
     });
     return el("div", {
-      role: "row", class: block ? "grid-row" : "grid-row waiting", "aria-rowindex": place + 2,
+      role: "row", id: `row-${place}`, class: block ? "grid-row" : "grid-row waiting", "aria-rowindex": place + 2,
       "aria-selected": place === this.picked ? "true" : "false",
       onclick: () => this.pick(place), ondblclick: () => this.onopen?.(place),
     }, cells);
@@ -167,7 +179,7 @@ export class Grid {
       const found = await this.load(number * BLOCK, Math.min(this.count, (number + 1) * BLOCK), stopped.signal);
       if (!stopped.signal.aborted) this._keep(number, found);
     } catch (error) {
-      if (error.name !== "AbortError") throw error;
+      if (error.name !== "AbortError") return this.onfail?.(error); // asked again when somebody scrolls
     } finally {
       if (this.asked.get(number) === stopped) this.asked.delete(number);
     }

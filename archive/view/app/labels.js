@@ -82,7 +82,7 @@ export class Labels {
     const focus = this.node.contains(document.activeElement) ? document.activeElement : null;
     if (focus?.tagName === "INPUT") return void fill(this.node.querySelector(".state"), state);
     const place = focus && [...this.node.querySelectorAll("button")].indexOf(focus);
-    fill(this.node, el("h3", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
+    fill(this.node, el("h2", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
       this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.id)), this._progress());
     if (focus) this.node.querySelectorAll("button")[place]?.focus();
     return undefined;

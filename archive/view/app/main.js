@@ -1,13 +1,13 @@
 // Starts: asks what is shown, and shows the page that the address names.
 
 import * as address from "./address.js";
-import { ask } from "./api.js";
-import { el, fill } from "./dom.js";
+import { ask, GONE, Refused } from "./api.js";
+import { cut, el, fill } from "./dom.js";
 import * as keys from "./keys.js";
 import { book } from "./labelbook.js";
 import { Live } from "./live.js";
 import * as sharing from "./sharing.js";
-import { say } from "./status.js";
+import { clear, say } from "./status.js";
 
 // name -> its module, loaded when it is first shown: `show(node, about, given)` gives what leaves the page again;
 // `update(given)`, if it is there, changes what is shown; `news(about)` shows a newer commit
@@ -21,8 +21,11 @@ const PAGES = {
 };
 const TABS = [["episodes", "Episodes"], ["checkpoints", "Checkpoints"], ["compare", "Side by side"], ["wall", "Newest"]];
 
+const MOST = 1000; // characters of a reason
+
 let about = null;
 let live = null;
+let byWall = false; // new commits are followed because the wall is shown, not because somebody asked for it
 let shown = { key: null, page: null, module: null, leave: null };
 
 async function start() {
@@ -31,8 +34,8 @@ async function start() {
   try {
     about = await ask("about", { commit: address.read().given.commit });
   } catch (error) {
-    say(error.message, { error: true });
-    return;
+    addEventListener("hashchange", start, { once: true });
+    return failed(error, start);
   }
   document.title = `${about.url} · archive`;
   live = new Live({ commit: about.newest, onnews: news, onstate: () => top() });
@@ -54,9 +57,10 @@ async function show() {
   const key = JSON.stringify([page, given]);
   if (key === shown.key) return;
   shown.key = key;
+  clear();
   top();
   try {
-    const module = await (PAGES[page] ?? PAGES.episodes)();
+    const module = await loaded(page);
     if (shown.key !== key) return; // somebody went on
     if (shown.page === page && module.update?.(given)) return; // the page itself knows what changed
     shown.leave?.();
@@ -66,9 +70,12 @@ async function show() {
     const leave = await module.show(main, about, given);
     if (shown.key === key || shown.page === page) shown.leave = leave;
     else leave();
-    if (page === "wall" && !live.on) live.toggle();
+    follow(page);
+    if (document.activeElement === document.body) main.focus(); // the page it was on is gone
   } catch (error) {
-    say(error.message, { error: true });
+    if (shown.key !== key) return;
+    shown.page = null;
+    failed(error, again);
   }
 }
 
@@ -77,6 +84,38 @@ function saved(commit) {
   live.known(commit);
   about = { ...about, commit };
   top();
+}
+
+async function loaded(page) {
+  try {
+    return await (Object.hasOwn(PAGES, page) ? PAGES[page] : PAGES.episodes)();
+  } catch {
+    throw new Refused(GONE, 0, "Gone");
+  }
+}
+
+/** The wall follows new commits by itself, as long as it is shown. */
+function follow(page) {
+  const wall = page === "wall" && !about.pinned;
+  if (wall && !live.on) byWall = true;
+  else if (wall || !byWall) return;
+  else byWall = false;
+  if (live.on !== wall) live.toggle();
+}
+
+function again() {
+  shown.key = null;
+  return show();
+}
+
+/** Says in the page's place why it is not there, and what else there is. */
+function failed(error, retry) {
+  const { given } = address.read();
+  const ways = el("p", { class: "ways" }, el("button", { onclick: retry }, "Try again"),
+    el("a", { href: address.of("episodes", { ...address.scope(given), where: "" }) }, "Episodes"),
+    given.commit || given.checkpoint ? el("a", { href: address.of("episodes") }, "Episodes of the newest commit") : null);
+  fill(document.getElementById("main"), el("section", { class: "failed ready", role: "alert" },
+    el("h1", {}, "This cannot be shown"), el("p", {}, cut(error.message, MOST)), ways));
 }
 
 /** A newer commit is there: pages that can show it do so. */
@@ -93,12 +132,15 @@ function top() {
   const tabs = TABS.map(([name, title]) =>
     el("a", { href: address.of(name, address.scope(given)), "aria-current": name === page ? "page" : null }, title));
   const at = given.commit ? `as of commit ${given.commit}` : `commit ${about.commit}`;
-  fill(document.getElementById("top"),
+  const bar = document.getElementById("top");
+  const focused = [...bar.querySelectorAll("a, button")].indexOf(document.activeElement);
+  fill(bar,
     el("strong", { class: "url", title: about.url }, about.url),
     el("nav", { "aria-label": "Pages" }, tabs),
-    el("span", { class: "facts" }, at),
+    el("span", { class: "commit" }, at),
     el("button", { "aria-pressed": String(live.on), disabled: about.pinned, "aria-keyshortcuts": "f", onclick: () => live.toggle() }, live.on ? "● live" : "○ live"),
     el("button", { class: "quiet", onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"));
+  bar.querySelectorAll("a, button")[focused]?.focus(); // who pressed one of them is still there
 }
 
 start();

@@ -11,7 +11,7 @@ export class Strip {
   constructor({ asked, onpick }) {
     Object.assign(this, { asked, onpick });
     this.pictures = new Map(); // id -> ImageData, or null for an episode without one
-    this.node = el("div", { class: "strip", role: "list", "aria-label": "First pictures of the episodes in sight", tabindex: "0" });
+    this.node = el("div", { class: "strip", role: "group", "aria-label": "First pictures of the episodes in sight", tabindex: "0" });
   }
 
   /** rows: [{place, id}], those in sight. */
@@ -55,7 +55,7 @@ export class Strip {
     fill(this.node, this.rows.map(({ place, id }) => {
       const image = this.pictures.get(id);
       const chosen = place === this.picked ? "true" : null;
-      return el("button", { class: "quiet", role: "listitem", title: id, "aria-label": `Episode ${cut(id, 80)}`, "aria-current": chosen, onclick: () => this.onpick(place) },
+      return el("button", { class: "quiet", title: cut(id, 200), "aria-label": `Episode ${cut(id, 80)}`, "aria-current": chosen, onclick: () => this.onpick(place) },
         image ? _canvas(image) : el("span", { class: "no-picture" }, image === null ? "none" : "…"));
     }));
   }

@@ -77,9 +77,14 @@ class Wall {
     const told = `return ${format.number(row.return)} · ${format.number(row.length)} steps · update ${format.number(row.update_count_max)}`;
     this.tiles.append(el("a", { class: "tile", href: address.of("episode", asked), "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}` },
       stage, el("strong", {}, format.name(row.episode_id, 26)), el("span", { class: "quiet-text" }, told)));
-    const found = await ask("episode", asked);
+    const open = this.open;
+    const found = await ask("episode", asked).catch((error) => ({ fields: [], why: error.message }));
+    if (open !== this.open) return; // newer ones are shown, or another page
     const field = found.fields.find((one) => one.kind === "frames");
-    if (!field) return;
+    if (!field) {
+      if (found.why) stage.append(el("p", { class: "error-text" }, cut(found.why, 200)));
+      return;
+    }
     const cursor = new Cursor(found.length);
     cursor.rate = RATE;
     const film = new Film(field.name, asked, cursor);

@@ -7,10 +7,18 @@ import json
 import pyarrow as pa
 import pyarrow.compute as pc
 
+LONGEST = 2000  # characters of a text in a table; names are shorter
+
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """The table with columns of double, bool and utf8 alone."""
-    return pa.table({name: _plain(table[name]) for name in table.column_names})
+    """The table with columns of double, bool and utf8 alone; of long texts the beginning."""
+    return pa.table({name: _short(_plain(table[name])) for name in table.column_names})
+
+
+def _short(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if column.type != pa.string() or (pc.max(pc.binary_length(column)).as_py() or 0) <= LONGEST:
+        return column
+    return pc.utf8_slice_codeunits(column, 0, LONGEST)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
