@@ -80,6 +80,12 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    async def wheel(self, selector: str, pixels: int) -> None:
+        """A real turn of the wheel over the middle of an element."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        x, y = await self.evaluate(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box})")
+        await self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=pixels)
+
     async def press(self, key: str, *, shift: bool = False) -> None:
         """A real key: "ArrowRight", "Enter", "a", " "."""
         text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}

@@ -8,10 +8,11 @@ const NAME = /[A-Za-z_][\w.-]*$/;
 const VALUE = /([A-Za-z_][\w.-]*)\s*(?:=|==|!=|<>)\s*'([^']*)$/;
 const MOST = 12;
 
-/** value: the condition; onset(text): it is to hold from now on; scope(): which episodes it is about. */
+/** value: the condition; onset(text): it is to hold from now on; onheld(): it does, and whoever wrote it is done; scope():
+ * which episodes it is about. */
 export class Conditions {
-  constructor({ value, scope, onset }) {
-    Object.assign(this, { scope, onset, value });
+  constructor({ value, scope, onset, onheld }) {
+    Object.assign(this, { scope, onset, onheld, value });
     this.list = el("ul", { role: "listbox", id: "completions", class: "completions", hidden: true, "aria-label": "Completions" });
     this.why = el("p", { class: "why", id: "condition-why", role: "alert" });
     this.input = el("input", {
@@ -35,6 +36,12 @@ export class Conditions {
     this.value = text;
     this.input.value = text;
     this.refused("");
+  }
+
+  /** The condition holds: keys are for the rows again, unless somebody writes on. */
+  held() {
+    if (this.written === this.input.value && document.activeElement === this.input) this.onheld();
+    this.written = null;
   }
 
   /** What the condition and another one ask for together. */
@@ -97,6 +104,7 @@ export class Conditions {
   }
 
   _close() {
+    this.turn = (this.turn ?? 0) + 1; // what is still on its way is no longer wanted
     this.list.hidden = true;
     this.options = [];
     this.chosen = -1;
@@ -113,7 +121,8 @@ export class Conditions {
       this._take(Math.max(0, this.chosen));
     } else if (event.key === "Enter") {
       this._close();
-      this.onset(this.input.value.trim());
+      this.written = this.input.value.trim();
+      this.onset(this.written);
     } else if (event.key === "Escape" && open) {
       this._close();
     } else if (event.key === "Escape") {

@@ -58,7 +58,7 @@ class Episodes {
     this.names();
     this.conditions = new Conditions({
       value: given.where ?? "", scope: () => address.scope({ ...this.given, where: "" }),
-      onset: (where) => this.change({ where, row: "" }),
+      onset: (where) => this.change({ where, row: "" }), onheld: () => this.grid.view.focus(),
     });
     this.scopes = new Scopes(about, given, (change) => this.change({ ...change, row: "" }));
     this.count = el("strong", { class: "count", role: "status" });
@@ -158,6 +158,7 @@ class Episodes {
       const place = stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
       this.grid.reset(first.facts.count, { columns: this.columns(), sort, ...place });
       this.grid.give(0, first);
+      this.conditions.held();
       this.labels.show();
       const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
       fill(this.count, `${format.count(first.facts.count)}${all} episodes`);

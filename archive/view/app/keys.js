@@ -25,6 +25,7 @@ function _typing(event) {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || _typing(event)) return;
+  if (document.querySelector("dialog[open]")) return; // what is behind it waits
   const pressed = _name(event);
   // a button that has the focus is what Space and Enter are for
   if (["Space", "Enter"].includes(pressed) && event.target.closest("button, a, summary, [role=row]")) return;
