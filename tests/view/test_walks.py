@@ -209,14 +209,14 @@ async def _compared(page: Page, pictures: Path) -> None:
     """Runs, checkpoints and weights side by side; a group leads to its episodes."""
     await page.click("#top nav a:nth-child(3)")
     await page.until(READY)
-    for by, names in (("run", ["first", "second"]), ("checkpoint", 2), ("weights", 3)):
-        await page.evaluate("document.querySelector('[aria-label=Groups]').focus()")
-        await page.press(by[0])
-        await page.until(READY)
-        count = names if isinstance(names, int) else len(names)
+    await page.evaluate("document.querySelector('[aria-label=Groups]').focus()")
+    for by, count in (("run", 2), ("checkpoint", 2), ("weights", 3)):
         await page.until(f"document.querySelectorAll('.compare section').length === {count}")
         await page.screenshot(pictures / f"compare-{by}.png")
-    await page.evaluate("history.go(-2)")
+        await page.press("ArrowDown")
+    await page.until("location.hash.includes('buffer')")
+    await page.evaluate("history.go(-3)")
+    await page.until("!location.hash.includes('by=')")
     await page.until("document.querySelectorAll('.compare section a').length === 2")
     await page.click(".compare section:nth-child(2) a")
     await counted(page, "3 of 6 episodes")

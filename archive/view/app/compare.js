@@ -9,30 +9,66 @@ import * as format from "./format.js";
 const GROUPS = { run: "runs", checkpoint: "checkpoints", model_weights_uuids: "weights", buffer: "buffers", session: "sessions" };
 const [WIDTH, HEIGHT] = [640, 54];
 
+let page = null;
+
 export async function show(main, about, given) {
-  const columns = Object.entries(about.columns).filter(([, kind]) => kind === "number" || kind === "flag").map(([name]) => name);
-  const labels = Object.keys(about.columns).filter((name) => name.startsWith("label."));
-  const choose = (name, label, options, chosen) => el("select", { "aria-label": label, onchange: (event) => {
-    address.change({ [name]: event.target.value }, { entry: true });
-    dispatchEvent(new PopStateEvent("popstate"));
-  } }, options.map(([value, text]) => el("option", { value, selected: value === chosen }, text)));
-  const column = given.column ?? "return";
-  const by = given.by ?? "run";
-  const body = el("div", { class: "spreads" });
-  fill(main, el("div", { class: "compare" },
-    el("h1", {}, "Side by side"),
-    el("p", { class: "bar" }, choose("column", "Column", [...columns, ...labels].map((name) => [name, title(name)]), column), " by ",
-      choose("by", "Groups", Object.entries(GROUPS), by)), body));
-  try {
-    const found = await ask("distributions", { ...address.scope(given), column, by });
-    fill(body, found.groups.map((group) => _group(group, found.edges, column, by)),
+  page = new Compare(about, given);
+  fill(main, page.node);
+  await page.load();
+  page.node.classList.add("ready");
+  return () => {
+    page = null;
+  };
+}
+
+/** The page draws another column or other groups itself. */
+export function update(given) {
+  page.given = given;
+  page.load();
+  return true;
+}
+
+/** A newer commit is there. */
+export function news() {
+  return page.load();
+}
+
+class Compare {
+  constructor(about, given) {
+    this.given = given;
+    const columns = Object.entries(about.columns).filter(([, kind]) => kind === "number" || kind === "flag").map(([name]) => name);
+    const labels = Object.keys(about.columns).filter((name) => name.startsWith("label.") && !columns.includes(name));
+    this.column = _choice("column", "Column", [...columns, ...labels].map((name) => [name, title(name)]));
+    this.by = _choice("by", "Groups", Object.entries(GROUPS));
+    this.body = el("div", { class: "spreads", "aria-live": "polite" });
+    this.node = el("div", { class: "compare" }, el("h1", {}, "Side by side"), el("p", { class: "bar" }, this.column, " by ", this.by), this.body);
+  }
+
+  async load() {
+    const { column = "return", by = "run" } = this.given;
+    [this.column.value, this.by.value] = [column, by];
+    this.asking?.abort();
+    this.asking = new AbortController();
+    try {
+      this.draw(await ask("distributions", { ...address.scope(this.given), column, by }, this.asking.signal), column, by);
+    } catch (error) {
+      if (error.name !== "AbortError") fill(this.body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
+    }
+  }
+
+  draw(found, column, by) {
+    fill(this.body, found.groups.map((group) => _group(group, found.edges, column, by)),
       found.others > 0 ? el("p", { class: "quiet-text" }, `and ${found.others} more`) : null,
       found.groups.length ? null : el("p", {}, "There is nothing to compare."));
-  } catch (error) {
-    fill(body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
   }
-  main.firstChild.classList.add("ready");
-  return () => {};
+}
+
+function _choice(name, label, options) {
+  const onchange = (event) => {
+    address.change({ [name]: event.target.value }, { entry: true });
+    dispatchEvent(new PopStateEvent("popstate"));
+  };
+  return el("select", { "aria-label": label, onchange }, options.map(([value, text]) => el("option", { value }, cut(text, 60))));
 }
 
 function _group(group, edges, column, by) {
