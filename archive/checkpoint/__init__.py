@@ -12,7 +12,7 @@ from archive.checkpoint.joining import commit_recovered
 from archive.checkpoint.pending import Pending
 from archive.checkpoint.progressbar import on_terminal
 from archive.checkpoint.requests import watch
-from archive.checkpoint.retention import Candidate, Keep
+from archive.checkpoint.retention import Candidate, Keep, best_of
 from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
@@ -43,6 +43,7 @@ __all__ = [
     "StagedTables",
     "StateRef",
     "added",
+    "best_of",
     "checkpoint_at",
     "commit_recovered",
     "create_once",

@@ -126,6 +126,16 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def best_of(text: str) -> Any:
+    """METRIC[:min|max][:N] as `Keep(best=)` has it: "loss:min:3", "return:3". The metric may have colons, too."""
+    parts = text.split(":")
+    ending: list[str | int] = []
+    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in DIRECTIONS) and len(ending) < 2:
+        last = parts.pop()
+        ending.insert(0, int(last) if last.isdigit() else last)
+    return (":".join(parts), *(ending or [DIRECTIONS[0]]))
+
+
 def _checked_best(given: Any) -> Any:
     """(metric, direction), or (metric, direction, how many) if that is more than one."""
     parts = tuple(given) if isinstance(given, (tuple, list)) else ()

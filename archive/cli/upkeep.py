@@ -133,21 +133,11 @@ def forget(
 
 def _keep(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
     """The policy that the options say; None without any."""
-    from archive import Keep
+    from archive.checkpoint import Keep, best_of
 
     if all(given is None for given in (last, every, within, best)):
         return None
-    return Keep(last, every, None if best is None else _best(best), within)
-
-
-def _best(text: str) -> Any:
-    """ "loss:min:3" as a policy has it. The metric may have colons, too."""
-    parts = text.split(":")
-    ending: list[str | int] = []
-    while len(parts) > 1 and (parts[-1].isdigit() or parts[-1] in ("min", "max")) and len(ending) < 2:
-        last = parts.pop()
-        ending.insert(0, int(last) if last.isdigit() else last)
-    return (":".join(parts), *(ending or ["max"]))
+    return Keep(last, every, None if best is None else best_of(best), within)
 
 
 def _show_plan(plan: ForgetPlan) -> None:

@@ -42,6 +42,7 @@ QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "page": answers.page,
     "checkpoints": answers.checkpoints,
     "checkpoint": answers.checkpoint,
+    "column": answers.column,
     "tails": answers.tails,
     "plan": answers.plan,
     "forgetting": answers.forgetting,

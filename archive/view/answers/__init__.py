@@ -14,7 +14,7 @@ from archive.view.answers.labelling import next_unlabelled, offered, said_of, sa
 from archive.view.answers.looking import episode
 from archive.view.answers.planning import forgetting, plan
 from archive.view.answers.rollouts import group, rollout
-from archive.view.answers.saved import checkpoint, checkpoints, tails
+from archive.view.answers.saved import checkpoint, checkpoints, column, tails
 from archive.view.answers.series import curves, steps
 from archive.view.answers.shown import Settings, Shown
 from archive.view.answers.strips import strip
@@ -27,6 +27,7 @@ __all__ = [
     "check",
     "checkpoint",
     "checkpoints",
+    "column",
     "curves",
     "distributions",
     "episode",

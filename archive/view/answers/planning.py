@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archive.base import UsageError
 from archive.view.answers.shown import Shown, checkpoint_at
 from archive.view.web import Query, Reply, json_reply
+
+if TYPE_CHECKING:
+    from archive import Keep
 
 MOST_RANKS = 1024
 POLICIES = ("balanced", "interleaved", "by_trajectory")
@@ -29,27 +32,31 @@ def plan(shown: Shown, query: Query) -> Reply:
 
 
 def forgetting(shown: Shown, query: Query) -> Reply:
-    """What forgetting would let go of, and why the rest stays: `last=` and `every=` checkpoints are kept,
-    `unreferenced=1` lets go of episodes that none of them holds, `where=` of those that meet it. Done is it elsewhere:
-    `command` has the options of `archive forget`."""
-    import archive
+    """What forgetting would let go of, and why the rest stays: `last=`, `every=`, those `within=` "7d" and the `best=`
+    (METRIC[:min|max][:N]) checkpoints are kept; `unreferenced=1` lets go of episodes that none of them holds, `where=`
+    of those that meet it. Done is it elsewhere: `command` has the options of `archive forget`."""
+    run, where = query.text("run") or None, query.text("where").strip() or None
+    episodes = "unreferenced" if query.flag("unreferenced") else None
+    made = shown.at(query).forget(_keep(query), episodes, where, run=run)
+    return json_reply(made.to_json() | {"command": _command(query)})
+
+
+def _keep(query: Query) -> Keep | None:
+    """The policy that is asked for; None for none. UsageError for what is none."""
+    from archive.checkpoint import Keep, best_of
 
     last, every = query.number("last", 0) or None, query.number("every", 0) or None
-    keep = archive.Keep(last=last, every=every) if last or every else None
-    episodes = "unreferenced" if query.flag("unreferenced") else None
-    made = shown.at(query).forget(keep, episodes, query.text("where").strip() or None, run=query.text("run") or None)
-    return json_reply(made.to_json() | {"command": _command(query, last, every)})
+    within, best = query.text("within").strip() or None, query.text("best").strip()
+    if not (last or every or within or best):
+        return None
+    return Keep(last, every, best_of(best) if best else None, within)
 
 
-def _command(query: Query, last: int | None, every: int | None) -> str:
+def _command(query: Query) -> str:
     """What carries it out, to be copied."""
     import shlex
 
-    options = {
-        "--keep-last": last,
-        "--keep-every": every,
-        "--where": query.text("where").strip(),
-        "--run": query.text("run"),
-    }
-    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    options = ("last", "every", "within", "best")
+    words = [word for name in options if (text := query.text(name).strip()) for word in (f"--keep-{name}", text)]
+    words += [word for name in ("where", "run") if (text := query.text(name).strip()) for word in (f"--{name}", text)]
     return shlex.join([*words, *(["--episodes", "unreferenced"] if query.flag("unreferenced") else [])])

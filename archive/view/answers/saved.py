@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from archive.base import NotFoundError, jsontree
+from archive.base import NotFoundError, UsageError, jsontree
+from archive.manifest import tablefiles, tables
+from archive.view.answers.histograms import edges_of
 from archive.view.answers.listings import Listing
 from archive.view.answers.shown import Shown, checkpoint_at
 from archive.view.web import Query, Reply, json_reply
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST = 2000  # checkpoints of a timeline: the newest
 MOST_RANKS = 512
+_CHUNK_FILE = ("chunks", "chunks_bytes", "chunks_crc32c")
 _TOLD = ("commit", "run", "session", "name", "step", "world_size", "whole", "replay_saved", "created_at")
 
 
@@ -82,7 +87,7 @@ def checkpoint(shown: Shown, query: Query) -> Reply:
     """The checkpoint `number=` in full: what it is, live steps of each rank, buffers, what was left out, progress,
     lineage, and what changed from the one before of its run."""
     ck = checkpoint_at(shown.at(query), query.number("number", 0))
-    steps = ck.steps_per_rank
+    steps, before = ck.steps_per_rank, _before(shown.at(query), ck)
     return json_reply(
         {
             "about": {name: value for name, value in ck.about.items() if value not in (None, [])},
@@ -93,7 +98,8 @@ def checkpoint(shown: Shown, query: Query) -> Reply:
             "lineage": dict(ck.lineage),
             "missing": [dict(one) for one in ck.missing],
             "unconsumed": len(ck.unconsumed),
-            "changed": _changed(ck, _before(shown.at(query), ck)),
+            "changed": _changed(ck, before),
+            "written": _written(shown.at(query), ck, before.number if before is not None else 0),
         }
     )
 
@@ -102,6 +108,24 @@ def _before(arc: Archive, ck: Checkpoint) -> Checkpoint | None:
     """The newest one of its run before it that has its buffers."""
     older = [one for one in arc.checkpoints.of(ck.run) if one.number < ck.number and one.replay_saved]
     return older[-1] if older else None
+
+
+def _written(arc: Archive, ck: Checkpoint, before: int) -> int:
+    """Bytes of the chunks of steps that its run committed after the commit `before`, until it was there."""
+    sessions = {row["session"] for row in arc.checkpoints.table.to_pylist() if row["run"] == ck.run}
+    rows = arc.snapshot.columns(["commit", "session", "shard", *_CHUNK_FILE])
+    commits = pc.fill_null(rows["commit"], 0)
+    new = pc.and_(pc.greater(commits, before), pc.less_equal(commits, ck.number))
+    mine = pc.is_in(rows["session"].cast(pa.string()), value_set=pa.array(sorted(sessions), pa.string()))
+    taken = rows.filter(pc.and_(new, mine))
+    shards = taken["shard"].cast(pa.string()).unique()
+    files = list(tablefiles.chunk_files(taken).values())
+    total = 0
+    for file, data in zip(files, tablefiles.fetch(arc.storage, files), strict=True):
+        chunks = tables.loads(data, "chunks", where=file.path, columns=["shard", "size"])
+        found = chunks.filter(pc.is_in(chunks["shard"].cast(pa.string()), value_set=shards))
+        total += pc.sum(found["size"]).as_py() or 0
+    return total
 
 
 def _changed(ck: Checkpoint, before: Checkpoint | None) -> dict[str, Any] | None:
@@ -124,6 +148,40 @@ def _changed(ck: Checkpoint, before: Checkpoint | None) -> dict[str, Any] | None
 def _lengths(ck: Checkpoint) -> tuple[list[str], list[int]]:
     found = ck.episodes.columns(["episode_id", "length"])
     return found["episode_id"].to_pylist(), found["length"].to_pylist()
+
+
+def column(shown: Shown, query: Query) -> Reply:
+    """How the column `name=` of `buffer=` of the checkpoint `number=` is spread: {edges, counts, ranks: [{rank, rows,
+    least, mean, most}]}; of several numbers a step, over all of them. NotFoundError where no rank has it."""
+    ck = checkpoint_at(shown.at(query), query.number("number", 0))
+    name, buffer = query.needed("name"), query.text("buffer", "replay")
+    found = {rank: _numbers(ck, name, rank, buffer) for rank in list(ck.ranks)[:MOST_RANKS]}
+    known = {rank: values for rank, values in found.items() if values is not None}
+    if not known:
+        raise NotFoundError(f"{ck.name} has no column {name!r:.80} in buffer {buffer!r:.80}")
+    every = np.concatenate(list(known.values()))
+    edges = edges_of(every) if len(every) else np.zeros(0)
+    counts = np.histogram(every, edges)[0].tolist() if len(edges) else []
+    rows = [{"rank": rank, "rows": len(values)} | _ends(values) for rank, values in known.items()]
+    return json_reply({"edges": edges.tolist(), "counts": counts, "ranks": rows})
+
+
+def _numbers(ck: Checkpoint, name: str, rank: int, buffer: str) -> np.ndarray[Any, Any] | None:
+    """The finite numbers of a rank's column; None of one that has none."""
+    try:
+        values = np.asarray(ck.column(name, rank, buffer))
+    except NotFoundError:
+        return None
+    if values.dtype.kind not in "biuf":
+        raise UsageError(f"column {name!r:.80} holds {values.dtype}, no numbers")
+    flat = values.reshape(-1).astype(np.float64)
+    return flat[np.isfinite(flat)]
+
+
+def _ends(values: np.ndarray[Any, Any]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    return {"least": float(values.min()), "mean": float(values.mean()), "most": float(values.max())}
 
 
 def tails(shown: Shown, query: Query) -> Reply:

@@ -2,17 +2,18 @@
 
 import * as address from "./address.js";
 import { ask } from "./api.js";
+import { checkpointList } from "./checkpointlist.js";
+import { columns } from "./columns.js";
 import { cut, el, fill } from "./dom.js";
 import { facts } from "./facts.js";
-import { flow, rankBars } from "./flow.js";
-import * as format from "./format.js";
+import { rankBars } from "./flow.js";
 import { forgetting } from "./forgetting.js";
+import * as format from "./format.js";
 import * as keys from "./keys.js";
+import { planning } from "./planning.js";
 import { say } from "./status.js";
 import { timeline } from "./timeline.js";
 import { tree } from "./tree.js";
-
-const POLICIES = ["balanced", "interleaved", "by_trajectory"];
 
 let page = null;
 
@@ -32,15 +33,25 @@ export function update(given) {
   return true;
 }
 
+/** A newer commit is there: who looks at the newest checkpoint sees the one that came. */
+export function news(about) {
+  page.about = about;
+  return page.load();
+}
+
 class Checkpoints {
   constructor(main, about, given) {
     Object.assign(this, { about, given });
-    this.list = el("div", { class: "timelines" });
+    this.list = el("div", {});
+    this.forgetting = forgetting(given);
     this.one = el("div", { class: "one" });
-    fill(main, el("div", { class: "checkpoints" }, el("h1", { class: "unseen" }, "Checkpoints"), this.list, this.one));
+    fill(main, el("div", { class: "checkpoints" }, el("h1", { class: "unseen" }, "Checkpoints"), el("div", { class: "timelines" }, this.list, this.forgetting), this.one));
     this.unbind = keys.bind("Checkpoints", [
       { keys: ["ArrowDown", "ArrowRight", "j"], does: "newer checkpoint", run: () => this.step(1) },
       { keys: ["ArrowUp", "ArrowLeft", "k"], does: "older checkpoint", run: () => this.step(-1) },
+      { keys: ["Home"], does: "the first checkpoint of the run", run: () => this.step(-Infinity) },
+      { keys: ["End"], does: "the newest of the run", run: () => this.step(Infinity) },
+      { keys: ["r"], does: "plan for another number of ranks", run: () => document.getElementById("target-ranks")?.select() },
       { keys: ["Enter"], does: "its episodes", run: () => this.picked && address.go("episodes", { checkpoint: this.picked.commit }) },
     ]);
   }
@@ -66,7 +77,7 @@ class Checkpoints {
 
   step(way) {
     const mine = this.found.filter((one) => one.run === this.picked?.run);
-    const next = mine[mine.indexOf(this.picked) + way];
+    const next = mine[Math.max(0, Math.min(mine.length - 1, mine.indexOf(this.picked) + way))];
     if (next) this.pick(next);
   }
 
@@ -78,7 +89,8 @@ class Checkpoints {
   async draw() {
     const runs = [...new Set(this.found.map((one) => one.run))];
     fill(this.list, runs.map((run) => timeline(run, this.found.filter((one) => one.run === run), this.picked, (one) => this.pick(one))),
-      runs.length ? null : el("p", {}, "There are no checkpoints yet."), forgetting(this.given));
+      runs.length ? checkpointList(this.found, this.picked, (one) => this.pick(one)) : el("p", {}, "There are no checkpoints yet."));
+    this.list.querySelector("tr[aria-current]")?.scrollIntoView({ block: "nearest" });
     if (!this.picked) return;
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
@@ -105,29 +117,21 @@ class Checkpoints {
       one.resumed ? _resumed(one) : null,
       el("h3", {}, "Live steps of each rank"), rankBars(found.ranks),
       el("h3", {}, "Buffers"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))), el("tbody", {}, buffers)),
-      changed ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one))] : null,
+      columns(found.buffers, { commit: this.given.commit, number: one.commit }),
+      changed ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))] : null,
       this.planned, this.tailed,
       _folded("Left out", found.discarded), _folded("Progress", found.progress), _folded("Metrics", one.metrics),
       _folded("Lineage", found.lineage), _folded("About", found.about));
   }
 
-  async plan(ranks = this.given.ranks, policy = this.given.policy ?? POLICIES[0]) {
+  plan() {
     const one = this.picked;
-    if (!one.replay_saved || !one.whole) return;
-    const wanted = el("input", { type: "number", min: 1, max: 1024, value: ranks ?? one.world_size, "aria-label": "Target ranks", onchange: () => this.replan({ ranks: wanted.value }) });
-    const how = el("select", { "aria-label": "Policy", onchange: () => this.replan({ policy: how.value }) }, POLICIES.map((name) => el("option", { value: name, selected: name === policy }, name)));
-    const result = el("div", {});
-    fill(this.planned, el("h3", {}, "Resume on ", wanted, " ranks, ", how), result);
-    const found = await ask("plan", { commit: this.given.commit, number: one.commit, ranks: wanted.value, policy });
-    const total = found.ranks.reduce((sum, rank) => ({ bytes: sum.bytes + rank.bytes, requests: sum.requests + rank.requests }), { bytes: 0, requests: 0 });
-    fill(result, el("p", { class: "quiet-text" }, `${format.size(total.bytes)} in ${format.count(total.requests)} requests`, Object.keys(found.dropped).length ? "; drops some" : "; drops nothing"),
-      flow(found.moved, one.world_size, found.ranks.length), _costs(found.ranks), _folded("Dropped", found.dropped));
-  }
-
-  replan(given) {
-    address.change(given);
-    this.given = { ...this.given, ...given };
-    this.plan().catch((error) => say(error.message, { error: true }));
+    if (!one.replay_saved || !one.whole) return fill(this.planned, el("p", { class: "quiet-text" }, "It cannot be resumed with its buffers."));
+    const keep = (given) => {
+      address.change(given);
+      this.given = { ...this.given, ...given };
+    };
+    return planning(this.planned, one, { commit: this.given.commit, number: one.commit }, this.given, keep);
   }
 
   async tails() {
@@ -152,20 +156,12 @@ function _resumed(one) {
   return el("p", { class: "resumed" }, `Its session went on from ${from}${ranks}.`);
 }
 
-function _changes(changed, one) {
+function _changes(changed, one, written) {
   const way = ({ before, after }) => (before === after ? format.count(after) : `${format.count(before)} → ${format.count(after)}`);
   return {
     "episodes that came": changed.added, "that left": changed.gone, "longer now": changed.longer, "shorter now": changed.shorter,
-    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.count(one.new.episodes)} episodes, ${format.count(one.new.steps)} steps`,
+    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.count(one.new.episodes)} episodes, ${format.count(one.new.steps)} steps, ${format.size(written)}`,
   };
-}
-
-function _costs(ranks) {
-  const rows = ranks.slice(0, 64).map((rank, i) => el("tr", {}, el("th", { scope: "row" }, i), ["episodes", "steps"].map((name) => el("td", { class: "number" }, format.count(rank[name]))),
-    el("td", { class: "number" }, format.size(rank.bytes)), el("td", { class: "number" }, format.count(rank.requests))));
-  const heads = _heads(["rank", "episodes", "steps", "bytes", "requests"], ["episodes", "steps", "bytes", "requests"]);
-  const more = ranks.length > 64 ? el("p", { class: "quiet-text" }, `and ${ranks.length - 64} more ranks`) : null;
-  return el("div", {}, el("table", { class: "plain costs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)), more);
 }
 
 function _heads(names, numbers = []) {

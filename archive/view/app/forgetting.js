@@ -10,18 +10,20 @@ const MOST = 60; // checkpoints that are listed
 export function forgetting(given) {
   const number = (label, value) => el("input", { type: "number", min: 1, "aria-label": label, placeholder: "all", value });
   const [last, every] = [number("Keep the last", ""), number("Keep every", "")];
+  const text = (label, placeholder) => el("input", { type: "text", "aria-label": label, placeholder, size: 12 });
+  const [within, best] = [text("Keep those within", "7d, 12h"), text("Keep the best", "loss:min:3")];
   const unreferenced = el("input", { type: "checkbox", id: "unreferenced" });
   const result = el("div", { "aria-live": "polite" });
   const plan = async () => {
     try {
-      const asked = { run: given.run, last: last.value, every: every.value, unreferenced: unreferenced.checked };
+      const asked = { run: given.run, last: last.value, every: every.value, within: within.value, best: best.value, unreferenced: unreferenced.checked };
       fill(result, _told(await ask("forgetting", asked)));
     } catch (error) {
       fill(result, el("p", { class: "error-text" }, error.message));
     }
   };
   return el("details", { class: "forgetting" }, el("summary", {}, "What would forgetting let go of?"),
-    el("p", {}, "Keep the last ", last, " and those of each ", every, " steps. ", unreferenced,
+    el("p", {}, "Keep the last ", last, " and those of each ", every, " steps, those within ", within, " and the best ", best, ". ", unreferenced,
       el("label", { for: "unreferenced" }, " also episodes that none of them holds "), el("button", { onclick: plan }, "Plan")), result);
 }
 
