@@ -26,7 +26,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             w.add_episode({"x": np.random.default_rng(k).normal(size=(STEPS, WIDE))}, episode_id=f"e{k}")
             w.checkpoint(10 * k, metrics={"loss": abs(1.5 - k)}, columns={"p": np.arange(STEPS * (k + 1)) / 2}).result()
     arc.tag("best", arc.checkpoints[2].number)
-    return Shown(archive.open(archive_url))
+    return Shown(archive.open(arc.url))
 
 
 def test_the_timeline_says_what_each_one_has(shown: Shown) -> None:
