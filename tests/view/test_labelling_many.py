@@ -86,6 +86,14 @@ def test_only_what_the_file_of_labels_says_may_be_set_but_all_may_be_taken_back(
     assert arc.refresh().episodes["e0"].labels == {"grade": "odd"}
 
 
+def test_the_keys_of_the_usual_labels_stay_when_the_first_one_is_set(shown: Shown) -> None:
+    before = ask(answers.offered, shown)["labels"]
+    ask(answers.say, shown, {"labels": {"e0": {"flagged": True, "note": "x"}}})
+    assert ask(answers.offered, shown)["labels"] == before
+    ask(answers.say, shown, {"labels": {"e0": {"score": 3}}})
+    assert [one["key"] for one in ask(answers.offered, shown)["labels"]] == ["success", "flagged", "note", "score"]
+
+
 def test_a_file_of_labels_is_checked_before_anything_is_shown(archive_url: str, tmp_path: Path) -> None:
     looked_at(archive_url, steps=1)
     file = tmp_path / "labels.json"

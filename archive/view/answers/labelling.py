@@ -150,10 +150,15 @@ def _labelled(scope: Scope, key: str) -> int:
 
 
 def _found(scope: Scope) -> list[dict[str, Any]]:
-    """The labels that are there, by what their values are; the usual ones, where there are none."""
+    """The labels that are there, by what their values are; the usual ones where there are none, or some of these, so
+    that their keys stay the same when the first one is set."""
     names = [name for name in scope.listing.names if name.startswith(PREFIX)]
-    found = [_as_label(name.removeprefix(PREFIX), scope.listing.column(name)) for name in names] or list(DEFAULT)
-    return found if any(one["kind"] == "note" for one in found) else [*found, NOTE]
+    there = [_as_label(name.removeprefix(PREFIX), scope.listing.column(name)) for name in names]
+    keys = {one["key"] for one in there}
+    usual = [one for one in DEFAULT if one["kind"] == "flag"]
+    if not keys - {NOTE["key"]} or any(one["key"] in keys for one in usual):
+        there = usual + [one for one in there if one not in usual]
+    return there if any(one["kind"] == "note" for one in there) else [*there, NOTE]
 
 
 def _as_label(key: str, column: pa.ChunkedArray) -> dict[str, Any]:
@@ -161,7 +166,8 @@ def _as_label(key: str, column: pa.ChunkedArray) -> dict[str, Any]:
         return {"key": key, "kind": "flag"}
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return {"key": key, "kind": "number"}
-    values = pc.unique(column.drop_null()).to_pylist() if pa.types.is_string(column.type) else []
+    choosable = pa.types.is_string(column.type) and key != NOTE["key"]
+    values = pc.unique(column.drop_null()).to_pylist() if choosable else []
     if 0 < len(values) <= MOST_VALUES and max(map(len, values)) <= 40:
         return {"key": key, "kind": "choice", "values": sorted(values)}
     return {"key": key, "kind": "note"}

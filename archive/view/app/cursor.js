@@ -40,6 +40,8 @@ export class Cursor {
     if (this.length < 2) return;
     if (this.step >= this.length - 1) this.go(0);
     this.playing = true;
+    this.way = 1;
+    this.go(this.step, { settled: false }); // pictures are read ahead from here on
     this.due = performance.now() + 1000 / this.rate;
     this._tick();
     this._changed();

@@ -155,7 +155,8 @@ class Episodes {
     try {
       const first = await this.rows(0, FIRST_ROWS, stopped.signal);
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
-      const place = stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
+      const same = { picked: Math.min(this.grid.picked, first.facts.count - 1) };
+      const place = stay === "place" ? same : stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
       this.grid.reset(first.facts.count, { columns: this.columns(), sort, ...place });
       this.grid.give(0, first);
       this.conditions.held();
@@ -205,11 +206,11 @@ class Episodes {
     if (!(this.given.where ?? "").includes(condition)) this.filter("", condition);
   }
 
-  /** Labels were saved: there may be columns that there were not. */
+  /** Labels were saved: there may be columns that there were not. Who left the condition by it makes room for the next. */
   async labelled() {
     this.about = await ask("about", { commit: this.given.commit });
     this.names();
-    await this.load({ stay: true });
+    await this.load({ stay: "place" });
   }
 
   open() {

@@ -16,7 +16,11 @@ export class Labels {
     this.unfollow = book.follow((commit) => this._changed(commit));
   }
 
-  async load() {
+  load() {
+    return (this.loading = this._load());
+  }
+
+  async _load() {
     this.offered = await ask("labels", this.scope());
     this.choices = this.offered.labels.flatMap((label) => choices(label)).slice(0, MOST_KEYS);
     this.draw();
@@ -53,7 +57,8 @@ export class Labels {
     ];
   }
 
-  choose(i) {
+  async choose(i) {
+    await this.loading; // a key may come before its label is drawn
     const choice = this.choices?.[i];
     if (choice) this.set(choice.key, this.said[choice.key] === choice.value ? null : choice.value);
   }
