@@ -15,6 +15,7 @@ from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
 
 MOST = 16  # groups: of more, those with the most episodes; of checkpoints the newest
+LONGEST = 1000  # characters of a group's name; those of runs and weights are shorter
 CHECKPOINT = "checkpoint"
 QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -69,7 +70,7 @@ def _numbers(column: pa.ChunkedArray, name: str) -> Values:
 def _told(name: str, values: Values, edges: Values) -> dict[str, Any]:
     known = len(values) > 0
     return {
-        "name": name,
+        "name": name if len(name) <= LONGEST else f"{name[:LONGEST]}…",
         "count": len(values),
         "counts": np.histogram(values, edges)[0].tolist() if known else [0] * max(len(edges) - 1, 0),
         "mean": float(values.mean()) if known else None,

@@ -17,8 +17,8 @@ const TITLES = {
   episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
   created_at: "written (UTC)", env_id: "env",
 };
-const WIDTHS = { text: 120, number: 92, flag: 90, time: 150, list: 120, json: 200, name: 240 };
-const WIDE = { reason: 90, buffer: 90, run: 80, env_id: 70, rank: 70, commit: 80, length: 76, update_count_max: 120 };
+const WIDTHS = { text: 112, number: 84, flag: 84, time: 156, list: 112, json: 200, name: 184 };
+const WIDE = { reason: 90, buffer: 90, run: 70, env_id: 70, rank: 70, commit: 80, length: 66, update_count_max: 112 };
 const SHOWN = ["episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at"];
 const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];
 const FIRST_ROWS = 200;

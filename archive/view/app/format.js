@@ -43,7 +43,7 @@ export function name(text, most = 30) {
 /** A value of the table of episodes, by the kind of its column. */
 export function cell(kind, value) {
   if (value === null || value === undefined) return NONE;
-  if (kind === "name") return name(value);
+  if (kind === "name") return name(value, 24);
   if (kind === "number") return number(value);
   if (kind === "time") return time(value);
   if (kind === "flag" || typeof value === "boolean") return value ? "yes" : "no";
