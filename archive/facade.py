@@ -163,12 +163,15 @@ class Archive(Upkeep):
         if not self._single_writer:  # which is no proof for those who come later
             _checked.add((os.getpid(), self.id))
 
-    def view(self, *, port: int = 0, read_only: bool = False, tokenizer: Any = None) -> Viewer:
+    def view(
+        self, *, port: int = 0, read_only: bool = False, labels: Any = (), by: str | None = None, tokenizer: Any = None
+    ) -> Viewer:
         """Look at it in a browser, or in this cell of a notebook: a page on this machine alone, until `.close()`, or
-        until this process ends. Needs the extra `view`. tokenizer: as of `ep.to_html`."""
-        from archive.view import Settings, serve
+        until this process ends. Needs the extra `view`. labels: what one may set, as in the JSON of `archive view
+        --labels`. by: who sets them. tokenizer: as of `ep.to_html`."""
+        from archive.view import Settings, labels_of, serve
 
-        return serve(self, port=port, settings=Settings(read_only, tokenizer=tokenizer))
+        return serve(self, port=port, settings=Settings(read_only, labels_of(labels) if labels else (), by, tokenizer))
 
     def writer(
         self, rank: int | None = None, world_size: int | None = None, run: str | None = None,

@@ -33,6 +33,7 @@ _EVERYWHERE = (
     (r"\bnum_envs=", "--num-envs "),
     (r"\bmax_length=", "--max-length "),
     (r"\bcapacity=", "--capacity "),
+    (r"give another host= or port=", "give another --host or --port"),
     (r"use engine='local', or ", "use "),
 )
 _OF_ADAPTERS = (  # options of an adapter are given with --set

@@ -26,6 +26,11 @@ def say(text: str) -> None:
     click.echo(plaintext.visible(text))
 
 
+def warn(text: str) -> None:
+    """Print a warning beside what was asked for, on stderr."""
+    click.echo(f"warning: {plaintext.visible(text)}", err=True)
+
+
 def as_json(document: Any) -> None:
     """Print one JSON document; what JSON has no word for (nan, infinities) is null."""
     say(plaintext.as_json(plain(document), indent=1))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +51,30 @@ def view(
 
     Prints a URL with a token, without which nothing is shown; serves this machine alone, until Ctrl-C.
     """
-    from archive.view import Settings, serve
+    from archive.view import Settings, alone, serve
 
-    settings = Settings(read_only, _labels(file), by or _user(), tokenizer)
-    with serve(target.open(), host=host, port=port, settings=settings) as viewer:
-        url = viewer.url + (at if at.startswith("#") else f"#{at}" if at else "")
+    arc, settings = target.open(), Settings(read_only, _labels(file), by or _user(), tokenizer)
+    with _until_told(), serve(arc, host=host, port=port, settings=settings) as viewer:
+        url = viewer.url + (f"#{at.removeprefix('#')}" if at else "")
         target.answer({"url": url}, f"{url}\nshows {target.url} until Ctrl-C")
         sys.stdout.flush()
+        if not alone(host):
+            output.warn("other machines can come in, with this URL; nothing is encrypted on the way")
         if not no_browser and _desktop():
             webbrowser.open(url)
-        try:
-            viewer.wait()
-        except KeyboardInterrupt:
-            output.say("")
+        viewer.wait()
+
+
+@contextmanager
+def _until_told() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end what is within, and are no error."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _labels(file: str | None) -> tuple[dict[str, Any], ...]:

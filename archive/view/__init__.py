@@ -5,5 +5,6 @@ from __future__ import annotations
 from archive.view.answers import Settings
 from archive.view.labels import labels_of
 from archive.view.viewing import Viewer, serve
+from archive.view.web import alone
 
-__all__ = ["Settings", "Viewer", "labels_of", "serve"]
+__all__ = ["Settings", "Viewer", "alone", "labels_of", "serve"]

@@ -7,7 +7,7 @@ import html
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.base import ArchiveError
+from archive.base import ArchiveError, MissingPackageError
 from archive.view.answers import Settings, Shown
 from archive.view.routes import application
 from archive.view.web import LOOPBACK, Server
@@ -15,6 +15,7 @@ from archive.view.web import LOOPBACK, Server
 if TYPE_CHECKING:
     from archive import Archive
 
+STOP_S = 5.0
 _NOTEBOOKS = "http://localhost:* http://127.0.0.1:* 'self'"  # who may frame it; the token is needed all the same
 
 
@@ -23,9 +24,13 @@ class Viewer:
     itself."""
 
     def __init__(self, shown: Shown, **how: Any) -> None:
-        self._server = Server(application(shown, lambda: self._server.token), ancestors=_NOTEBOOKS, **how)
-        threading.Thread(target=_warmed, args=(shown,), name="archive-view-warm", daemon=True).start()
+        try:
+            self._server = Server(application(shown, lambda: self._server.token), ancestors=_NOTEBOOKS, **how)
+        except ImportError as e:
+            raise MissingPackageError(f"the viewer needs more ({e}): pip install 'trajectory-archive[view]'") from e
         self._server.start()
+        self._warming = threading.Thread(target=_warmed, args=(shown,), name="archive-view-warm", daemon=True)
+        self._warming.start()
 
     @property
     def url(self) -> str:
@@ -44,6 +49,7 @@ class Viewer:
     def close(self) -> None:
         """Serve no more."""
         self._server.close()
+        self._warming.join(STOP_S)
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +58,10 @@ class Viewer:
         self.close()
 
     def _repr_html_(self) -> str:
-        return f'<iframe src="{html.escape(self.url)}" width="100%" height="720" style="border:0"></iframe>'
+        return (
+            f'<iframe src="{html.escape(self.url)}" width="100%" height="720" style="border:0" '
+            'allow="clipboard-write"></iframe>'
+        )
 
     def __repr__(self) -> str:
         return f"<Viewer at {self.origin}>"

@@ -49,6 +49,10 @@ def _token(viewer: Viewer) -> str:
     return viewer.url.partition("token=")[2]
 
 
+def _cookie(viewer: Viewer) -> str:
+    return f"archive-view-{viewer.origin.rpartition(':')[2]}="
+
+
 def _bearer(viewer: Viewer) -> dict[str, str]:
     return {"Authorization": f"Bearer {_token(viewer)}"}
 
@@ -71,7 +75,7 @@ def test_without_the_token_nothing_does(viewer: Viewer, path: str) -> None:
         {},
         {"Authorization": "Bearer wrong"},
         {"Authorization": f"Basic {_token(viewer)}"},
-        {"Cookie": "archive-view=wrong"},
+        {"Cookie": f"{_cookie(viewer)}wrong"},
     ):
         answer = _asked(viewer, path, **headers)
         assert answer.status == 403
@@ -98,13 +102,13 @@ def test_another_origin_is_refused(viewer: Viewer, origin: str) -> None:
 
 
 def test_another_sites_page_is_refused_even_with_the_cookie(viewer: Viewer) -> None:
-    cookie = f"archive-view={_token(viewer)}"
+    cookie = _cookie(viewer) + _token(viewer)
     assert _asked(viewer, "/api/about", Cookie=cookie, Sec_Fetch_Site="cross-site").status == 403
     assert _asked(viewer, "/api/about", Cookie=cookie, Sec_Fetch_Site="same-origin").status == 200
 
 
 def test_a_cookie_changes_nothing(viewer: Viewer) -> None:
-    cookie = f"archive-view={_token(viewer)}"
+    cookie = _cookie(viewer) + _token(viewer)
     assert _asked(viewer, "/api/labels", method="POST", body=LABEL, Cookie=cookie).status == 403
 
 

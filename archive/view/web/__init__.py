@@ -4,9 +4,10 @@ Knows HTTP, and nothing of archives."""
 from __future__ import annotations
 
 from archive.view.web.guard import Guard, Place
+from archive.view.web.ports import LOOPBACK, alone
 from archive.view.web.queries import Query
 from archive.view.web.replies import Reply, arrow_reply, bytes_reply, json_reply, text_reply
-from archive.view.web.serving import LOOPBACK, Server
+from archive.view.web.serving import Server
 
 __all__ = [
     "LOOPBACK",
@@ -15,6 +16,7 @@ __all__ = [
     "Query",
     "Reply",
     "Server",
+    "alone",
     "arrow_reply",
     "bytes_reply",
     "json_reply",

@@ -9,7 +9,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
-COOKIE = "archive-view"
 SAFE_METHODS = ("GET", "HEAD")
 OPEN = "/app/"  # what is in the wheel: the same for everybody, and nothing of the archive
 
@@ -30,6 +29,11 @@ class Place:
     @property
     def origins(self) -> frozenset[str]:
         return frozenset(f"http://{host}" for host in self.hosts)
+
+    @property
+    def cookie(self) -> str:
+        """The name of its cookie: browsers send a host's cookies to all of its ports."""
+        return f"archive-view-{next(iter(self.hosts)).rpartition(':')[2]}"
 
     def __repr__(self) -> str:
         return f"<Place {', '.join(sorted(self.hosts))}>"  # never the token
@@ -73,7 +77,7 @@ class Guard:
             return None
         if scope["method"] not in SAFE_METHODS:
             return 403, "a change needs the token as Authorization: Bearer"
-        if self._same(_cookie(headers)) or (scope["path"] == "/" and self._same(_asked(scope))):
+        if self._same(_cookie(headers, self._place.cookie)) or (scope["path"] == "/" and self._same(_asked(scope))):
             return None
         return 403, "the token is missing: open the URL that `archive view` printed"
 
@@ -90,7 +94,7 @@ class Guard:
             "cache-control": "no-cache" if scope["path"].startswith(OPEN) else "no-store",
         }
         if scope["path"] == "/" and self._same(_asked(scope)):
-            headers["set-cookie"] = f"{COOKIE}={self._place.token}; Path=/; HttpOnly; SameSite=Strict"
+            headers["set-cookie"] = f"{self._place.cookie}={self._place.token}; Path=/; HttpOnly; SameSite=Strict"
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
@@ -118,9 +122,9 @@ def _bearer(headers: Mapping[str, str]) -> str:
     return token if kind == "Bearer" else ""
 
 
-def _cookie(headers: Mapping[str, str]) -> str:
+def _cookie(headers: Mapping[str, str], name: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return ""
     return "" if found is None else found.value

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from archive.base import MissingPackageError, UsageError
+from archive.base import UsageError, in_child
+from archive.view.web import ports
 from archive.view.web.guard import Guard, Place
 
-LOOPBACK = "127.0.0.1"
 START_S = 30.0
 STOP_S = 5.0
 
@@ -20,16 +20,14 @@ class Server:
     """Serves an application to who has the token: `with Server(app) as s: print(s.url)`. On a port of its choice, or
     the one given."""
 
-    def __init__(self, app: Any, *, host: str = LOOPBACK, port: int = 0, ancestors: str = "'self'") -> None:
-        try:
-            import uvicorn
-        except ImportError as e:
-            raise MissingPackageError(f"the viewer needs more ({e}): pip install 'trajectory-archive[view]'") from e
-        self._socket = _bound(host, port)
-        self.host, self.port = host, int(self._socket.getsockname()[1])
+    def __init__(self, app: Any, *, host: str = ports.LOOPBACK, port: int = 0, ancestors: str = "'self'") -> None:
+        import uvicorn
+
+        self._socket = ports.listening(host, port)
+        self.port = int(self._socket.getsockname()[1])
+        self.origin = f"http://{ports.reached(host)}:{self.port}"
         self._token = secrets.token_urlsafe(24)
-        names = {host, LOOPBACK, "localhost"} if host == LOOPBACK else {host}
-        self._place = Place(frozenset(f"{name}:{self.port}" for name in names), self._token, ancestors)
+        self._place = Place(frozenset(f"{name}:{self.port}" for name in ports.names(host)), self._token, ancestors)
         config = uvicorn.Config(
             Guard(app, self._place), log_config=None, log_level="critical", access_log=False, lifespan="off",
             server_header=False, date_header=False, timeout_graceful_shutdown=1, ws="none",
@@ -39,15 +37,12 @@ class Server:
         self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._run, name="archive-view", daemon=True)
         self._failed: list[BaseException] = []
+        _servers.add(self)
 
     @property
     def token(self) -> str:
         """What opens it."""
         return self._token
-
-    @property
-    def origin(self) -> str:
-        return f"http://{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -63,6 +58,7 @@ class Server:
             if not self._thread.is_alive():
                 break
             self._thread.join(0.005)
+        self.close()
         raise UsageError(f"nothing can be served at {self.origin}: {self._failed or 'it did not start'}")
 
     def _run(self) -> None:
@@ -83,6 +79,10 @@ class Server:
             self._thread.join(STOP_S)
         self._socket.close()
 
+    def let_go(self) -> None:
+        """In a forked child, which serves nothing: the port is its parent's alone."""
+        self._socket.close()
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -93,12 +93,12 @@ class Server:
         return f"<Server at {self.origin}>"
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-    except (OSError, OverflowError) as e:
-        found.close()
-        raise UsageError(f"{host}:{port} cannot be listened on ({e}): give another --port, or none") from e
-    return found
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for server in list(_servers):
+        server.let_go()
+
+
+in_child(_let_go)
