@@ -161,7 +161,7 @@ def test_errors_are_json_that_says_what(viewer: Viewer) -> None:
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(viewer: Viewer, archive_url: str) -> None:
     port = int(viewer.origin.rpartition(":")[2])
-    with pytest.raises(UsageError, match="--port"):
+    with pytest.raises(UsageError, match="port="):
         serve(looked_at(archive_url, 2, 3), port=port)
 
 
