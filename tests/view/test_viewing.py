@@ -245,26 +245,35 @@ def test_several_viewers_do_not_open_each_other(url: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_a_viewer_of_its_own_and_not_its_parents_port(url: str) -> None:
     arc = archive.open(url)
+    here, there = socket.socketpair()
     with serve(arc) as viewer:
-        hold, told = os.pipe(), os.pipe()
         if not (child := os.fork()):
-            code = 1
-            try:
-                with serve(arc) as own:
-                    code = 0 if _answer(own.url)["commit"] == COMMITS else 2
-                viewer.close()
-                os.write(told[1], b"x")
-                os.read(hold[0], 1)
-            finally:
-                os._exit(code)
-        assert os.read(told[0], 1) == b"x"
-        assert _answer(viewer.url)["commit"] == COMMITS  # what the child has closed was its own
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", _port(viewer)))
-    os.write(hold[1], b"x")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for end in (*hold, *told):
-        os.close(end)
+            here.close()
+            _child(arc, viewer, there)
+        there.close()
+        try:
+            assert here.recv(1) == b"x"
+            assert _answer(viewer.url)["commit"] == COMMITS
+            viewer.close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", _port(viewer)))
+        finally:
+            here.close()  # which ends the child
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 0
+
+
+def _child(arc: archive.Archive, viewer: Viewer, told: socket.socket) -> None:
+    """Looks at the archive by a viewer of its own, says so, and waits for its parent."""
+    code = 1
+    try:
+        with serve(arc) as own:
+            code = 0 if _answer(own.url)["commit"] == COMMITS else 2
+        told.send(b"x")
+        told.recv(1)
+        viewer.close()
+    finally:
+        os._exit(code)
 
 
 def test_labels_are_offered_in_a_program_as_by_the_command(url: str) -> None:
