@@ -166,7 +166,7 @@ def talk(n: int) -> dict[str, Any]:
     ids = [np.array([WORDS.index(word) for word in turn.split()]) for turn in TURNS]
     return {
         "user": [*ASKED],
-        "answer_tokens": ids,
+        "response_tokens": ids,
         "logprobs": [-rng.exponential(0.7, len(turn)).astype(np.float32) for turn in ids],
         "advantages": [rng.normal(0.4 * (n - 1), 0.5, len(turn)).astype(np.float32) for turn in ids],
         "tool_call": [*CALLS],
