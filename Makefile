@@ -13,7 +13,7 @@ SOURCES := archive resharding
 export PYTHONDONTWRITEBYTECODE := # or each process that a test starts compiles all that it loads
 
 .NOTPARALLEL: # two pips in one environment would damage it
-.PHONY: demo test test-lowest lint fmt docs audit bench soak clean
+.PHONY: demo test test-lowest lint fmt docs screenshots audit bench soak clean
 
 demo: $(STAMPS)/core
 	@$(BIN)/archive demo </dev/null
@@ -60,6 +60,9 @@ audit: $(STAMPS)/test
 	@$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > .venv-audit/installed.txt
 	@.venv-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r .venv-audit/installed.txt </dev/null || \
 		{ echo "audit failed; if it names no vulnerability, the database could not be reached: run it where it can"; exit 1; }
+
+screenshots: $(STAMPS)/test
+	@$(BIN)/python -m tests.support.screenshots
 
 bench: $(STAMPS)/test
 	@$(PYTEST) -m bench --timeout 0 --capture no tests/benchmarks </dev/null
