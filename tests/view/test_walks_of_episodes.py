@@ -135,6 +135,7 @@ async def _labelled(page: Page) -> None:
     await shows(page, "e2")
     await page.press("m")
     await shows(page, "e3")
+    assert "meanwhile" not in await page.text("#status")  # it was oneself
 
 
 async def _compared(page: Page, pictures: Path) -> None:

@@ -137,13 +137,22 @@ export class Chart {
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     pen.drawImage(this.painted, 0, 0);
     const style = getComputedStyle(this.canvas);
-    pen.fillStyle = style.getPropertyValue("--quiet");
     pen.font = `${10 * ratio}px system-ui`;
-    pen.fillText(format.number(this.ends[1]), 2, 9 * ratio);
-    pen.fillText(format.number(this.ends[0]), 2, this.canvas.height - 2 * ratio);
+    this._end(pen, format.number(this.ends[1]), 9 * ratio, ratio, style);
+    this._end(pen, format.number(this.ends[0]), this.canvas.height - 2 * ratio, ratio, style);
     const x = (this.step / Math.max(1, this.length - 1)) * (this.canvas.width - ratio);
     pen.fillStyle = style.getPropertyValue("--cursor");
     pen.fillRect(x, 0, 1.5 * ratio, this.canvas.height);
+  }
+
+  // the least value or the greatest, legible over the lines
+  _end(pen, text, y, ratio, style) {
+    pen.fillStyle = style.getPropertyValue("--back");
+    pen.globalAlpha = 0.75;
+    pen.fillRect(0, y - 9 * ratio, pen.measureText(text).width + 4 * ratio, 11 * ratio);
+    pen.globalAlpha = 1;
+    pen.fillStyle = style.getPropertyValue("--quiet");
+    pen.fillText(text, 2, y);
   }
 }
 

@@ -100,7 +100,6 @@ class EpisodePage {
     const onfield = (name) => this.keepInAddress({ field: name });
     this.table = new RawTable(this.asked, this.found.fields, this.cursor, field, onfield);
     this.keep(this.raw, this.table);
-    this.raw.scrollIntoView({ block: "nearest" });
   }
 
   keep(node, part) {

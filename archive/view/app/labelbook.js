@@ -45,7 +45,7 @@ class Book {
   set(id, key, before, value) {
     this.done.push({ [id]: { [key]: before } });
     this.last = key;
-    if (this.expected[id]?.[key] === undefined) this.expected[id] = { ...this.expected[id], [key]: before };
+    if (!(key in this.of(id))) this.expected[id] = { ...this.expected[id], [key]: before };
     this._put({ [id]: { [key]: value } });
   }
 

@@ -31,7 +31,7 @@ export class RawTable {
   }
 
   pick(field) {
-    Object.assign(this, { field, column: 0, first: 0 });
+    Object.assign(this, { field, column: 0, first: 0, free: false });
     this.choice.value = field;
     this._later();
   }
@@ -55,8 +55,12 @@ export class RawTable {
   }
 
   _show(found) {
-    if (this.free !== !found.steps && !found.steps && this.first !== found.start) [this.free, this.first] = [true, 0];
-    this.free = !found.steps;
+    const free = !found.steps; // its rows are no steps: they are paged, and begin with the first
+    if (free && !this.free && found.start) {
+      this.free = true;
+      return void this._load();
+    }
+    this.free = free;
     const heads = found.columns.map((name) => el("th", { scope: "col" }, name === "" ? "value" : name));
     fill(this.told, found.told);
     fill(this.head, el("th", { scope: "col" }, found.steps ? "step" : "row"), heads);
@@ -66,8 +70,11 @@ export class RawTable {
       const name = found.steps ? el("button", { class: "quiet", onclick: () => this.cursor.by(row - this.cursor.step) }, row) : row;
       return el("tr", { "aria-current": now ? "true" : null }, el("th", { scope: "row" }, name), texts.map((text) => el("td", {}, cut(text, 300))));
     }));
+    if (!this.seen) this.node.scrollIntoView({ block: "nearest" });
+    this.seen = true;
     fill(this.pages, this._paging(found.all_columns, found.columns.length, PAGE, this.column, "columns", (to) => { this.column = to; }),
       this.free ? this._paging(found.count, found.rows.length, ROWS, this.first, "rows", (to) => { this.first = to; }) : null);
+    return undefined;
   }
 
   _paging(count, shown, page, at, what, go) {
