@@ -38,6 +38,7 @@ from tests.support.plugins import install_entry_points
 ALONE = {"checkpoints", "cluster", "observing"}  # they send themselves signals, or look at their own process
 OBVIOUS = {"fsspec", "s3fs", "zarr", "numpy", "pyarrow"}  # the user asked for these
 INSTALL = (DOCS / "how-to" / "install.md").read_text("utf-8")
+MAX_PICTURE = 150_000
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -140,7 +141,15 @@ def test_a_page_is_listed(page: Path) -> None:
 def test_pages_are_packaged() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["archive"]
     shipped = {path for pattern in patterns for path in (ROOT / "archive").glob(pattern)}
-    assert set((ROOT / "archive").rglob("*.md")) <= shipped
+    needed = [*(ROOT / "archive").rglob("*.md"), *DOCS.rglob("*.png"), *(ROOT / "archive" / "view" / "app").iterdir()]
+    assert set(needed) <= shipped
+
+
+def test_pictures_are_small_and_shown() -> None:
+    texts = "".join(page.read_text("utf-8") for page in PAGES)
+    for picture in DOCS.rglob("*.png"):
+        assert picture.stat().st_size < MAX_PICTURE, picture
+        assert f"]({picture.name})" in texts
 
 
 @pytest.mark.parametrize("word", ["SIGTERM", "requested()", "torch import ring", "save_on_crash", "Keep(", ".of("])
