@@ -22,6 +22,7 @@ MOST_FIELDS = 40  # that are drawn at once; more are named, and drawn when asked
 POINTS = 2000  # of a curve; of more steps each stretch's least and greatest
 GAMMA = 0.99
 REWARD = "reward"
+MOST_VALUES = 200  # fields whose values are told where none are named
 MOST_STEPS = 50  # whose values are told at once
 MOST_NUMBERS = 16  # of one axis of a value
 MOST_TEXT = 2000  # characters of a value
@@ -83,15 +84,16 @@ def _gamma(query: Query) -> float:
 
 def steps(shown: Shown, query: Query) -> Reply:
     """The values of steps [`start=`, `stop=`) of `fields=` (all but pictures, without it) of episode `id=`, as texts:
-    {field: [text, ...]}."""
+    {field: [text, ...]}; of very many fields the first, and how many `more` there are."""
     ep = shown.listing(query).episodes[query.needed("id")]
     start = query.number("start", 0)
     stop = min(query.number("stop", start + 1), ep.length, start + MOST_STEPS)
     every = list(kinds(ep.specs, ep.fields))
-    names = query.names("fields") or [kind.name for kind in every if _small(kind)]
+    small = [kind.name for kind in every if _small(kind)]
+    names = query.names("fields") or small[:MOST_VALUES]
     data = ep.read(names, start, stop, missing="skip") if names and start < stop else {}
     told = {name: [_text(leaf, i) for i in range(stop - start)] for name, leaf in frames.leaves(data)}
-    return json_reply({"start": start, "stop": stop, "values": told})
+    return json_reply({"start": start, "stop": stop, "values": told, "more": max(0, len(small) - len(names))})
 
 
 def _small(kind: Kind) -> bool:

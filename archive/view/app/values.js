@@ -34,7 +34,8 @@ export class Values {
     try {
       const found = await ask("steps", { ...this.given, start: step, stop: step + 1 }, this.asking.signal);
       fill(this.body, Object.entries(found.values).map(([name, texts]) =>
-        el("tr", {}, el("th", { scope: "row" }, cut(name, 60)), el("td", {}, el("code", {}, cut(texts[0] ?? "", 240))))));
+        el("tr", {}, el("th", { scope: "row" }, cut(name, 60)), el("td", {}, el("code", {}, cut(texts[0] ?? "", 240))))),
+      found.more ? el("tr", {}, el("td", { class: "quiet-text", colspan: 2 }, `and ${found.more} more fields`)) : null);
     } catch (error) {
       if (error.name !== "AbortError") fill(this.body, el("tr", {}, el("td", { class: "error-text" }, error.message)));
     }
