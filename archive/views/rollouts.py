@@ -16,7 +16,7 @@ from archive.fields import Ragged
 from archive.views.texts import is_message
 
 Array = np.ndarray[Any, Any]
-PARTS = "prompt|query|response|completion|output|generated"
+PARTS = "prompt|query|response|completion|answer|output|generated"
 TOKENS = re.compile(rf"((all|full|input|{PARTS})_)?(tokens?|token_ids?)|(input|{PARTS})_ids|responses|prompts")
 ASKED = re.compile(r"(prompt|query|input)s?(_|$)")
 OF_TOKENS = re.compile(r"logp|log_p|prob|adv|mask|entropy|kl|value|return|reward|ratio|loss")
