@@ -10,6 +10,7 @@ from archive.base import CorruptManifestError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MOST_SIBLINGS = 1 << 20  # of a prompt: each takes a byte while it is in flight
 MOST = (1 << 48) - 1  # rows, steps, bytes, commits: more than there will be, and sums of them fit into 64 bits
 _MOST_ROWS = 1 << 20  # of a row group, as Arrow writes them; this library writes fewer
 _GIVEN = ("shard", "start", "schema", "chunks", "chunks_bytes", "chunks_crc32c")  # null in late rows that drop
@@ -35,12 +36,12 @@ _NEVER_NULL = {  # of the segments table: more is known of its rows once they ar
 }  # fmt: skip
 _COUNTS = (
     "rank", "position", "length", "start", "episode_start", "rows", "offset", "size", "lo", "hi", "stream_rank",
-    "bytes", "chunks_bytes", "commit", "manifest", "target", "world_size", "round", "siblings", "resumed_from",
-    "trained",
+    "bytes", "chunks_bytes", "commit", "manifest", "target", "world_size", "round", "resumed_from", "trained",
 )  # fmt: skip
 _BOUNDS = dict.fromkeys(_COUNTS, (0, MOST)) | {
     "chunk": (-1, MOST),
-    "sibling": (-1, MOST),
+    "sibling": (-1, MOST_SIBLINGS - 1),
+    "siblings": (0, MOST_SIBLINGS),
     "sequence": (-(1 << 63), MOST),
     "start": (-MOST, MOST),  # who reads the rows says of which shard they are
 }

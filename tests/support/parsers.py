@@ -15,7 +15,7 @@ from typing import Any
 
 from archive.base import durations, jsontree
 from archive.manifest import tables
-from tests.support.fuzzing import foreign, manifests, objects, values, whole
+from tests.support.fuzzing import foreign, manifests, objects, plans, values, whole
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
 
 
@@ -74,6 +74,8 @@ PARSERS: dict[str, Parser] = {
     ),
     "duration": text_parser(lambda text: durations.seconds_of(text, "older_than"), "24h", "7d", "90m", "1w", "3s"),
     "url": text_parser(values.read_url, "s3://b/a/b", "memory://x", "file:///tmp/x", "/tmp/x", "gs://b@c/d?e=f"),
+    "plan": Parser(plans.plan_seeds, mutated_json, reader=lambda tmp: plans.plan_reader(), plain=json_text),
+    "ledger": Parser(plans.ledger_seeds, plans.mutated_rows, plans.fold_rows),
     "whole": Parser(whole.seeds, whole.mutated, whole.read, plain=lambda root: (root, [])),
     "npz": foreign_parser(foreign.npz_seeds, foreign.read_npz),
     "hdf5": foreign_parser(foreign.hdf5_seeds, foreign.read_npz),

@@ -19,7 +19,7 @@ from tests.support.parsers import PARSERS
 from tests.support.places import ROOT
 
 QUICK = ("commit", "small", "tables", "staged", "journal", "shard", "packed", "tree", "json", "schema", "condition",
-         "duration", "url", "npz")  # fmt: skip
+         "duration", "url", "plan", "ledger", "npz")  # fmt: skip
 FEW, MANY = 10, 50_000  # inputs of each parser, by default and as a soak: 10^6 together
 
 
