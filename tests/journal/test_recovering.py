@@ -88,6 +88,26 @@ def test_a_recovered_checkpoint_is_one_like_any_other() -> None:
     assert arc.refresh().checkpoints.latest.episodes["c"].read()["obs"].tolist() == [20, 21, 22]
 
 
+def test_what_has_no_env_row_is_not_open_after_a_recovery() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a", last=False)
+    w.add_episode(episode(2), episode_id="b", last=False, env_id=1)
+    w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert made.staged(0).index.buffers["replay"].open_episodes == {1: "b"}
+    v = arc.writer(resume=made)
+    v.add_episode(episode(1), episode_id="c")
+    assert v.close_episodes() == ["b"]
+    v.commit()
+    by_plan = [arc.writer(resume=resharding.plan(made, 2).share(rank), session="two") for rank in range(2)]
+    for w in by_plan:
+        w.commit()
+    rows = {row["episode_id"]: row["reason"] for row in arc.refresh().episodes.table.to_pylist()}
+    assert (rows["a"], rows["b"]) == (None, "resumed")
+
+
 def test_the_base_may_be_forgotten() -> None:
     arc = crashed()
     made = arc.recover()
