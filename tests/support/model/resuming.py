@@ -248,8 +248,9 @@ def _survived(world: World, rank: Rank, made: Any) -> tuple[Episodes, Buffers]:
     """What was durable of a rank: of several that may be, the one that came back."""
     got = _came_back(rank.number, made)
     for known, buffers in reversed(rank.durable):
-        if {name: _shown(one) for name, one in buffers.items() if one.next} == got:
-            return dict(known), copied(buffers)
+        used = {name: one for name, one in buffers.items() if one.next}
+        if {name: _shown(one) for name, one in used.items()} == got:
+            return dict(known), copied(used)
     raise AssertionError(f"rank {rank.number} came back with {got}, which it never held: {rank.durable}")
 
 
