@@ -113,7 +113,7 @@ def test_env_rows_that_were_emptied_since_a_resume_keep_their_positions() -> Non
     w = arc.writer()
     w.add_episode(episode(3), env_id=1)
     w.add_episode(episode(2), env_id=2)
-    plan = resharding.plan(w.checkpoint(1, wait=True), 2)
+    plan = resharding.plan(w.checkpoint(1).result(), 2)
     w.close()
     writers = [arc.writer(resume=plan.share(rank), session="two", journal_s=NEVER_S) for rank in range(2)]
     before = [dict(one.next_positions) for one in (plan.share(rank).buffer("replay") for rank in range(2))]
