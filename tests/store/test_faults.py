@@ -137,7 +137,7 @@ def test_an_answer_that_ends_before_what_the_store_has_said_is_broken(proxied: P
     assert storage.stats.errors == 0
     proxy.reset()
     proxy.add("shorten", method="GET", keep=5, times=-1)
-    with pytest.raises(StorageError, match="5 of the 1000 bytes that the store|FlexibleChecksumError"):
+    with pytest.raises(StorageError, match=r"5 of the 1000 bytes that the store|FlexibleChecksumError"):
         storage.get("x")  # botocore compares a checksum first, where the server has one
     assert len(proxy.log) == 4
     proxy.reset()
