@@ -20,6 +20,7 @@ from archive.testing import servers  # noqa: E402
 from archive.testing.proxy import FaultProxy  # noqa: E402
 from tests.support import processes  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
+from tests.support.roles import POLICIES  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,7 +45,7 @@ def moto_endpoint(_environment: None) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def seaweedfs_endpoint(_environment: None) -> Iterator[str]:
-    with servers.seaweedfs() as endpoint:
+    with servers.seaweedfs(POLICIES) as endpoint:
         servers.make_bucket(endpoint, BUCKET)
         yield endpoint
 

@@ -109,10 +109,18 @@ def with_feature(block: Mapping[str, Any], name: str) -> dict[str, object]:
 
 def check_format(block: object, *, where: str) -> None:
     """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known."""
-    if not isinstance(block, dict) or not isinstance(block.get("read"), int):
+    if not isinstance(block, dict) or not _is_version(block.get("read")) or not _are_names(block.get("features")):
         raise UpgradeError(f"{where} names no format version that this library knows; upgrade trajectory-archive")
-    features = block.get("features", [])
-    unknown = sorted(set(map(str, features if isinstance(features, list) else [features])) - FEATURES)
+    unknown = sorted(set(block["features"]) - FEATURES)
     if block["read"] > READ_VERSION or unknown:
         what = f"format {block['read']}" + (f" with features {', '.join(unknown)}" if unknown else "")
         raise UpgradeError(f"{where} is written in {what}, this library reads format {READ_VERSION}; upgrade it")
+
+
+def _is_version(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _are_names(features: object) -> bool:
+    """A list of names: what is none may be what a later version makes of it, and no later commit could carry it on."""
+    return isinstance(features, list) and all(isinstance(one, str) for one in features)

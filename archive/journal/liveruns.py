@@ -81,6 +81,12 @@ def together(*some: Runs) -> Runs:
     return every.pick(np.lexsort((every.length, every.position, every.env)))
 
 
+def ends_of(runs: Runs) -> dict[int, int]:
+    """Env row -> the position after its last step."""
+    ordered = np.argsort(ends := runs.position + np.maximum(runs.length, 1), kind="stable")
+    return dict(zip(runs.env[ordered].tolist(), ends[ordered].tolist(), strict=True))
+
+
 def span_of(*some: Runs) -> int:
     """A number beyond all positions of their streams, by which streams are kept apart; CorruptStateError if there is
     none."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from archive.manifest import NO_ENV
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -12,7 +14,10 @@ _COLUMNS = ("buffer", "shard", "env_id", "position", "length", "episode_id", "se
 
 
 class Ends:
-    """Of one buffer. next: env row -> the position of its next step; open: env row -> the id of its open episode."""
+    """Of one buffer. next: env row -> the position of its next step; open: env row -> the id of its open episode.
+
+    What was added without an env row is never open: no step can follow it there.
+    """
 
     def __init__(self, segments: pa.Table, buffer: str) -> None:
         """From the rows of a tail."""
@@ -27,7 +32,7 @@ class Ends:
                 if shard is None:
                     self._closed[name] = max(sequence, self._closed.get(name, 0))
                 else:
-                    ended = last or reason is not None
+                    ended = last or reason is not None or env == NO_ENV
                     self._step(env, position, length, sequence, None if ended else name)
         for env, (_, sequence, opened) in self._newest.items():
             if opened is not None and self._closed.get(opened, -1) < sequence:

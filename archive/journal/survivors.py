@@ -10,7 +10,18 @@ import numpy as np
 from archive.base import cached_property, jsontree
 from archive.checkpoint import Checkpoint
 from archive.journal.bases import Base
-from archive.journal.liveruns import Part, Streams, addresses, appended, by_part, left_over, span_of, together, without
+from archive.journal.liveruns import (
+    Part,
+    Streams,
+    addresses,
+    appended,
+    by_part,
+    ends_of,
+    left_over,
+    span_of,
+    together,
+    without,
+)
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
 from archive.journal.values import Given, fill
@@ -36,6 +47,7 @@ class Survivors:
         self._streams = Streams()
         self._before = {} if base.held is None else by_part(base.held.live, self._streams)
         self.world_size = max([1 + max(entry.journal or {0: 0}), *([base.held.world_size] if base.held else [])])
+        self._held = self._before if self._base.own else self._resumed()  # when the tails began
         runs = self._runs()
         self._tables = {part: self._table(part, one) for part, one in runs.items()}
         self._ids: list[str] = []
@@ -53,7 +65,7 @@ class Survivors:
         """What was live before, and came, less what left."""
         import pyarrow.compute as pc
 
-        held = self._before if self._base.own else self._resumed()
+        held = self._held
         new: dict[Part, Runs] = {}
         for rank, tail in self._found.items():
             rows = tail.held.table("segments")
@@ -129,9 +141,7 @@ class Survivors:
     def _began(self, part: Part, runs: Runs, names: list[str]) -> tuple[dict[int, int], dict[int, str]]:
         """Next positions and open episodes as far as they do not follow from the tail."""
         rank, buffer = part
-        following: dict[int, int] = {}
-        for env, end in zip(runs.env.tolist(), (runs.position + np.maximum(runs.length, 1)).tolist(), strict=True):
-            following[env] = max(end, following.get(env, 0))
+        following = ends_of(together(runs, self._held.get(part, Runs.empty())))
         held = self._base.held
         if held is None:
             return following, {}

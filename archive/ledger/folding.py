@@ -191,7 +191,7 @@ class _Making:
         wide = (siblings or 0) if word == DRAWN else sibling + 1
         if wide > len(self.rollouts):
             self.rollouts += bytes([LEFT_WAITING]) * (wide - len(self.rollouts))
-        if word == DRAWN or sibling < 0:
+        if sibling < 0 or word not in _FAR:
             return
         self.rollouts = self.rollouts[:sibling] + bytes([_FAR[word]]) + self.rollouts[sibling + 1 :]
         self.sealed.pop(sibling, None)

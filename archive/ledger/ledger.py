@@ -16,7 +16,7 @@ from archive.ledger.looking import Standing
 from archive.ledger.rounds import DONE, LEFT_RUNNING, LEFT_WAITING, Rounds
 from archive.ledger.rows import Said, rows
 from archive.ledger.terms import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, Key
-from archive.manifest import Place
+from archive.manifest import MOST_SIBLINGS, Place
 from archive.write import Changes, EpisodeRecord, Ids, ledger_rows
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ class Ledger(Standing):
         ended if one rank has trained on it or dropped it.
         """
         names = normalised(keys)
-        if index(siblings) < 1:
-            raise UsageError(f"siblings={siblings}: there is one rollout of a key at least; nothing was changed")
+        if not 1 <= index(siblings) <= MOST_SIBLINGS:
+            bound = "one rollout of a key at least" if index(siblings) < 1 else f"at most {MOST_SIBLINGS} of them"
+            raise UsageError(f"siblings={siblings}: there is {bound}; nothing was changed")
         text = None if cursor is None else jsontree.dumps(cursor, where="cursor")
         with self._writer._entered(), self._writer._changes(wait=True):
             changed = self._held.draw(names, index(siblings))

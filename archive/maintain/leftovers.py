@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from archive.base import ArchiveError, escape, layout, size
+from archive.base import ArchiveError, CorruptCommitError, escape, layout, size
 from archive.checkpoint import StagedFile
 from archive.journal import tails
 from archive.maintain.missing import Evidence
@@ -72,12 +72,16 @@ class _Pile:
 
 def find(storage: Storage, named: Named, needed: Iterable[str], evidence: Evidence) -> list[Leftover]:
     """What no commit names, but for journals that can still be recovered; nothing where the store cannot say what there
-    is. needed: shards and chunk files that rows are known to name. Adds to `evidence` what these objects say."""
+    is, or a later commit what it names (of an archive that is open at an earlier one). needed: shards and chunk files
+    that rows are known to name. Adds to `evidence` what these objects say."""
     if storage.driver.scanning is None:
         return []
     there = _scanned(storage)
-    for commit in () if named.head is None else list(commits.following(storage, named.head)):  # made meanwhile
-        named.add(commit)
+    try:
+        for commit in () if named.head is None else list(commits.following(storage, named.head)):  # made meanwhile
+            named.add(commit)
+    except CorruptCommitError:
+        return []
     unknown = there.keys() - named.keys - set(needed) - _let_go(storage, named)
     if any(key.startswith(("shards/", "journal/")) or key.endswith(".chunks.parquet") for key in unknown):
         unknown -= _of_rows(storage, named, there.keys())

@@ -57,6 +57,7 @@ from archive.manifest.sessions import (
     place,
     run_of_session,
 )
+from archive.manifest.tablechecks import MOST_SIBLINGS
 from archive.manifest.tablefiles import Later, Snapshot
 from archive.manifest.tables import NO_ENV
 
@@ -66,6 +67,7 @@ __all__ = [
     "FORGOTTEN",
     "LEFT",
     "METADATA",
+    "MOST_SIBLINGS",
     "NO_ENV",
     "OWN",
     "About",

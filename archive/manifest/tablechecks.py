@@ -10,7 +10,10 @@ from archive.base import CorruptManifestError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MOST_SIBLINGS = 1 << 20  # of a prompt: each takes a byte while it is in flight
 MOST = (1 << 48) - 1  # rows, steps, bytes, commits: more than there will be, and sums of them fit into 64 bits
+_MOST_TEXT, _SMALL_TEXT = 1 << 10, 1 << 26  # bytes of the texts of a column, a row and in any case
+_MANY_SHARE = ("schema", "provenance")  # long texts, which nobody reads row by row
 _MOST_ROWS = 1 << 20  # of a row group, as Arrow writes them; this library writes fewer
 _GIVEN = ("shard", "start", "schema", "chunks", "chunks_bytes", "chunks_crc32c")  # null in late rows that drop
 _PLACED = ("start", "chunks", "chunks_bytes", "chunks_crc32c")  # null in rows of the segments table without a shard
@@ -35,12 +38,12 @@ _NEVER_NULL = {  # of the segments table: more is known of its rows once they ar
 }  # fmt: skip
 _COUNTS = (
     "rank", "position", "length", "start", "episode_start", "rows", "offset", "size", "lo", "hi", "stream_rank",
-    "bytes", "chunks_bytes", "commit", "manifest", "target", "world_size", "round", "siblings", "resumed_from",
-    "trained",
+    "bytes", "chunks_bytes", "commit", "manifest", "target", "world_size", "round", "resumed_from", "trained",
 )  # fmt: skip
 _BOUNDS = dict.fromkeys(_COUNTS, (0, MOST)) | {
     "chunk": (-1, MOST),
-    "sibling": (-1, MOST),
+    "sibling": (-1, MOST_SIBLINGS - 1),
+    "siblings": (0, MOST_SIBLINGS),
     "sequence": (-(1 << 63), MOST),
     "start": (-MOST, MOST),  # who reads the rows says of which shard they are
 }
@@ -63,6 +66,8 @@ def check(table: pa.Table, kind: str, where: str, *, committed: bool) -> None:
         raise _corrupt(where, f"has rows of the {kind} table without {', '.join(empty)}, which no row lacks")
     if beyond := _beyond(table):
         raise _corrupt(where, f"has rows of the {kind} table with a {beyond[0]} that cannot be")
+    if swollen := [name for name in table.column_names if name not in _MANY_SHARE and _swells(table[name])]:
+        raise _corrupt(where, f"has rows of the {kind} table that repeat too long a {swollen[0]}")
 
 
 def _corrupt(where: str, what: str) -> CorruptManifestError:
@@ -104,6 +109,21 @@ def _beyond(table: pa.Table) -> list[str]:
     if {"lo", "hi"} <= set(table.column_names) and pc.any(pc.less(table["hi"], table["lo"])).as_py():
         found.append("hi")
     return found
+
+
+def _swells(column: Any) -> bool:
+    """Whether the texts of a column of repeated ones take far more memory row by row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return False
+    size = 0
+    for part in column.chunks:
+        lengths = pc.binary_length(part.dictionary)
+        if (pc.max(lengths).as_py() or 0) > _MOST_TEXT:  # mostly none is
+            size += pc.sum(pc.cast(lengths.take(part.indices), pa.int64())).as_py() or 0
+    return size > _SMALL_TEXT + _MOST_TEXT * len(column)
 
 
 def _within(column: Any, least: int, most: int) -> bool:

@@ -325,7 +325,8 @@ def loads(
         for name in _MAY_LACK.get(kind, frozenset()).intersection(wanted.names).difference(table.column_names):
             table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
         table = table.select(wanted.names).cast(wanted)
-    except (pa.ArrowException, KeyError, OSError) as e:
+        table.validate(full=True)  # text that is not UTF-8, above all
+    except (pa.ArrowException, KeyError, OSError, UnicodeDecodeError) as e:
         raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e
     tablechecks.check(table, kind, where, committed=committed)
     return table

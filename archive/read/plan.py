@@ -220,9 +220,8 @@ def _field(
         extent = segments.extent(first.name)
         cuts = cuts._replace(extent=Extent(extent.start[cuts.segment], extent.rows[cuts.segment]))
     telling = list(specs.values())
-    if len(specs) > 1 and first.axis == "ragged":  # of empty lists the dtype is a guess
-        held = set(code[cuts.extent.rows > 0].tolist())
-        telling = [spec for n, spec in specs.items() if n in held] or telling
+    if len(specs) > 1 and first.axis == "ragged":
+        telling = _telling(specs, code, cuts)
     spec = _agreed(telling)
     error = None if spec is not None else _unlike(telling, cuts, segments)
     kinds: dict[Any, list[int]] = {}
@@ -245,6 +244,17 @@ def _field(
         parts.append(Part(filled, lacking, own, filled.locate(own, segments.schemas[0])))
         rows[lacking] = parts[-1].located.rows
     return FieldRead(spec or first, cuts, parts, rows, np.searchsorted(cuts.episode, np.arange(count + 1)), error)
+
+
+def _telling(specs: Mapping[int, FieldSpec], code: Ints, cuts: Cuts) -> list[FieldSpec]:
+    """What says of what kind a ragged field is: where it has values; else, as of empty lists the dtype is a guess, the
+    newest of those with steps."""
+    for some, most in ((cuts.extent.rows > 0, len(specs)), (cuts.length > 0, 1)):
+        held = set(code[some].tolist())
+        found = [spec for n, spec in specs.items() if n in held]
+        if found:
+            return found[-most:]
+    return list(specs.values())[-1:]
 
 
 def _unlike(specs: Iterable[FieldSpec], cuts: Cuts, segments: Segments) -> FieldError:

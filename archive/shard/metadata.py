@@ -107,10 +107,11 @@ def check_room(path: str, like: np.ndarray[Any, Any], rows: int, chunks: Mapping
         )
 
 
-def check_claims(path: str, nbytes: int, chunks: Mapping[str, Buffer]) -> None:
-    """CorruptChunkError before zarr makes memory for more than a chunk could hold."""
+def check_claims(path: str, nbytes: int, chunks: Mapping[str, Buffer], *, fixed: bool) -> None:
+    """CorruptChunkError before zarr makes memory for more than a chunk could hold. nbytes: of the items of one; fixed:
+    they take no memory beyond that, as texts do."""
     for name, data in chunks.items():
         if name.startswith(f"{path}/c/"):
             too_large = nbytes > _SMALL_BYTES and nbytes > rawchunks.MOST_TIMES * size_of(data)
-            if too_large or rawchunks.claims_too_much(data):
+            if too_large or rawchunks.claims_too_much(data, nbytes if fixed else None):
                 raise CorruptChunkError(f"Member {name!r} of a shard says that it holds more than it could: damaged.")

@@ -35,7 +35,7 @@ _CREATOR_UNIX = 3 << 8
 _MODE = 0o100644 << 16
 _MAX_UINT16 = 0xFFFF
 _MAX_UINT32 = 0xFFFFFFFF
-_MAX_METADATA_BYTES = 1 << 28
+_MAX_METADATA_BYTES = 1 << 25  # of 50,000 arrays
 _MIN_CHUNK_BYTES = 16 << 10
 _MAX_CHUNK_BYTES = 128 << 10  # who draws a step reads its chunk; many chunks cost bulk reads and writes
 _CHUNKS_PER_FIELD = 128
@@ -241,6 +241,8 @@ def _is_metadata(member: Member) -> bool:
 
 
 def _deflate(data: Buffer) -> bytes:
+    if size_of(data) > _MAX_METADATA_BYTES:
+        raise FieldError(f"What describes the fields of a shard takes {size_of(data)} bytes: archive fewer fields.")
     stream = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     return stream.compress(data) + stream.flush()
 

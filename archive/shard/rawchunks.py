@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 CHECKSUM_BYTES = 4
 MOST_TIMES = 1 << 15  # of its bytes that a chunk can hold: zstd makes 128 KB of four (RFC 8878), gzip less
+_GZIP_WINDOW = zlib.MAX_WBITS | 16
+_PIECE_BYTES = 1 << 20
 _ZSTD_MAGIC, _GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _TYPES = frozenset({
     "bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -205,9 +209,24 @@ def _inflated(data: memoryview, out: Array | None = None) -> Buffer | None:
         return None
 
 
-def claims_too_much(data: Buffer) -> bool:
-    """Whether a zstd frame says that it holds more than any could."""
-    return bytes(data[:4]) == _ZSTD_MAGIC and (_plain_size(memoryview(data)) or 0) > MOST_TIMES * len(data)
+def claims_too_much(data: Buffer, most: int | None) -> bool:
+    """Whether a zstd frame says that it holds more than so many bytes, or than any could; or a gzip stream does."""
+    if bytes(data[:2]) == _GZIP_MAGIC:
+        return most is not None and _inflates_beyond(data, most)
+    if bytes(data[:4]) != _ZSTD_MAGIC:
+        return False
+    size = _plain_size(memoryview(data)) or 0
+    return size > MOST_TIMES * len(data) or (most is not None and size > most)
+
+
+def _inflates_beyond(data: Buffer, most: int) -> bool:
+    """Whether a gzip stream holds more: it is inflated piece by piece, as it does not say so itself."""
+    stream, left, size = zlib.decompressobj(_GZIP_WINDOW), bytes(data), 0
+    with suppress(zlib.error):  # who decodes it says so
+        while left and not stream.eof and size <= most:
+            size += len(stream.decompress(left, _PIECE_BYTES))
+            left = stream.unconsumed_tail
+    return size > most
 
 
 def _plain_size(data: memoryview) -> int | None:

@@ -109,6 +109,7 @@ _ERRORS: dict[Kind, tuple[type[ArchiveError], str]] = {
     Kind.EXISTS: (AlreadyExistsError, "already there; it was not overwritten"),
     Kind.RANGE: (ShortReadError, "the object ends before the bytes asked for; it is damaged or not the one meant"),
     Kind.SHORT: (ShortReadError, "fewer bytes than asked for; the object is damaged or the connection cuts answers"),
+    Kind.BROKEN: (StorageError, "damaged answers, or none; check the store, and what lies on the way to it"),
     Kind.UNSUPPORTED: (StorageError, "the store does not know such a request"),
     Kind.OTHER: (StorageError, "failed; see the cause"),
 }

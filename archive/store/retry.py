@@ -24,6 +24,8 @@ BASE_S, CAP_S, GROWTH = 0.05, 5.0, 1.2
 MAX_SHORT_READS = 4
 LEAST_TRY_S = 0.25  # with less time left, a try would be cut off, and nobody knew whether it had done anything
 
+_BAD_ANSWERS = (Kind.SHORT, Kind.BROKEN)  # the same again and again is damage at rest
+
 _jitter = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
 
 
@@ -67,7 +69,7 @@ def run(
             _part(error, handled)
             failure, elapsed = judge(error), time.monotonic() - started
             landed = landed or failure.landed
-            again = failure.kind is Kind.TRANSIENT or (failure.kind is Kind.SHORT and number < short_reads)
+            again = failure.kind is Kind.TRANSIENT or (failure.kind in _BAD_ANSWERS and number < short_reads)
             again = again or (failure.kind is Kind.EXPIRED and renew())
             again = again and not failed(error, elapsed)
             pause = _jitter.uniform(0, longest_delay(number))

@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
@@ -81,7 +82,8 @@ class Fault:
 
 @dataclass
 class Seen:
-    """One request that came, who signed it (an access key), and the body bytes in and out."""
+    """One request that came, who signed it (an access key), the body bytes in and out, when it came (by
+    `time.monotonic`), and the status that the server answered, 0 if it was not asked."""
 
     method: str
     path: str
@@ -90,6 +92,12 @@ class Seen:
     signed_by: str = ""
     bytes_in: int = 0
     bytes_out: int = 0
+    status: int = 0
+    at_s: float = field(default_factory=time.monotonic)
+
+    def same_as(self, other: Seen) -> bool:
+        """Whether it asks for the same: one may be a further try of the other."""
+        return (self.method, self.path, self.range) == (other.method, other.path, other.range)
 
 
 @dataclass
@@ -180,6 +188,7 @@ class FaultProxy:
             skip_auto_headers=_NOT_ADDED,
         ) as answer:
             data = await answer.read()
+            seen.status = answer.status
             seen.bytes_out = 0 if request.method == "HEAD" else len(data)
             if fault.action == "reset_after":
                 _cut(request)

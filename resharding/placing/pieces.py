@@ -25,7 +25,8 @@ def cut_pieces(source: SourceBuffer, parts: Parts) -> tuple[Ints, Located, Ints,
     steps = pieces.hi - pieces.lo
     lo = np.clip(np.repeat(parts.lo, counts) - before, 0, steps)
     hi = np.clip(np.repeat(parts.hi, counts) - before, 0, steps)
-    keep = (hi > lo) | (steps == 0)
+    begun = (before >= np.repeat(parts.lo, counts)) & (before <= np.repeat(parts.hi, counts))
+    keep = (hi > lo) | (steps == 0) & begun
     owner = np.repeat(np.arange(len(parts.unit)), counts)[keep]
     cut = pieces._replace(lo=pieces.lo + lo, hi=pieces.lo + hi, position=pieces.position + lo).pick(keep)
     bounds = np.searchsorted(owner, np.arange(len(parts.unit) + 1))
@@ -33,7 +34,7 @@ def cut_pieces(source: SourceBuffer, parts: Parts) -> tuple[Ints, Located, Ints,
 
 
 def piece_positions(parts: Parts, counts: Ints, pieces: Located) -> Ints:
-    """Where each piece stands in its target row."""
+    """Where each piece stands in its target row. A beginning without steps stands where its first step does."""
     begins = offsets_of(pieces.hi - pieces.lo)
     first = begins[offsets_of(counts)[:-1]]
     out: Ints = np.repeat(parts.position - first, counts) + begins[:-1]

@@ -24,6 +24,7 @@ class SourceBuffer:
     rank: Ints  # per piece
     env: Ints
     heads: Ints  # first piece of each unit
+    first: Ints  # that of its first live step, or the same
     number: Ints  # per unit: its episode in the index
     column_at: Ints  # per piece: where its steps stand in the source rank's columns
 
@@ -37,7 +38,8 @@ class SourceBuffer:
 
     @property
     def position(self) -> Ints:
-        return self.pieces.position[self.heads]
+        """Of each unit, where its first step stands; of one without steps, where itself does."""
+        return self.pieces.position[self.first]
 
 
 class Source:
@@ -64,11 +66,15 @@ class Source:
         return out
 
     def _buffer(self, name: str, pieces: Located, rank: Ints, env: Ints) -> SourceBuffer:
-        at = offsets_of(pieces.hi - pieces.lo)[:-1]
+        steps = pieces.hi - pieces.lo
+        at = offsets_of(steps)[:-1]
         episode = self.checkpoint.index.episode_of_row[pieces.row]
         # a unit begins with another episode, rank or env row, or after a hole, where positions leave their steps behind
-        heads = run_starts(episode, rank, env, pieces.position - at)
-        return SourceBuffer(name, pieces, rank, env, heads, episode[heads], since_head(at, run_heads(rank)))
+        # (but not after a beginning without steps, which belongs to those that follow, wherever they stand)
+        holes = (np.diff(pieces.position - at) != 0) & (steps[:-1] > 0)
+        heads = run_starts(episode, rank, env, np.cumsum(np.append(False, holes))[: len(at)])
+        first = _first_with_steps(heads, steps)
+        return SourceBuffer(name, pieces, rank, env, heads, first, episode[heads], since_head(at, run_heads(rank)))
 
     def open_episodes(self, name: str) -> dict[tuple[int, int], str]:
         """(rank, env) -> id of the episode that is open there."""
@@ -80,10 +86,11 @@ class Source:
 
     def gapless(self, buffer: SourceBuffer) -> bool:
         """Whether the steps of each env row follow each other up to where its next one goes, as a ring's do."""
-        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
-        after = buffer.position + np.maximum(buffer.steps, 1)
+        rank, env, position = buffer.rank, buffer.env, buffer.pieces.position
+        after = position + np.maximum(buffer.pieces.hi - buffer.pieces.lo, 1)
         tails = run_tails(rank, env)
-        if (after[:-1] != buffer.position[1:])[~tails[:-1]].any():
+        follows = (after[:-1] == position[1:]) | (position[:-1] == position[1:])  # a beginning without steps, moved
+        if (~follows & ~tails[:-1]).any():
             return False
         newest = np.flatnonzero(tails)
         following = {
@@ -107,7 +114,7 @@ class Source:
         return self._units[key]
 
     def _made_units(self, buffer: SourceBuffer, weights: str | None) -> Units:
-        first, steps = buffer.heads, buffer.steps
+        first, steps = buffer.first, buffer.steps
         index = self.checkpoint.index
         table = self.checkpoint.snapshot.columns(["episode_start", "commit", "position"])
         commit, begin, position = (table[n].to_numpy() for n in ("commit", "episode_start", "position"))
@@ -177,9 +184,18 @@ class Source:
 
     def _bytes_per_step(self, buffer: SourceBuffer) -> Ints:
         """Bytes of one step of each unit's fields, by its schema (fields of any length count as nothing)."""
-        rows = buffer.pieces.row[buffer.heads]
+        rows = buffer.pieces.row[buffer.first]
         texts, codes = schemas_of(self.checkpoint.snapshot, rows)
         return np.array([loads(t).row_bytes for t in texts] or [0], np.int64)[codes]
+
+
+def _first_with_steps(heads: Ints, steps: Ints) -> Ints:
+    """Of each unit, beginning at these pieces, the first piece that has steps; of one without any, the first."""
+    if not len(heads):
+        return heads
+    none = len(steps)
+    found = np.minimum.reduceat(np.where(steps > 0, np.arange(none), none), heads)
+    return np.where(found < none, found, heads)
 
 
 def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:

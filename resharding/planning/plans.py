@@ -18,10 +18,9 @@ from archive.base import UsageError, cached_property, size, visible
 from archive.checkpoint import Checkpoint
 from archive.manifest import Origin, place
 from archive.views import plots, reports
-from resharding.placing import FILTERED, Dropped, Parts, Placement, Rules, Source
+from resharding.placing import FILTERED, Placement, Rules, Source
+from resharding.planning import plantext
 from resharding.sharing import Share
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,7 @@ class Plan:
     def to_json(self) -> str:
         """The plan as text; `Plan.from_json(text, checkpoint)` is its inverse."""
         body = {
-            "format": FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
+            "format": plantext.FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
             "world_size": self.world_size, "identity": self.is_identity, "conditions": self.conditions,
             "origin": None if self.origin is None else list(self.origin),
             "buffers": {
@@ -206,39 +205,15 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
         """The plan of that text; `checkpoint` must be the one that it was made for."""
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise UsageError(f"this is no plan: it is not JSON ({e})") from e
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise UsageError(f"this is no plan of format {FORMAT}")
-        if body["digest"] != checkpoint.commit.digest:
-            raise UsageError(f"the plan was made for commit {body['commit']}, not for checkpoint {checkpoint.name!r}")
-        entries = body["buffers"]
-        return cls(
-            Source(checkpoint), body["world_size"], {n: Rules(**e["rules"]) for n, e in entries.items()},
-            {n: Placement(Parts(*map(_ints, e["parts"])), _dropped(e["dropped"])) for n, e in entries.items()},
-            body["identity"], body["conditions"], _origin(body.get("origin")),
-        )  # fmt: skip
-
-
-def _origin(values: list[Any] | None) -> Origin | None:
-    """From JSON, in which ranks are strings."""
-    if values is None:
-        return None
-    session, run, commit, *counts = values
-    return Origin(session, run, commit, *({int(r): n for r, n in of.items()} if of else of for of in counts))
+        said = plantext.read(text)
+        if said.digest != checkpoint.commit.digest:
+            raise UsageError(f"the plan was made for commit {said.commit}, not for checkpoint {checkpoint.name!r}")
+        source = Source(checkpoint)
+        placements = plantext.placements(said, {name: buffer.steps for name, buffer in source.buffers.items()})
+        rules = {name: one.rules.made() for name, one in said.buffers.items()}
+        origin = None if said.origin is None else said.origin.made()
+        return cls(source, said.world_size, rules, placements, said.identity, said.conditions, origin)
 
 
 def _lists(columns: Any) -> list[Any]:
     return [c.tolist() for c in columns]
-
-
-def _ints(values: list[int]) -> Any:
-    return np.array(values, np.int64)
-
-
-def _dropped(columns: list[Any]) -> Dropped:
-    reason = np.empty(len(columns[0]), object)
-    reason[:] = columns[0]
-    return Dropped(reason, *map(_ints, columns[1:]))

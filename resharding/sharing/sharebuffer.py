@@ -360,7 +360,8 @@ class ShareBuffer:
         ck = self._plan.checkpoint
         counts = np.diff(self._pieces[0])
         env = np.repeat(self._parts.env, counts)
-        position = piece_positions(self._parts, counts, pieces)
+        moves = not self._plan.is_identity
+        position = piece_positions(self._parts, counts, pieces) if moves else pieces.position
         opened, to_close = self._open()
         resume = resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
         # told once, by one rank: its next checkpoint has it in `discarded`

@@ -88,6 +88,45 @@ def test_a_recovered_checkpoint_is_one_like_any_other() -> None:
     assert arc.refresh().checkpoints.latest.episodes["c"].read()["obs"].tolist() == [20, 21, 22]
 
 
+def test_what_has_no_env_row_is_not_open_after_a_recovery() -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    w.add_episode(episode(2), episode_id="a", last=False)
+    w.add_episode(episode(2), episode_id="b", last=False, env_id=1)
+    w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert made.staged(0).index.buffers["replay"].open_episodes == {1: "b"}
+    v = arc.writer(resume=made)
+    v.add_episode(episode(1), episode_id="c")
+    assert v.close_episodes() == ["b"]
+    v.commit()
+    by_plan = [arc.writer(resume=resharding.plan(made, 2).share(rank), session="two") for rank in range(2)]
+    for w in by_plan:
+        w.commit()
+    rows = {row["episode_id"]: row["reason"] for row in arc.refresh().episodes.table.to_pylist()}
+    assert (rows["a"], rows["b"]) == (None, "resumed")
+
+
+def test_env_rows_that_were_emptied_since_a_resume_keep_their_positions() -> None:
+    arc = fresh()
+    w = arc.writer()
+    w.add_episode(episode(3), env_id=1)
+    w.add_episode(episode(2), env_id=2)
+    plan = resharding.plan(w.checkpoint(1).result(), 2)
+    w.close()
+    writers = [arc.writer(resume=plan.share(rank), session="two", journal_s=NEVER_S) for rank in range(2)]
+    before = [dict(one.next_positions) for one in (plan.share(rank).buffer("replay") for rank in range(2))]
+    for w in writers:
+        w.clear()
+        w.sync()
+    die(*writers)
+    made = arc.refresh().recover()
+    assert len(made.episodes) == 0
+    assert [made.staged(rank).index.buffers["replay"].next_positions for rank in range(2)] == before
+    assert sorted(position for of in before for position in of.values()) == [2, 3]
+
+
 def test_the_base_may_be_forgotten() -> None:
     arc = crashed()
     made = arc.recover()

@@ -173,8 +173,12 @@ def test_segments_that_reach_beyond_their_shard(root: Path, column: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("block", "words"), [({"read": 3}, "format 3"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format")]
-)
+    ("block", "words"),
+    [({"read": 3}, "format 3"), ({"features": ["tides"]}, "tides"), ({"read": "x"}, "no format"),
+     ({"features": ["journal", "tides"]}, "tides"), ({"features": "journal"}, "no format"),
+     ({"features": [["journal"]]}, "no format"), ({"features": None}, "no format"), ({"read": True}, "no format"),
+     ({"read": 0}, "no format")],
+)  # fmt: skip
 def test_a_newer_format(root: Path, block: dict[str, Any], words: str) -> None:
     change_commit(root, lambda body: body["format"].update(block))
     with pytest.raises(UpgradeError, match=rf"(?s)commit 2.*{words}.*upgrade"):

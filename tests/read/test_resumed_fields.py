@@ -68,6 +68,20 @@ def test_another_kind_of_field_is_refused_across_the_seam(before: Any, after: An
     assert episode.read("reward")["reward"].tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("tokens", [[np.zeros(0, np.int32)], [np.arange(2, dtype=np.int32)]])
+def test_empty_lists_do_not_say_what_a_field_is_of(tokens: list[Any]) -> None:
+    schema = Schema(axes={"tokens": "ragged"})
+    arc = archive.create(f"memory://{uuid4().hex}")
+    with arc.writer(schema=schema) as w:
+        name = w.add_episode({"tokens": []}, env_id=0, last=False)
+        w.commit()
+        w.append({"tokens": tokens}, env_ids=0, last=True)
+    (found,) = arc.episodes[name].read()["tokens"]
+    assert (found.dtype, found.tolist()) == (np.int32, tokens[0].tolist())
+    flat = arc.episodes.read(ragged="flat")[0]["tokens"]
+    assert (flat.values.dtype, flat.lengths.tolist()) == (np.int32, [len(tokens[0])])
+
+
 def test_ids_stay_those_of_the_target_after_the_next_checkpoint_of_the_new_world() -> None:
     """3 ranks, then 2, then 2 again: what the archive holds was written by 3, and is not what the buffers have."""
     url, schema = f"memory://{uuid4().hex}", Schema(env_id=["env"], episode_id=["traj"])

@@ -375,6 +375,60 @@ def test_episodes_without_steps_go_somewhere_once() -> None:
             assert [d["t"].shape for d in share.read()] == [(ep.length,) for ep in share]
 
 
+BEGUN = Schema(axes={"frames": "offset:1"})
+
+
+def begun(holes: Sequence[int] = ()) -> tuple[archive.Archive, Checkpoint, str]:
+    """An episode of four steps that was begun without any, between two others; holes: its steps that left since."""
+    arc = fresh()
+    (w,) = writers_of(arc, 1, BEGUN)
+    w.append({"frames": np.arange(50, 53), "t": np.arange(50, 52)}, env_ids=0, last=np.array([False, True]))
+    name = w.add_episode({"frames": np.arange(1), "t": np.arange(0)}, env_id=0, last=False)
+    w.commit()
+    w.append({"frames": np.arange(5), "t": np.arange(4)}, env_ids=0, last=np.arange(4) == 3)
+    w.append({"frames": np.arange(60, 63), "t": np.arange(60, 62)}, env_ids=1, last=np.array([False, True]))
+    w.evict(0, positions=[3 + at for at in holes])
+    return arc, save([w], columns={"p": np.array([t for t in (50, 51, 0, 1, 2, 3, 60, 61) if t not in holes])}), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_beginning_without_steps_goes_with_the_steps_that_follow(n: int) -> None:
+    arc, ck, name = begun()
+    for round_ in range(2):  # from where it was written, and from where it was moved to
+        parts = shares(resharding.plan(ck, world_size=n, num_envs=1))
+        assert sorted(e.id for s in parts for e in s) == sorted(e.id for e in ck.episodes)
+        (share,) = [s for s in parts if name in [e.id for e in s]]
+        at = [e.id for e in share].index(name)
+        assert share.read()[at]["frames"].tolist() == [0, 1, 2, 3, 4]
+        assert (share.layout.length[at], share.layout.headless[at]) == (4, False)
+        assert [t for s in parts for t in s.columns["p"].tolist()] == [50, 51, 0, 1, 2, 3, 60, 61]
+        for s in parts:  # as a ring has them
+            taken = np.append(0, np.cumsum(s.layout.length))
+            assert s.layout.position.tolist() == taken[:-1].tolist()
+            assert not len(s) or s.next_positions == {0: taken[-1]}
+        again = [archive.open(arc.url).writer(resume=s, session=f"again-{round_}") for s in parts]
+        ck = save(again, 10 + round_, options=[{"columns": s.columns} for s in parts])
+        assert [data["t"].tolist() for data in ck.episodes.read(["t"])] == [[50, 51], [0, 1, 2, 3], [60, 61]]
+
+
+def test_the_identity_leaves_a_beginning_without_steps_where_it_is() -> None:
+    arc, ck, _ = begun()
+    share = resharding.plan(ck, world_size=1).share(0)
+    assert (share.plan.is_identity, share.layout.position.tolist()) == (True, [0, 3, 0])
+    assert save([archive.open(arc.url).writer(resume=share, session="again")], 2).live.equals(ck.live)
+
+
+def test_a_beginning_without_steps_goes_with_what_is_left_of_those_that_follow() -> None:
+    _, ck, name = begun(holes=[0, 2])
+    (share,) = shares(resharding.plan(ck, world_size=1, num_envs=2, max_length=100))
+    own = [i for i, ep in enumerate(share) if ep.id == name]
+    assert [share.read()[i]["t"].tolist() for i in own] == [[1], [3]]
+    assert share.layout.headless[own].tolist() == [True, True]
+    cut = resharding.plan(begun()[1], world_size=1, num_envs=1, max_length=2).share(0)
+    assert [data["t"].tolist() for data in cut.read()] == [[2, 3]]
+    assert cut.read()[0]["frames"].tolist() == [2, 3, 4]
+
+
 def test_partial_checkpoints_only_when_asked() -> None:
     arc = fresh()
     writers = writers_of(arc, 3)

@@ -26,6 +26,7 @@ from archive.store.payload import Filling
 from archive.store.storage import Storage
 from archive.testing import servers
 from tests.support.backends import Proxied, s3_options
+from tests.support.sampling import few_of
 
 DATA = bytes(range(250)) * 4
 everywhere = pytest.mark.parametrize("proxied", ["moto", "seaweedfs", "s3fs", "obstore"], indirect=True)
@@ -117,6 +118,33 @@ def test_a_short_answer_is_retried_then_told(proxied: Proxied) -> None:
     with pytest.raises(ShortReadError, match="30 of the 100 bytes"):
         storage.get("x", 100, 200)
     assert len(proxied.proxy.log) == 2 + 4
+
+
+@pytest.mark.parametrize("proxied", few_of(["moto", "s3fs", "seaweedfs", "obstore"], 2), indirect=True)
+def test_an_answer_that_ends_before_what_the_store_has_said_is_broken(proxied: Proxied) -> None:
+    """Also where nobody knows how much there is: a whole object, the first bytes of one, a list."""
+    storage, proxy = with_object(proxied), proxied.proxy
+    calls: list[tuple[Callable[[], Any], Any]] = [
+        (lambda: storage.get("x"), DATA), (lambda: storage.get("x", 990), DATA[990:]),
+        (lambda: storage.get_head("x", 5000), DATA), (lambda: storage.get_all(["x"]), [DATA]),
+        (lambda: storage.list(""), ["x"]), (lambda: [one.key for one in storage.scan("")], ["x"]),
+    ]  # fmt: skip
+    for call, expected in calls:
+        for keep in (0, 5, 150):
+            proxy.reset()
+            proxy.add("shorten", method="GET", keep=keep)
+            assert call() == expected
+    assert storage.stats.errors == 0
+    proxy.reset()
+    proxy.add("shorten", method="GET", keep=5, times=-1)
+    with pytest.raises(StorageError, match=r"5 of the 1000 bytes that the store|FlexibleChecksumError"):
+        storage.get("x")  # botocore compares a checksum first, where the server has one
+    assert len(proxy.log) == 4
+    proxy.reset()
+    proxy.add("shorten", method="GET", keep=0, times=-1)
+    with pytest.raises(StorageError, match="damaged answers, or none"):
+        storage.list("")
+    assert len(proxy.log) == 4
 
 
 @clients

@@ -1,4 +1,4 @@
-"""Least rights: what each role's policy permits is what it needs, tried against a server that enforces policies."""
+"""Least rights: what each role's policy permits is what it needs, tried against servers that enforce policies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,41 +20,36 @@ import archive
 import resharding
 from archive import cli
 from archive.base.errors import AccessDeniedError, UsageError
-from archive.store.policies import OBJECT_ACTIONS, policy
+from archive.store import Storage
+from archive.store.policies import policy
 from archive.testing import servers, small_archive, steps
 from archive.testing.proxy import FaultProxy
+from tests.support.roles import BELOW, ROLES, ROLES_BUCKET, users_of_moto
 from tests.support.sampling import few_of
 
 TRANSPORTS = ("obstore", "s3fs")
 each = pytest.mark.parametrize("transport", few_of(TRANSPORTS, 1))
-ROLES = tuple(OBJECT_ACTIONS)
+WHERE = [("moto", "obstore"), ("seaweedfs", "obstore"), ("moto", "s3fs"), ("seaweedfs", "s3fs")]
+on_moto = pytest.mark.parametrize(("server", "transport"), few_of(WHERE, 1))
+on_seaweedfs = pytest.mark.parametrize(("server", "transport"), few_of([WHERE[1], WHERE[0], *WHERE[2:]], 1))
 
 
 @dataclass
 class World:
-    """A bucket with an archive, and the options of one user for each role."""
+    """An archive where the users of `roles` work, and the options of each."""
 
     endpoint: str
     url: str
     options: dict[str, dict[str, Any]]
 
+    @property
+    def beside(self) -> str:
+        """An archive that no user may get at."""
+        return self.url.replace("/runs/", "/runs-of-others/")
+
     def open(self, role: str, transport: str, **how: Any) -> archive.Archive:
         options = self.options[role] | {"transport": transport}
         return archive.open(self.url, storage_options=options, deadline_s=10, **how)
-
-
-def user(endpoint: str, name: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Options of a new user who may do what a policy says."""
-    import botocore.session
-
-    client = botocore.session.Session().create_client(
-        "iam", endpoint_url=endpoint, aws_access_key_id="k", aws_secret_access_key="s", region_name=servers.REGION
-    )
-    client.create_user(UserName=name)
-    client.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=json.dumps(document))
-    made = client.create_access_key(UserName=name)["AccessKey"]
-    client.close()
-    return servers.s3fs_options(endpoint) | {"key": made["AccessKeyId"], "secret": made["SecretAccessKey"]}
 
 
 @contextmanager
@@ -74,16 +70,26 @@ def enforced(endpoint: str) -> Iterator[None]:
         after(math.inf)
 
 
+@pytest.fixture(scope="module")
+def roles_of_moto(moto_endpoint: str) -> dict[str, dict[str, Any]]:
+    servers.make_bucket(moto_endpoint, ROLES_BUCKET)
+    return users_of_moto(moto_endpoint)
+
+
+@pytest.fixture(scope="module")
+def roles_of_seaweedfs(seaweedfs_endpoint: str) -> dict[str, dict[str, Any]]:
+    servers.make_bucket(seaweedfs_endpoint, ROLES_BUCKET)
+    return {role: servers.user_options(seaweedfs_endpoint, role) for role in ROLES}
+
+
 @pytest.fixture
-def world(moto_endpoint: str) -> Iterator[World]:
-    bucket = f"policies-{uuid.uuid4().hex[:8]}"
-    servers.make_bucket(moto_endpoint, bucket)
-    url = f"s3://{bucket}/runs/42"
-    small_archive(url, 2, checkpoints=True, storage_options=servers.s3fs_options(moto_endpoint))
-    small_archive(f"s3://{bucket}/other", 1, storage_options=servers.s3fs_options(moto_endpoint))
-    options = {role: user(moto_endpoint, f"{role}-{bucket}", policy(role, f"s3://{bucket}/runs")) for role in ROLES}
-    with enforced(moto_endpoint):
-        yield World(moto_endpoint, url, options)
+def world(request: pytest.FixtureRequest, server: str) -> Iterator[World]:
+    endpoint, options = (request.getfixturevalue(name) for name in (f"{server}_endpoint", f"roles_of_{server}"))
+    made = World(endpoint, f"{BELOW}/{uuid.uuid4().hex[:8]}", options)
+    for url in (made.url, made.beside):
+        small_archive(url, 2, checkpoints=True, storage_options=servers.s3fs_options(endpoint))
+    with enforced(endpoint) if server == "moto" else nullcontext():
+        yield made
 
 
 def read(world: World, role: str, transport: str) -> None:
@@ -118,20 +124,23 @@ def write(world: World, role: str, transport: str) -> None:
     arc.refresh().forget(archive.Keep(last=1), dry_run=False)
 
 
-@each
-def test_a_reader_reads_all_and_changes_nothing(world: World, transport: str) -> None:
-    read(world, "reader", transport)
-    arc = world.open("reader", transport)
-    refused: list[Callable[[], Any]] = [
-        lambda: arc.storage.put("x", b""), lambda: arc.storage.create("x", b""),
-        lambda: arc.storage.delete(["archive.json"]), lambda: arc.label({"e0": {"x": 1}}),
-    ]  # fmt: skip
-    for call in refused:
+def refused(*calls: Callable[[], Any]) -> None:
+    for call in calls:
         with pytest.raises(AccessDeniedError, match="check the credentials"):
             call()
 
 
-@each
+@on_moto
+def test_a_reader_reads_all_and_changes_nothing(world: World, transport: str) -> None:
+    read(world, "reader", transport)
+    arc = world.open("reader", transport)
+    refused(
+        lambda: arc.storage.put("x", b""), lambda: arc.storage.create("x", b""),
+        lambda: arc.storage.delete(["archive.json"]), lambda: arc.label({"e0": {"x": 1}}),
+    )  # fmt: skip
+
+
+@on_moto
 def test_a_writer_does_all_that_jobs_do_and_deletes_nothing(world: World, transport: str) -> None:
     read(world, "writer", transport)
     write(world, "writer", transport)
@@ -143,7 +152,7 @@ def test_a_writer_does_all_that_jobs_do_and_deletes_nothing(world: World, transp
     assert len(world.open("reader", transport).episodes.read()) >= 2
 
 
-@each
+@on_seaweedfs
 def test_a_pruner_prunes(world: World, transport: str) -> None:
     write(world, "pruner", transport)
     arc = world.open("pruner", transport)
@@ -156,12 +165,16 @@ def test_a_pruner_prunes(world: World, transport: str) -> None:
     assert world.open("reader", transport).checkpoints.latest is not None
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_nobody_gets_at_what_lies_beside(world: World, role: str) -> None:
-    for transport in TRANSPORTS:
-        options = world.options[role] | {"transport": transport}
+@on_seaweedfs
+def test_nobody_gets_at_what_lies_beside(world: World, transport: str) -> None:
+    for role in ROLES:
+        beside = Storage.connect(world.beside, world.options[role] | {"transport": transport}, deadline_s=10)
+        refused(
+            partial(beside.get, "archive.json"), partial(beside.list, ""),
+            partial(beside.put, "x", b""), partial(beside.delete, ["archive.json"]),
+        )  # fmt: skip
         with pytest.raises(AccessDeniedError):
-            archive.open(world.url.replace("runs/42", "other"), storage_options=options, deadline_s=10)
+            archive.open(world.beside, storage_options=beside.root.options, deadline_s=10)
 
 
 # -- what is asked for is what is permitted ----------------------------------------------------------------------------

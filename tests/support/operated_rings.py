@@ -12,6 +12,7 @@ from archive.base import CorruptCommitError, layout
 from archive.maintain import repair as repaired
 from archive.testing import assert_whole
 from resharding.transfer import compactable
+from resharding.transfer.smallness import MANY
 from tests.support.backends import Backend
 from tests.support.checkpoints import serials
 from tests.support.letting_go import Ring
@@ -22,26 +23,26 @@ TURNS, HELD, KEPT = 5, 3, 2
 KEEP = archive.Keep(last=KEPT)
 
 
-def ring(root: Backend) -> None:
+def ring(root: Backend, held: int = HELD) -> None:
     """A checkpoint after each episode, of the newest ones."""
-    made = Ring(root.create(), HELD)
+    made = Ring(root.create(), held)
     made.turns(TURNS)
     made.w.close()
 
 
-def check_ring(root: Backend, *may_be: range) -> archive.Archive:
+def check_ring(root: Backend, *may_be: range, held: int = HELD) -> archive.Archive:
     """The archive has the checkpoints of one of these ranges of steps, and each holds what it did."""
     arc = root.open()
     assert_whole(arc)
     found = [ck.step for ck in arc.checkpoints]
     assert found in [list(one) for one in may_be or (range(TURNS),)]
     for ck in arc.checkpoints:
-        held = serials(ck)
-        assert held == list(range(10 * max(0, ck.step + 1 - HELD), 10 * (ck.step + 1)))
-        np.testing.assert_array_equal(ck.column("p", 0), np.arange(len(held)) * 0.5 + ck.step)
+        live = serials(ck)
+        assert live == list(range(10 * max(0, ck.step + 1 - held), 10 * (ck.step + 1)))
+        np.testing.assert_array_equal(ck.column("p", 0), np.arange(len(live)) * 0.5 + ck.step)
         assert ck.state(0) == {"k": ck.step}
-    live = arc.checkpoints[f"step-{found[-1]}"].episodes.table["episode_id"].to_pylist()
-    assert set(live) <= set(_ids(arc))
+    newest = arc.checkpoints[f"step-{found[-1]}"].episodes.table["episode_id"].to_pylist()
+    assert set(newest) <= set(_ids(arc))
     for data in arc.episodes.read():
         assert len(data["serial"]) == 10
         assert (data["reward"] == data["serial"] * 0.5).all()
@@ -52,6 +53,12 @@ def _ids(arc: archive.Archive) -> list[str]:
     return [str(name) for name in arc.episodes.table["episode_id"].to_pylist()]
 
 
+def scatter(root: Backend) -> None:
+    """A ring that holds so many small shards that they are joined."""
+    ring(root, MANY)
+    assert compactable(root.open()).shards == MANY
+
+
 def compact(root: Backend, said: Said) -> None:
     """Its small shards are joined."""
     resharding.compact(root.open())
@@ -59,7 +66,7 @@ def compact(root: Backend, said: Said) -> None:
 
 
 def check_compacted(root: Backend, said: Said) -> None:
-    arc = check_ring(root)
+    arc = check_ring(root, held=MANY)
     assert "compacted" not in said or compactable(arc).shards == 0
 
 

@@ -150,7 +150,7 @@ OPERATIONS = (
     _made("recover", jobs.crash, jobs.recover, jobs.check_recovered, "recovered"),
     _made("merge", _sources, partial(_merge, copy=True), _check_merged, "merged"),
     _made("merge by reference", _sources, partial(_merge, copy=False), _check_merged, "merged"),
-    _made("compact", rings.ring, rings.compact, rings.check_compacted, "compacted"),
+    _made("compact", rings.scatter, rings.compact, rings.check_compacted, "compacted"),
     _made("repair", rings.damage, rings.repair, rings.check_repaired, "repaired"),
     _made("forget", rings.ring, rings.forget, rings.check_forgotten, "forgotten"),
     _made("prune", rings.leave_behind, rings.prune, rings.check_pruned, "pruned"),

@@ -22,3 +22,8 @@ class Said:
     def words(self) -> list[str]:
         """All of them, in the order in which they were said."""
         return self._path.read_text().split() if self._path.exists() else []
+
+    @property
+    def folder(self) -> Path:
+        """Where its file lies."""
+        return self._path.parent

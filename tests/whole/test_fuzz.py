@@ -13,13 +13,14 @@ import pytest
 
 from archive.adapters import lerobot, npz
 from archive.base import CorruptManifestError, IntegrityError, UnsafePathError
-from archive.manifest import tablechecks
+from archive.manifest import tablechecks, tables
 from tests.support.dataset_files import flat, fresh, write_flat, write_lerobot
+from tests.support.fuzzing import bombs
 from tests.support.parsers import PARSERS
 from tests.support.places import ROOT
 
 QUICK = ("commit", "small", "tables", "staged", "journal", "shard", "packed", "tree", "json", "schema", "condition",
-         "duration", "url", "npz")  # fmt: skip
+         "duration", "url", "plan", "ledger", "npz")  # fmt: skip
 FEW, MANY = 10, 50_000  # inputs of each parser, by default and as a soak: 10^6 together
 
 
@@ -69,11 +70,23 @@ def test_values_that_a_file_cannot_hold_are_not_made(tmp_path: Path) -> None:
         npz.import_dataset(path, fresh())
 
 
+def test_members_of_a_file_that_are_all_one_are_not_inflated(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    path.write_bytes(next(iter(bombs.npz_bombs([])))["x.npz"])
+    with pytest.raises(IntegrityError, match="which the file cannot hold"):
+        npz.import_dataset(path, fresh())
+
+
+def test_texts_that_swell_row_by_row() -> None:
+    data = bombs.long_texts(1 << 12, 1 << 20)
+    assert len(data) < 1 << 16
+    with pytest.raises(CorruptManifestError, match="repeat too long a buffer"):
+        tables.loads(data, "live", where="x")
+
+
 @pytest.mark.parametrize("number", [-1, tablechecks.MOST + 1])
 def test_numbers_that_cannot_be(number: int) -> None:
     import pyarrow as pa
-
-    from archive.manifest import tables
 
     row = {"shard": ["shards/x.zip"], "member": ["x"], "array": ["x"], "chunk": [0], "rows": [1], "offset": [0]}
     data = tables.dumps(tables.from_columns("chunks", row | {"size": [number], "crc32c": pa.array([1], pa.uint32())}))

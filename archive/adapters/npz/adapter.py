@@ -170,6 +170,9 @@ def _nested(steps: dict[str, Array]) -> dict[str, Any]:
 def _read(suffix: str, data: bytes, where: str) -> dict[str, Any]:
     if suffix == ".npz":
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            inflated = sum(member.file_size for member in file.zip.infolist())
+            if inflated > max(_SMALL_BYTES, _MOST_TIMES * len(data)):
+                raise IntegrityError(f"{where} says that it has {inflated} bytes, which the file cannot hold")
             return {name: file[name] for name in file.files}
     if suffix in HDF5:
         return _read_hdf5(data)

@@ -11,6 +11,10 @@ from enum import StrEnum
 from archive.base import ArchiveError, ShortReadError
 
 
+class BrokenAnswerError(Exception):
+    """What came is no answer to what was asked, or not all of it."""
+
+
 class Kind(StrEnum):
     """What a failed request means to the caller."""
 
@@ -21,6 +25,7 @@ class Kind(StrEnum):
     EXISTS = "exists"
     RANGE = "range"
     SHORT = "short"
+    BROKEN = "broken"  # the client saw that an answer is damaged or no answer
     UNSUPPORTED = "unsupported"  # the store does not know such a request
     TRANSIENT = "transient"
     OTHER = "other"
@@ -57,6 +62,7 @@ _NAMES = {  # the first of these that is in the chain of an error
     **dict.fromkeys(("PermissionDeniedError",), Kind.DENIED),
     **dict.fromkeys(("AlreadyExistsError", "PreconditionError"), Kind.EXISTS),
     **dict.fromkeys(("NotSupportedError",), Kind.UNSUPPORTED),
+    **dict.fromkeys(("FlexibleChecksumError", "BrokenAnswerError"), Kind.BROKEN),
 }
 _TRANSPORT = frozenset(
     ("HTTPClientError", "ResponseParserError", "IncompleteReadError", "ResponseStreamingError", "ClientPayloadError",
@@ -178,6 +184,8 @@ def _of_types(error: Exception, chain: list[BaseException]) -> Failure:
 
 
 def _of_obstore(text: str) -> Failure:
+    if "invalid list response" in text:
+        return Failure(Kind.BROKEN)
     if not _OBSTORE_TRANSPORT.search(text):
         return Failure(Kind.OTHER)
     return Failure(Kind.TRANSIENT, landed=not _OBSTORE_NEVER_SENT.search(text))

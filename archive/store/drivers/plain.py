@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from archive.base import StorageError, in_child
+from archive.base import ShortReadError, StorageError, in_child
 from archive.store.drivers.failures import Kind, judge, unexplained
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place, Scan
 
@@ -135,6 +135,16 @@ def answer_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
     if failure is not None and not failure.__suppress_context__:
         failure.__cause__ = failure.__context__  # raised here, it would have what the caller handles in its place
     return future.result()
+
+
+def complete(data: Buffer, told: int) -> Buffer:
+    """`data` if it is as many bytes as the store said that are sent; ShortReadError if the answer ended before.
+
+    What was asked for does not tell: it may reach beyond the object's end.
+    """
+    if len(data) < told:
+        raise ShortReadError(f"{len(data)} of the {told} bytes that the store said it sends came")
+    return data
 
 
 def join(parts: Sequence[Buffer]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 from archive.base import Gate
 from archive.store.drivers.conditional import ConditionalDriver
+from archive.store.drivers.failures import BrokenAnswerError
+from archive.store.drivers.plain import complete
 from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
 from archive.store.drivers.renewing import Renewal, given_for_good
 
@@ -52,6 +55,28 @@ class S3Driver(ConditionalDriver):
     def head(self, key: str, timeout_s: float) -> Info:
         return self._head_explained(key, timeout_s, lambda: super(S3Driver, self).head(key, timeout_s))
 
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        return self._call_async(self._get(key, start, stop), timeout_s)  # type: ignore[no-any-return]
+
+    async def _get(self, key: str, start: int, stop: int | None) -> Buffer:
+        answer = await self._answer(key, start, stop)
+        body = answer["Body"]
+        try:
+            data = await body.read()
+        finally:
+            body.close()
+        return complete(data, _told(answer))
+
+    async def _answer(self, key: str, start: int, stop: int | None) -> Mapping[str, Any]:
+        """The answer to a GET of bytes [start, stop), of which only the head has come."""
+        bucket, name, version = self._fs.split_path(self._path(key))
+        of = {"VersionId": version} if version else {}
+        last = "" if stop is None else stop - 1
+        answer: Mapping[str, Any] = await self._fs._call_s3(
+            "get_object", Bucket=bucket, Key=name, Range=f"bytes={start}-{last}", **of
+        )
+        return answer
+
     def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
         gate = Gate()
         try:
@@ -61,10 +86,7 @@ class S3Driver(ConditionalDriver):
 
     async def _stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], gate: Gate) -> None:
         """What s3fs's own reading does, but for joining the pieces, which its only thread would be busy with."""
-        bucket, name, version = self._fs.split_path(self._path(key))
-        of = {"VersionId": version} if version else {}
-        answer = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, Range=f"bytes={start}-{stop - 1}", **of)
-        body = answer["Body"]
+        body = (await self._answer(key, start, stop))["Body"]
         try:
             while (piece := await body.read(_PIECE_BYTES)) and gate.through(partial(take, piece)):
                 pass
@@ -102,24 +124,44 @@ class S3Driver(ConditionalDriver):
         return answer.get("Status") in ("Enabled", "Suspended")  # suspended: older versions stay, all the same
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
-        bucket, stem = self._place()
-        asked = {"Bucket": bucket, "Prefix": f"{stem}{prefix}/" if prefix else stem, "MaxKeys": PAGE}
-        place: dict[str, str] | None = {"StartAfter": f"{stem}{after}"} if after else {}
-        while place is not None:
-            answer = self._call("call_s3", "list_objects_v2", **asked, **place, timeout_s=timeout_s)
+        _, stem = self._place()
+        begin = {"StartAfter": f"{stem}{after}"} if after else {}
+        for answer in self._pages(f"{prefix}/" if prefix else "", begin, timeout_s):
             if page := [_found(stem, one) for one in answer.get("Contents", ()) if not one["Key"].endswith("/")]:
                 yield page
-            place = {"ContinuationToken": answer["NextContinuationToken"]} if answer.get("IsTruncated") else None
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        _, stem = self._place()
+        folder = f"{prefix}/" if prefix else ""
+        pages = list(self._pages(folder, {"Delimiter": "/"}, timeout_s))
+        keys = [one["Key"] for answer in pages for one in answer.get("Contents", ())]
+        keys += [one["Prefix"] for answer in pages for one in answer.get("CommonPrefixes", ())]
+        names = (key.removeprefix(f"{stem}{folder}") for key in keys)
+        return [name for name in names if name], len(pages)
+
+    def _pages(self, prefix: str, begin: Mapping[str, str], timeout_s: float) -> Iterator[Mapping[str, Any]]:
+        """The answers to a LIST of what begins with `prefix`. BrokenAnswerError for one that does not say whether it is
+        all: botocore takes an empty answer for one of an empty folder."""
+        bucket, stem = self._place()
+        asked = {"Bucket": bucket, "Prefix": f"{stem}{prefix}", "MaxKeys": PAGE, **begin}
+        place: Mapping[str, str] | None = {}
+        while place is not None:
+            answer = self._call("call_s3", "list_objects_v2", **asked, **place, timeout_s=timeout_s)
+            if "IsTruncated" not in answer:
+                raise BrokenAnswerError(f"LIST of {bucket}/{stem}{prefix}: the answer does not say whether it is all")
+            yield answer
+            place = {"ContinuationToken": answer["NextContinuationToken"]} if answer["IsTruncated"] else None
 
     def _place(self) -> tuple[str, str]:
         """The bucket, and what keys in it begin with."""
         bucket, _, path = self._root.partition("/")
         return bucket, f"{path}/".lstrip("/")
 
-    def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        # s3fs's ls() lists the parent as well, page after page, when a folder is empty
-        found: Sequence[Mapping[str, Any]] = self._call("lsdir", folder, refresh=True, timeout_s=timeout_s)
-        return found
+
+def _told(answer: Mapping[str, Any]) -> int:
+    """How many bytes the store said that its answer has: "bytes 0-9/100" is ten."""
+    said = re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange") or "")
+    return int(said[2]) - int(said[1]) + 1 if said else 0
 
 
 def _found(stem: str, entry: Mapping[str, Any]) -> Found:

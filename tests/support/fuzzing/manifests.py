@@ -37,20 +37,16 @@ def text_of(changed: str) -> bytes:
 
 
 @cache
-def _archives() -> tuple[Path, Path]:
+def archives() -> tuple[Path, Path]:
+    """One with everything in it, and one that a crash left with journals; made once."""
     tmp = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, tmp)
     crashed_job(str(tmp / "crashed"))
     return filled(tmp / "filled"), tmp / "crashed"
 
 
-def archives(tmp: Path) -> tuple[Path, Path]:
-    """One with everything in it, and one that a crash left with journals; made once."""
-    return _archives()
-
-
 def commit_seeds(tmp: Path) -> list[Any]:
-    found = [path.read_bytes() for root in archives(tmp) for path in sorted(root.glob("commits/*/*.json"))]
+    found = [path.read_bytes() for root in archives() for path in sorted(root.glob("commits/*/*.json"))]
     return [json.loads(data.split(b"\n")[0]) for data in found]
 
 
@@ -70,7 +66,7 @@ SMALL = {"about": About, "claim": Claim, "pin": Pin, "answer": requests.Answer}
 
 
 def small_seeds(tmp: Path) -> list[Any]:
-    root = archives(tmp)[0]
+    root = archives()[0]
     found = [("claim", json.loads(path.read_bytes())) for path in root.glob("sessions/*/rank-*.json")]
     answer = {"ready": 3, "session": "s", "round": 1, "rank": 0, "nonce": "n"}
     pin = {"archive": "a", "url": "u", "objects": ["shards/x.zip"]}
@@ -94,7 +90,7 @@ def read_small(given: tuple[str, bytes]) -> None:
 
 
 def table_seeds(tmp: Path) -> list[tuple[str, pa.Table]]:
-    found = [(path.name.split(".")[-2], path) for root in archives(tmp) for path in sorted(root.glob("manifest/*"))]
+    found = [(path.name.split(".")[-2], path) for root in archives() for path in sorted(root.glob("manifest/*"))]
     out = [(kind, tables.loads(path.read_bytes(), kind, where="")) for kind, path in found]
     newest: dict[str, tuple[str, pa.Table]] = {kind: (kind, table) for kind, table in out if table.num_rows}
     return [*newest.values(), ("ledger", tables.from_columns("ledger", {"key": ["1"], "session": ["s"]}))]

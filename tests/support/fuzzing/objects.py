@@ -31,12 +31,12 @@ ROWS = 40
 
 
 def staged_seeds(tmp: Path) -> list[tuple[str, bytes]]:
-    roots = archives(tmp)
+    roots = archives()
     return [(str(p.relative_to(r)), p.read_bytes()) for r in roots for p in sorted(r.glob("states/**/*.zip"))]
 
 
 def journal_seeds(tmp: Path) -> list[tuple[str, bytes]]:
-    root = archives(tmp)[1]
+    root = archives()[1]
     return [(str(path.relative_to(root)), path.read_bytes()) for path in sorted(root.glob("journal/**/*.zip"))]
 
 

@@ -1,12 +1,13 @@
 """Runs a parser on many invalid inputs in a child process, and says what escaped: errors that are not the library's,
 time, memory, a crash.
 
-`python -m tests.support.fuzzing.running COUNT [SEED] [NAME ...]` is that for all parsers or some; what it prints of a
-finding (`NAME COUNT SEED`) makes the same input again: `input_of`.
+`python -m tests.support.fuzzing.running COUNT [SEED] [NAME ...]` is that for all parsers or some, with all bombs of
+these before; what it prints of a finding (`NAME COUNT SEED`) makes the same input again: `input_of`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -51,10 +52,9 @@ class Findings:
 
 
 def input_of(parser: Any, seeds: Sequence[Any], name: str, seed: int, number: int) -> Any:
-    """Input `number` of a parser: its bombs come first."""
-    bombs = parser.bombs(seeds)
-    if number < len(bombs):
-        return bombs[number]
+    """Input `number` of a parser; those below 0 are its bombs."""
+    if number < 0:
+        return next(itertools.islice(parser.bombs(seeds), -1 - number, None))
     rng = Random(f"{name} {seed} {number}")
     return parser.mutate(rng.choice(seeds), rng)
 
@@ -68,7 +68,7 @@ def _give_up(*_: Any) -> None:
 
 
 def run(name: str, parser: Any, count: int, seed: int, first: int = 0) -> Findings:
-    """Try inputs [first, first + count) in this process."""
+    """Try all bombs, and inputs [first, first + count), in this process."""
     found = Findings(name)
     with tempfile.TemporaryDirectory() as tmp:
         (Path(tmp) / "seeds").mkdir()
@@ -77,6 +77,8 @@ def run(name: str, parser: Any, count: int, seed: int, first: int = 0) -> Findin
         for one in seeds[:3]:
             parse(parser.as_input(one))  # what is valid is read; and what is imported is
         _limit()
+        for number, bomb in enumerate(parser.bombs(seeds)):
+            _try(found, parse, bomb, -1 - number)
         for number in range(first, first + count):
             print(number, file=sys.stderr, flush=True) if os.environ.get("FUZZ_TRACE") else None
             _try(found, parse, input_of(parser, seeds, name, seed, number), number)
@@ -155,10 +157,14 @@ def in_child(name: str, parser: Any, count: int, seed: int) -> Findings:
 
 
 def main() -> None:
+    from tests.support.fuzzing import manifests
     from tests.support.parsers import PARSERS
 
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    for name in sys.argv[3:] or PARSERS:
+    names = sys.argv[3:] or list(PARSERS)
+    if len(names) > 1:
+        manifests.archives()  # most take their seeds from these: once, and not in each child
+    for name in names:
         begun = time.monotonic()
         print(in_child(name, PARSERS[name], count, seed), f"({time.monotonic() - begun:.0f} s)", flush=True)
 

@@ -104,13 +104,14 @@ def run(history: History, root: Root = in_memory, begun: list[Step] | None = Non
     layout, shard_bytes = rng.choice(["packed", "packed", "directory"]), rng.choice([None, None, 1, 300])
     url, options = root()
     with settings(shard_bytes, small_tables=rng.random() < 0.3):
-        here = World(url, options, journals=shard_bytes is None)
+        here = World(url, options)
         here.arc = archive.create(url, storage_options=options, layout=layout)
         try:
             for step in history.steps:
                 if begun is not None:
                     begun.append(step)
                 RULES[step.rule][0](here, random.Random(step.seed))
+                here.maybe_tick()
             check_all(here)
         finally:
             here.end()

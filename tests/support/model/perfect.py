@@ -111,8 +111,8 @@ def copied(buffers: Buffers) -> Buffers:
 class Rank:
     """One rank: its buffers, and the episodes that it has written to, as they are and as they were committed.
 
-    durable: both as of its journal's last tick (where that may have failed, of the one before, too); empty: no tick
-    since the session was opened.
+    durable: both as of its journal's last tick that is certain, and as of each moment since at which it may have ticked
+    by itself; empty: it keeps none.
     """
 
     number: int
@@ -128,6 +128,15 @@ class Rank:
         """One that goes on from these buffers; seen: all episodes that its session sees."""
         opened = {name: seen[name] for buffer in buffers.values() for name in buffer.open.values()}
         return cls(number, copied(buffers), opened, dict(opened))
+
+    def ticked(self) -> None:
+        """All that it has is in its journal."""
+        self.durable = [(dict(self.known), copied(self.buffers))]
+
+    def maybe_ticked(self) -> None:
+        """Nobody knows whether a tick came to be."""
+        if self.durable[-1] != (self.known, self.buffers):
+            self.durable.append((dict(self.known), copied(self.buffers)))
 
     def stamp(self, stamp: int, run: str) -> None:
         """All that it has written is committed."""

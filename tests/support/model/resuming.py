@@ -17,6 +17,7 @@ from tests.support.model.world import NEVER_S, World
 
 ENDS = ("close", "die", "die", "zombie")
 MOST_RANKS = 3
+JOURNALS = 0.4  # of the sessions keep one
 MAX_SAVED = 12
 
 
@@ -29,15 +30,11 @@ def begin(world: World, rng: random.Random) -> None:
     _end(world, before, rng)
     world_size = rng.randint(1, MOST_RANKS)
     name = world.new_name("s")
-    session = Session(name, run, name, [Rank(r, {}) for r in range(world_size)], {}, journal=_journals(world, rng))
+    session = Session(name, run, name, [Rank(r, {}) for r in range(world_size)], {}, journal=rng.random() < JOURNALS)
     _opened(world, session, [None] * world_size)
     if before is not None and before.journal:
         note_recovered(world, before)
     check_live(world, session)
-
-
-def _journals(world: World, rng: random.Random) -> bool:
-    return rng.random() < 0.4 and world.journals
 
 
 def _opened(world: World, session: Session, sources: list[Any], *, fork: bool = False) -> None:
@@ -56,7 +53,7 @@ def _opened(world: World, session: Session, sources: list[Any], *, fork: bool = 
         rank.durable = [({}, {})]
         if sources[0] is not None:  # which it journals at once, but in the background
             world.writer(session, rank).sync()
-            rank.durable = [(dict(rank.known), copied(rank.buffers))]
+            rank.ticked()
 
 
 def _end(world: World, session: Session | None, rng: random.Random) -> None:
@@ -70,7 +67,7 @@ def _end(world: World, session: Session | None, rng: random.Random) -> None:
             world.writer(session, rank).close()
             rank.stamp(next(world.stamps), session.run)
             if session.journal:
-                rank.durable = [(dict(rank.known), copied(rank.buffers))]
+                rank.ticked()
             rank.dead = True
             world.writers.pop((session.name, rank.number))
     else:
@@ -89,7 +86,7 @@ def resume(world: World, rng: random.Random) -> None:
     _end(world, world.active.get(run), rng)
     point = _point(world, saved)
     size = saved.world if rng.random() < 0.5 else rng.randint(1, MOST_RANKS)
-    name, journal = world.new_name("s"), _journals(world, rng)
+    name, journal = world.new_name("s"), rng.random() < JOURNALS
     session = Session(name, run, saved.tree, [], dict(saved.seen), journal=journal, origin=saved)
     if size == saved.world and saved.whole:
         session.ranks = [Rank.of(r, saved.buffers[r], saved.seen) for r in range(size)]
@@ -130,14 +127,8 @@ def dealt(world: World, saved: Saved, shares: list[Any]) -> list[Rank]:
         got: list[tuple[str, int]] = []
         for rank, share in zip(ranks, shares, strict=True):
             got += _taken(world, saved, rank, share, name)
-        assert _parts(got) == _parts(want), (got, want)
+        assert sorted(got) == sorted(want), (sorted(got), sorted(want))
     return ranks
-
-
-def _parts(found: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Each step of each episode; -1 of one that has none, as its beginning without steps may stand by itself."""
-    longer = {name for name, serial in found if serial >= 0}
-    return sorted(one for one in found if one[1] >= 0 or one[0] not in longer)
 
 
 def _taken(world: World, saved: Saved, rank: Rank, share: Any, name: str) -> list[tuple[str, int]]:
@@ -255,14 +246,33 @@ def _live(world: World, buffers: Buffers) -> list[tuple[str, str, list[int]]]:
 
 def _survived(world: World, rank: Rank, made: Any) -> tuple[Episodes, Buffers]:
     """What was durable of a rank: of several that may be, the one that came back."""
-    rows = made.live.select(["rank", "buffer", "env_id", "position", "lo", "hi"]).to_pylist()
-    got: dict[tuple[str, int], set[int]] = {}
-    for row in rows:
-        if row["rank"] == rank.number:
-            places = got.setdefault((row["buffer"], row["env_id"]), set())
-            places.update(range(row["position"], row["position"] + row["hi"] - row["lo"]))
+    got = _came_back(rank.number, made)
     for known, buffers in reversed(rank.durable):
-        want = {(name, env): set(row) for name, b in buffers.items() for env, row in b.live.items() if row}
-        if want == {key: places for key, places in got.items() if places}:
-            return dict(known), copied(buffers)
+        used = {name: one for name, one in buffers.items() if one.next}
+        if {name: _shown(one) for name, one in used.items()} == got:
+            return dict(known), copied(used)
     raise AssertionError(f"rank {rank.number} came back with {got}, which it never held: {rank.durable}")
+
+
+Shown = tuple[set[tuple[int, int]], set[tuple[int, int]], dict[int, int], dict[int, str]]
+
+
+def _shown(buffer: Buffer) -> Shown:
+    """Where its live steps stand, and live episodes without any; where each env row goes on, what is open there."""
+    places = {(env, position) for env, row in buffer.live.items() for position in row}
+    return places, set(buffer.empty), buffer.next, buffer.open
+
+
+def _came_back(rank: int, made: Any) -> dict[str, Shown]:
+    """The same of the buffers of a rank in a checkpoint."""
+    about = made.staged(rank).index.buffers
+    got: dict[str, Shown] = {
+        name: (set(), set(), dict(one.next_positions), dict(one.open_episodes)) for name, one in about.items()
+    }
+    for row in made.live.select(["rank", "buffer", "env_id", "position", "lo", "hi"]).to_pylist():
+        if row["rank"] == rank:
+            places, empty, _, _ = got[row["buffer"]]
+            length = row["hi"] - row["lo"]
+            places.update((row["env_id"], row["position"] + i) for i in range(length))
+            empty.update([] if length else [(row["env_id"], row["position"])])
+    return {name: one for name, one in got.items() if one[2]}

@@ -37,13 +37,13 @@ def commit(world: World, rng: random.Random) -> None:
 def ticked(session: Session, rank: Rank) -> None:
     """All that the rank has is in its journal, if it keeps one."""
     if session.journal:
-        rank.durable = [(dict(rank.known), copied(rank.buffers))]
+        rank.ticked()
 
 
 def maybe_ticked(session: Session, rank: Rank) -> None:
     """Nobody knows whether its last tick came to be."""
     if session.journal:
-        rank.durable.append((dict(rank.known), copied(rank.buffers)))
+        rank.maybe_ticked()
 
 
 def sync(world: World, rng: random.Random) -> None:

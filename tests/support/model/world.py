@@ -13,7 +13,7 @@ import archive
 from archive.testing import faults
 from tests.support.model.perfect import MAIN, Buffer, Episodes, Known, Letting, Rank, Saved, Session
 
-NEVER_S = 3600.0  # a journal that ticks when it is told to
+NEVER_S = 3600.0  # a journal that ticks when it is told to, and where a shard is full
 Rule = Callable[["World", random.Random], None]
 
 
@@ -33,7 +33,6 @@ class World:
 
     url: str
     storage_options: Any = None
-    journals: bool = True  # whether sessions may keep one: where shards are small, ticks come by themselves
     arc: Any = None
     sessions: list[Session] = field(default_factory=list)
     active: dict[str, Session] = field(default_factory=dict)
@@ -94,6 +93,12 @@ class World:
             if label.episode == name and label.stamp in known.stamps:
                 out[label.key] = label.value
         return {key: value for key, value in out.items() if value is not None}
+
+    def maybe_tick(self) -> None:
+        """Journals tick by themselves, too: soon, where a shard is full."""
+        for session in self.active.values():
+            for rank in session.alive if session.journal else ():
+                rank.maybe_ticked()
 
     # -- the library -------------------------------------------------------------------------------------------------
 
