@@ -145,23 +145,19 @@ class Survivors:
         held = self._base.held
         if held is None:
             return following, {}
-        same = self._base.own or held.world_size == self.world_size == len(self._found)
+        same = self._base.own or (held.world_size == self.world_size == len(self._found) and self._as_before(part))
         own = held.staged(rank).index.buffers.get(buffer) if same and rank in held.ranks else None
         if own is not None:
             following |= {env: max(end, following.get(env, 0)) for env, end in own.next_positions.items()}
-        if self._base.own:
+        if own is not None or self._base.own:
             return following, {} if own is None else dict(own.open_episodes)
         last = dict(zip(runs.env.tolist(), names, strict=True))
-        opened = {env: name for env, name in last.items() if name in self._open_in_base}
-        if own is not None:  # those of which no step is left
-            rest = own.open_episodes.items()
-            opened |= {env: name for env, name in rest if env not in last and name not in self._names}
-        return following, opened
+        return following, {env: name for env, name in last.items() if name in self._open_in_base}
 
-    @cached_property
-    def _names(self) -> set[str]:
-        """The episodes of which a step is live, on any rank."""
-        return {self._ids[i] for runs in self._located.values() for i in np.unique(runs.episode).tolist()}
+    def _as_before(self, part: Part) -> bool:
+        """Whether a resumed rank began with what the one of its number had held: a plan may have moved it."""
+        began, before = (together(Runs.empty(), of.get(part, Runs.empty())) for of in (self._held, self._before))
+        return all(np.array_equal(one, other) for one, other in zip(began, before, strict=True))
 
     @cached_property
     def _open_in_base(self) -> set[str]:

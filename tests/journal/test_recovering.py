@@ -127,6 +127,43 @@ def test_env_rows_that_were_emptied_since_a_resume_keep_their_positions() -> Non
     assert sorted(position for of in before for position in of.values()) == [2, 3]
 
 
+def test_ranks_that_a_plan_has_moved_steps_between_go_on_where_they_stood() -> None:
+    arc = fresh()
+    writers = [arc.writer(rank, 2, session="one") for rank in range(2)]
+    for env in range(4):
+        writers[0].add_episode(episode(2 + env), env_id=env)
+    pendings = [w.checkpoint(1) for w in writers]
+    plan = resharding.plan([one.result() for one in pendings][-1], 2, policy="interleaved")
+    shares = [plan.share(rank) for rank in range(2)]
+    before = [dict(share.buffer("replay").next_positions) for share in shares]
+    assert all(before)
+    writers = [arc.writer(resume=share, session="two", journal_s=NEVER_S) for share in shares]
+    for w in writers:
+        w.sync()
+    die(*writers)
+    made = arc.refresh().recover()
+    assert [made.staged(rank).index.buffers["replay"].next_positions for rank in range(2)] == before
+
+
+def test_an_open_episode_of_which_no_step_is_live_stays_open_behind_those_that_are() -> None:
+    arc = fresh()
+    w = arc.writer()
+    w.add_episode(episode(2), episode_id="whole", env_id=0)
+    w.append(episode(2), env_ids=[0, 0], episode_ids=["open", "open"])
+    w.evict(env_id=0, positions=[2, 3])
+    w.checkpoint(1, wait=True)
+    w.close()
+    w = arc.writer(resume=arc.refresh().checkpoints.latest, journal_s=NEVER_S)
+    w.sync()
+    die(w)
+    made = arc.refresh().recover()
+    assert ids(made) == ["whole"]
+    assert made.staged(0).index.buffers["replay"].open_episodes == {0: "open"}
+    v = arc.writer(resume=made)
+    v.append(episode(1), env_ids=[0])
+    assert v.live["episode_id"].to_pylist() == ["whole", "open"]
+
+
 def test_the_base_may_be_forgotten() -> None:
     arc = crashed()
     made = arc.recover()

@@ -91,6 +91,9 @@ _OBSTORE_NEVER_SENT = re.compile(r"tcp connect error|connection refused|dns erro
 
 def judge(error: Exception) -> Failure:
     """What `error` means. The client libraries are recognised by shape, so none of them is imported."""
+    meant = getattr(error, "meant", None)
+    if isinstance(meant, Failure):
+        return meant
     if isinstance(error, ShortReadError):
         return Failure(Kind.SHORT)
     if isinstance(error, ArchiveError):
@@ -101,6 +104,12 @@ def judge(error: Exception) -> Failure:
         if code or status:
             return _of_answer(code, status)
     return _of_types(error, chain)
+
+
+def in_place_of(error: Exception, shown: Exception) -> Exception:
+    """`shown`, which says less than `error`, and means what that did: of obstore's errors the words tell."""
+    shown.__dict__["meant"] = judge(error)
+    return shown
 
 
 def unreached(error: Exception) -> bool:

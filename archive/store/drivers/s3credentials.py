@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from archive.store.drivers.failures import in_place_of
 from archive.store.drivers.s3options import UntranslatedError
 
 Credentials = dict[str, Any]
@@ -109,7 +110,7 @@ class Signer:
             return error
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return type(error)(text)
+        return in_place_of(error, type(error)(text))
 
 
 def _constant(key: Any, secret: Any, token: Any) -> Provider:

@@ -110,6 +110,7 @@ def check_saved(world: World, ck: Any, saved: Saved) -> None:
     assert about == (saved.name, saved.run, saved.session, saved.step, saved.world, saved.whole, saved.replay)
     assert ck.ranks == sorted(saved.buffers)
     assert saved.recovered or ck.progress == ({"at": saved.step} if 0 in saved.buffers else None)
+    assert saved.recovered or ck.discarded == saved.discarded, (ck.discarded, saved.discarded)
     if not saved.replay:
         assert len(ck.episodes) == 0
         return

@@ -5,6 +5,7 @@ Every step has a number of its own, its serial, which its fields, its priority a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 NO_ENV = -1
@@ -99,8 +100,36 @@ class Buffer:
         self.empty = {k: v for k, v in self.empty.items() if v != name}
         return count
 
+    def incomplete(self, owner: dict[int, str], seen: Episodes) -> dict[str, dict[str, list[int]]]:
+        """By why: live episodes that lack their beginning or (only) their end, and their live steps. seen: those that
+        its session sees."""
+        found: dict[str, list[int]] = {}
+        for name, serials in self.episodes(owner):
+            found.setdefault(name, []).extend(serials)
+        out: dict[str, dict[str, list[int]]] = {}
+        for name, serials in found.items():
+            known = seen[name]
+            headless = not known.first or serials[:1] != list(known.serials[:1])
+            if headless or not known.last:
+                out.setdefault("headless" if headless else "open", {})[name] = serials
+        return out
+
+    def places(self, names: Iterable[str], owner: dict[int, str]) -> set[tuple[int, int]]:
+        """Where these episodes stand: env row and position."""
+        wanted = set(names)
+        steps = {(env, p) for env, row in self.live.items() for p, s in row.items() if owner[s] in wanted}
+        return steps | {place for place, name in self.empty.items() if name in wanted}
+
+    def without(self, places: set[tuple[int, int]]) -> Buffer:
+        """A copy in which nothing stands there."""
+        out = self.copy()
+        for env, position in places:
+            out.drop(env, {position})
+        return out
+
 
 Buffers = dict[str, Buffer]
+Places = dict[str, set[tuple[int, int]]]  # buffer -> env rows and positions
 
 
 def copied(buffers: Buffers) -> Buffers:
@@ -112,7 +141,8 @@ class Rank:
     """One rank: its buffers, and the episodes that it has written to, as they are and as they were committed.
 
     durable: both as of its journal's last tick that is certain, and as of each moment since at which it may have ticked
-    by itself; empty: it keeps none.
+    by itself; empty: it keeps none. left_out: by buffer, where what the newest checkpoint has left out stands: it was
+    not complete, and comes back with no recovery.
     """
 
     number: int
@@ -120,6 +150,7 @@ class Rank:
     known: Episodes = field(default_factory=dict)
     committed: Episodes = field(default_factory=dict)
     durable: list[tuple[Episodes, Buffers]] = field(default_factory=list)
+    left_out: Places = field(default_factory=dict)
     dead: bool = False
     weights: tuple[int | None, str | None] = (None, None)
 
@@ -131,12 +162,17 @@ class Rank:
 
     def ticked(self) -> None:
         """All that it has is in its journal."""
-        self.durable = [(dict(self.known), copied(self.buffers))]
+        self.durable = [(dict(self.known), self.without(self.left_out))]
 
     def maybe_ticked(self) -> None:
         """Nobody knows whether a tick came to be."""
-        if self.durable[-1] != (self.known, self.buffers):
-            self.durable.append((dict(self.known), copied(self.buffers)))
+        now = dict(self.known), self.without(self.left_out)
+        if self.durable[-1] != now:
+            self.durable.append(now)
+
+    def without(self, places: Places) -> Buffers:
+        """Its buffers, and nothing that stands there."""
+        return {name: one.without(places.get(name, set())) for name, one in self.buffers.items()}
 
     def stamp(self, stamp: int, run: str) -> None:
         """All that it has written is committed."""
@@ -149,7 +185,8 @@ class Rank:
 
 @dataclass
 class Session:
-    """One start of a job. base: what it sees of those that it goes back to; tree: the first of these."""
+    """One start of a job. base: what it sees of those that it goes back to; tree: the first of these.
+    drops: its checkpoints leave out what is not complete."""
 
     name: str
     run: str
@@ -157,6 +194,7 @@ class Session:
     ranks: list[Rank]
     base: Episodes
     journal: bool = False
+    drops: bool = False
     saved: int = 0
     origin: Saved | None = None
 
@@ -191,6 +229,7 @@ class Saved:
     loose: bool = False  # which rank has what is not known
     forgotten: bool = False
     journal: bool = False
+    discarded: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:

@@ -18,6 +18,7 @@ from tests.support.model.world import NEVER_S, World
 ENDS = ("close", "die", "die", "zombie")
 MOST_RANKS = 3
 JOURNALS = 0.4  # of the sessions keep one
+DROPS = 0.2
 MAX_SAVED = 12
 
 
@@ -30,7 +31,8 @@ def begin(world: World, rng: random.Random) -> None:
     _end(world, before, rng)
     world_size = rng.randint(1, MOST_RANKS)
     name = world.new_name("s")
-    session = Session(name, run, name, [Rank(r, {}) for r in range(world_size)], {}, journal=rng.random() < JOURNALS)
+    ranks = [Rank(r, {}) for r in range(world_size)]
+    session = Session(name, run, name, ranks, {}, rng.random() < JOURNALS, rng.random() < DROPS)
     _opened(world, session, [None] * world_size)
     if before is not None and before.journal:
         note_recovered(world, before)
@@ -87,7 +89,7 @@ def resume(world: World, rng: random.Random) -> None:
     point = _point(world, saved)
     size = saved.world if rng.random() < 0.5 else rng.randint(1, MOST_RANKS)
     name, journal = world.new_name("s"), rng.random() < JOURNALS
-    session = Session(name, run, saved.tree, [], dict(saved.seen), journal=journal, origin=saved)
+    session = Session(name, run, saved.tree, [], dict(saved.seen), journal, rng.random() < DROPS, origin=saved)
     if size == saved.world and saved.whole:
         session.ranks = [Rank.of(r, saved.buffers[r], saved.seen) for r in range(size)]
         plan = resharding.plan(point, size, tails="ignore")

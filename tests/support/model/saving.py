@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import archive
 from archive.testing import faults
 from tests.support.model.adding import chosen
 from tests.support.model.checking import check_live, look
-from tests.support.model.perfect import MAIN, Rank, Saved, Session, copied
+from tests.support.model.perfect import MAIN, Places, Rank, Saved, Session
 from tests.support.model.values import priority
 from tests.support.model.world import World
 
@@ -101,6 +102,10 @@ class Asked:
         self.replay = rng.random() < 0.85
         self.columns = {name: rng.randint(1, 2) for name in ("p", "q") if rng.random() < 0.6}
         self.attributes = {rank.number: self._attributes(rank, rng) for rank in session.ranks}
+        self.drops = self.replay and session.drops
+        self.whole = len(session.alive) == len(session.ranks)
+        self.left_out: dict[int, Places] = {}  # of each rank that is in it
+        self.discarded: dict[str, dict[str, int]] = {}
         self.taken: list[int] = []
 
     def _attributes(self, rank: Rank, rng: random.Random) -> dict[str, int]:
@@ -117,6 +122,7 @@ class Asked:
             attributes={"staleness": self.attributes[rank.number]}, buffers=given,
             state={"at": self.step, "rank": rank.number, "array": [rank.number, self.step]},
             progress={"at": self.step}, save_replay=self.replay, partial=partial, timeout_s=timeout_s,
+            incomplete="drop" if self.drops else "keep",
         )  # fmt: skip
 
     def _columns(self, rank: Rank, buffer: str) -> dict[str, Any]:
@@ -129,16 +135,32 @@ class Asked:
         """The rank is in it."""
         self.taken.append(rank.number)
         if self.replay:
+            self.left_out[rank.number] = self._left_out(rank)
+            rank.left_out = self.left_out[rank.number] if self.whole else rank.left_out
             rank.stamp(next(self.world.stamps) if stamp is None else stamp, self.session.run)
         ticked(self.session, rank)
+
+    def _left_out(self, rank: Rank) -> Places:
+        """Where what is not complete stands; it is counted."""
+        out: Places = {}
+        for name, buffer in rank.buffers.items() if self.drops else ():
+            found = buffer.incomplete(self.world.owner, self.session.base | rank.known)
+            for reason, episodes in found.items():
+                counts = self.discarded.setdefault(reason, {"episodes": 0, "steps": 0})
+                counts["episodes"] += len(episodes)
+                counts["steps"] += sum(map(len, episodes.values()))
+            out[name] = buffer.places([one for of in found.values() for one in of], self.world.owner)
+        return out
 
     def saved(self) -> Saved:
         """As it is committed, with the ranks so far."""
         session, ranks = self.session, [r for r in self.session.ranks if r.number in self.taken]
+        buffers = {r.number: r.without(self.left_out.get(r.number, {})) for r in ranks}
         return Saved(
             self.name, session.name, session.run, session.tree, self.step, len(session.ranks), self.replay,
-            {r.number: copied(r.buffers) for r in ranks}, session.seen(), dict(self.columns),
+            buffers, session.seen(), dict(self.columns),
             {r.number: self.attributes[r.number] for r in ranks}, journal=session.journal,
+            discarded=copy.deepcopy(self.discarded),
         )  # fmt: skip
 
     def done(self) -> None:
