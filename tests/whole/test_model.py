@@ -26,6 +26,8 @@ from archive.manifest import LiveSet
 from tests.support.backends import make_backend
 from tests.support.model import histories
 from tests.support.model.histories import History, HistoryError, Step
+from tests.support.model.perfect import Rank
+from tests.support.model.world import World
 
 PARTS, CPU_S = 4, 10.0
 SOAKS, SOAK_STEPS = 20, 50_000  # 10^6 steps
@@ -92,6 +94,22 @@ def test_a_history_is_told_and_read_again() -> None:
     history = History.drawn(5)
     assert History.parse(str(history)) == history == History.drawn(5)
     assert History.parse("3 begin:7 append:12") == History(3, (Step("begin", 7), Step("append", 12)))
+
+
+def ticks_everywhere(self: World, noted: Any = World.maybe_tick) -> None:
+    """Each journal ticks by itself, which nobody tells the model."""
+    noted(self)
+    for session in self.active.values():
+        for rank in session.alive if session.journal else ():
+            self.writer(session, rank).sync()
+
+
+def test_journals_may_tick_by_themselves() -> None:
+    history = "50000 begin:50000 append:1689142194 add_episode:795296725 append:4076562475 revise:426448140 recover:1"
+    with mock.patch.object(World, "maybe_tick", ticks_everywhere):
+        histories.run(History.parse(history))
+        with mock.patch.object(Rank, "maybe_ticked"), pytest.raises(AssertionError):
+            histories.run(History.parse(history))
 
 
 def forgets_the_oldest(self: LiveSet, env: int, position: int, evict: Any = LiveSet.evict_before) -> None:
