@@ -117,3 +117,26 @@ def test_files_of_trajectories_are_named_after_weights(weights: str) -> None:
         name = export._name(one, "pt")
         assert "/" not in name
         assert set(misleading(name)) <= {"sign"}
+
+
+@pytest.mark.parametrize("weights", ["../../outside", "CON", "a\0b", "\x1b[2J", "a" * 300, "plain"], ids=repr)
+def test_trajectories_of_weights_that_are_called_so(weights: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="RLinf's files are torch's")
+    from archive.adapters import rlinf
+    from archive.adapters.rlinf.trajectory import to_steps
+
+    made = archive.create(f"memory://trajectories-{tmp_path.name}")
+    tree = {"rewards": torch.ones(3, 2), "max_episode_length": 3, "model_weights_id": weights}
+    with made.writer() as w:
+        to_steps(tree, 0).add(w)
+        ck = w.checkpoint(1, weights, state={"system": "rlinf"}).result(60)
+    out = tmp_path / "deep" / "out"
+    out.mkdir(parents=True)
+    try:
+        assert rlinf.export_checkpoint(ck, str(out)) == 1
+    except UsageError as e:
+        assert "cannot be part of a file's name" in str(e)
+        assert weights != "plain"
+    assert [(path.name, wrong) for path in out.rglob("*") if (wrong := misleading(path.name))] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
