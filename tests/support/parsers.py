@@ -15,7 +15,7 @@ from typing import Any
 
 from archive.base import durations, jsontree
 from archive.manifest import tables
-from tests.support.fuzzing import bombs, foreign, manifests, objects, plans, values, whole
+from tests.support.fuzzing import bombs, foreign, live, manifests, objects, plans, values, whole
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
 
 
@@ -84,6 +84,14 @@ PARSERS: dict[str, Parser] = {
     "plan": Parser(plans.plan_seeds, mutated_json, reader=lambda tmp: plans.plan_reader(), plain=json_text,
         bombs=bombs.text_bombs),
     "ledger": Parser(plans.ledger_seeds, plans.mutated_rows, plans.fold_rows),
+    "sample": Parser(
+        live.sample_seeds, live.mutated_sample, live.read_sample, plain=lambda seed: (seed[0], json.dumps(seed[1]))
+    ),
+    "controller": Parser(
+        live.controller_seeds, values.mutated_tree, live.read_controller,
+        plain=lambda seed: (json.dumps(seed[0]), seed[1]),
+    ),
+    "packets": Parser(live.packet_seeds, live.mutated_packets, live.read_packets),
     "whole": Parser(whole.seeds, whole.mutated, whole.read, plain=lambda root: (root, [])),
     "npz": foreign_parser(foreign.npz_seeds, foreign.read_npz, bombs.npz_bombs),
     "hdf5": foreign_parser(foreign.hdf5_seeds, foreign.read_npz),

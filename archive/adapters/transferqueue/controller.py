@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from archive.adapters import reading
 from archive.base import UpgradeError, UsageError
 from archive.fields import Array
 
@@ -143,10 +144,12 @@ def _indexes(values: Iterable[Any]) -> Array:
 
 def check_tree(tree: Any, *, where: str) -> Mapping[str, Any]:
     """The tree as it is, if `to_tree` made it and this version reads it."""
-    if not isinstance(tree, dict) or tree.get("system") != SYSTEM:
+    if not isinstance(tree, dict) or not isinstance(tree.get("system"), str) or tree["system"] != SYSTEM:
         raise UsageError(f"{where} was not saved with archive.adapters.{SYSTEM}; say which was by buffer= or run=")
-    if tree["format"] > FORMAT:
-        raise UpgradeError(f"{where} was saved in format {tree['format']}, known is {FORMAT}: upgrade this library")
+    with reading(where, "state of a TransferQueue"):
+        if tree["format"] > FORMAT:
+            raise UpgradeError(f"{where} was saved in format {tree['format']}, known is {FORMAT}: upgrade this library")
+        expected(tree), manager_of(tree)
     return tree
 
 

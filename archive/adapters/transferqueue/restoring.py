@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import archive
-from archive.adapters import planned, saved_share, share_buffer
+from archive.adapters import planned, reading, saved_share, share_buffer
 from archive.adapters.transferqueue import controller, live, samples
 from archive.adapters.transferqueue.controller import Cut, Sample
 from archive.adapters.transferqueue.live import Live, Sampled
@@ -171,7 +171,8 @@ def _state(source: _Source, told: Mapping[int, Any], system: Live) -> dict[str, 
     tags, said = _by_partition(source, source.tags), _by_partition(source, told)
     partitions = {}
     for name, tree in source.tree["partitions"].items():
-        partitions[name] = controller.partition_of(name, tree, keys, tags.get(name, {}), system.classes)
+        with reading(f"partition {name!r} of checkpoint {source.checkpoint.name!r}", "state of a TransferQueue"):
+            partitions[name] = controller.partition_of(name, tree, keys, tags.get(name, {}), system.classes)
         partitions[name].field_custom_backend_meta.update(said.get(name, {}))
     return {
         "partitions": partitions,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from archive.adapters import reading
 from archive.base import CorruptStateError, FieldError, StateError, UpgradeError, jsontree
 from archive.fields import Array, Ragged, Schema, dtypes
 from archive.fields.state import trees
@@ -60,13 +61,16 @@ def decode(fields: Mapping[str, Any], metadata: Mapping[str, Any], *, where: str
     about = metadata.get(OWN)
     if about is None:
         raise CorruptStateError(f"{where} is no sample that was saved with archive.adapters.{OWN}")
-    if about["format"] > FORMAT:
-        raise UpgradeError(f"{where} was saved in format {about['format']}, known is {FORMAT}: upgrade this library")
-    inner = fields.get(OWN, {})
-    return {
-        name: _decoded(kind, fields[name], inner.get(name, {}), where=f"field {name!r} of {where}")
-        for name, kind in about["kinds"].items()
-    }
+    with reading(where, "sample"):
+        if about["format"] > FORMAT:
+            raise UpgradeError(
+                f"{where} was saved in format {about['format']}, known is {FORMAT}: upgrade this library"
+            )
+        inner = fields.get(OWN, {})
+        return {
+            name: _decoded(kind, fields[name], inner.get(name, {}), where=f"field {name!r} of {where}")
+            for name, kind in about["kinds"].items()
+        }
 
 
 def check_tag(tag: Any, *, where: str) -> Any:

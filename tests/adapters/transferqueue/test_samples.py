@@ -15,7 +15,7 @@ import torch
 
 import archive
 from archive.adapters.transferqueue import samples
-from archive.base.errors import CorruptStateError, FieldError, StateError, UpgradeError
+from archive.base.errors import CorruptStateError, FieldError, IntegrityError, StateError, UpgradeError
 from tests.support.transferqueue_values import plain
 
 WHERE = "sample 'a' of partition 'p'"
@@ -127,3 +127,9 @@ def test_what_is_no_sample() -> None:
         samples.decode({}, {samples.OWN: {"format": 2, "kinds": {}}}, where=WHERE)
     with pytest.raises(CorruptStateError, match="kind 'pickle'"):
         samples.decode({"x": ["gASV"]}, {samples.OWN: {"format": 1, "kinds": {"x": "pickle"}}}, where=WHERE)
+
+
+@pytest.mark.parametrize("about", [{}, [1], {"format": "1", "kinds": {}}, {"format": 1, "kinds": {"gone": "tensor"}}])
+def test_metadata_that_is_damaged_is_no_sample(about: Any) -> None:
+    with pytest.raises(IntegrityError, match="no readable sample"):
+        samples.decode({}, {samples.OWN: about}, where=WHERE)
