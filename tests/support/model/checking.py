@@ -12,6 +12,8 @@ import numpy as np
 
 import archive
 from archive.maintain import maintenance
+from archive.manifest import labels
+from archive.read.chunks import latefields
 from tests.support.archives import identical
 from tests.support.model.perfect import Episodes, Known, Saved, Session
 from tests.support.model.values import fields_of, priority
@@ -55,14 +57,26 @@ def check_labels(world: World, rows: list[dict[str, Any]], want: Episodes) -> No
         assert said == expected, (row["episode_id"], said, expected)
 
 
-def check_data(world: World, episodes: Any, want: Iterable[tuple[Known, list[int]]]) -> None:
-    """Each field of each step, to the bit; and what came later."""
+def check_said(episodes: Any) -> None:
+    """Nothing is said of segments, or added to steps, that are not there any more."""
+    rows = episodes.episode_index.snapshot
+    where = rows.columns([*labels.ADDRESS, *latefields.WHERE])
+    assert (labels.segments_of(rows.later.labels, where) >= 0).all()
+    found = latefields.overlaps(rows.later.late, where).late if rows.later.late.num_rows else []
+    assert {*range(rows.later.late.num_rows)} == {*found}
+
+
+def check_data(
+    world: World, episodes: Any, want: Iterable[tuple[Known, list[int]]], *, past: bool = False
+) -> None:  # fmt: skip
+    """Each field of each step, to the bit; and that those which came later are there, if not dropped since."""
     pairs = list(want)
     if not pairs:
         return
     for data, (known, serials) in zip(episodes.read(missing="skip"), pairs, strict=True):
-        for name in LATE:
-            data.pop(name, None)
+        late = {name for name in LATE if data.pop(name, None) is not None}
+        if serials and not past:
+            assert late == {n for n, values in world.late.items() if values.keys() >= {*serials}}, (late, known)
         assert data["serial"].tolist() == serials, (data["serial"].tolist(), serials, known)
         expected = fields_of(known.kind, serials)
         assert identical(data, expected), (data, expected)
@@ -96,10 +110,11 @@ def check_view(world: World, episodes: Any, want: Episodes, *, past: bool = Fals
     check_rows(world, rows, want, {name: len(known.serials) for name, known in want.items()})
     pairs = [(want[name], list(want[name].serials)) for name in ids]
     if data:
-        check_data(world, episodes, pairs)
+        check_data(world, episodes, pairs, past=past)
         check_part(episodes, want)
     if not past:
         check_labels(world, rows, want)
+        check_said(episodes)
     if data and not past:
         check_late(world, episodes, pairs)
 
