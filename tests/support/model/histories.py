@@ -113,6 +113,7 @@ def run(history: History, root: Root = in_memory, begun: list[Step] | None = Non
                 RULES[step.rule][0](here, random.Random(step.seed))
                 here.maybe_tick()
             check_all(here)
+            keeping.end(here, rng)
         finally:
             here.end()
 

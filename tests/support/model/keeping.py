@@ -9,7 +9,7 @@ import numpy as np
 
 import archive
 import resharding
-from tests.support.model.checking import LATE, check_view, contents, look, refused
+from tests.support.model.checking import LATE, check_tags, check_view, contents, look, refused
 from tests.support.model.perfect import Letting, Saved
 from tests.support.model.world import Label, World
 
@@ -28,21 +28,29 @@ def label(world: World, rng: random.Random) -> None:
 
 
 def add_fields(world: World, rng: random.Random) -> None:
-    view = {name: known for name, known in world.view().items() if known.serials}
-    if not view:
-        return
     field = rng.choice(LATE)
     with world.looked_at() as arc:
         if rng.random() < 0.4 and field in world.late:
-            arc.drop_fields([field])
-            del world.late[field]
+            _drop_field(world, arc, field)
         else:
-            names = rng.sample(sorted(view), min(len(view), rng.randint(1, 3)))
-            values = {s: float(rng.randint(0, 99)) for name in names for s in view[name].serials}
-            arc.add_fields({field: {n: np.array([values[s] for s in view[n].serials]) for n in names}})
-            world.late.setdefault(field, {}).update(values)
+            _add_field(world, rng, arc, field)
     if rng.random() < 0.3:
         look(world, rng)
+
+
+def _drop_field(world: World, arc: archive.Archive, field: str) -> None:
+    arc.drop_fields([field])
+    del world.late[field]
+
+
+def _add_field(world: World, rng: random.Random, arc: archive.Archive, field: str) -> None:
+    view = {name: known for name, known in world.view().items() if known.serials}
+    if not view:
+        return
+    names = rng.sample(sorted(view), min(len(view), rng.randint(1, 3)))
+    values = {s: float(rng.randint(0, 99)) for name in names for s in view[name].serials}
+    arc.add_fields({field: {n: np.array([values[s] for s in view[n].serials]) for n in names}})
+    world.late.setdefault(field, {}).update(values)
 
 
 def tag(world: World, rng: random.Random) -> None:
@@ -217,3 +225,21 @@ def merge(world: World, rng: random.Random) -> None:
     check_view(world, archive.open(url, allow_bases=True).episodes, view, past=True)
     if not copy:
         world.merged.append((url, view))
+
+
+def end(world: World, rng: random.Random) -> None:
+    """Late fields are dropped, added to other episodes, and dropped again: nothing of before comes back, not even when
+    something is forgotten then. And what tags name stays whatever a prune deletes."""
+    with world.looked_at() as arc:
+        for field in list(world.late):
+            _drop_field(world, arc, field)
+            _add_field(world, rng, arc, field)
+            check_view(world, arc.episodes, world.view())
+            if field in world.late:
+                _drop_field(world, arc, field)
+    tag(world, rng)
+    forget(world, rng)
+    prune(world, rng)
+    arc = world.reopened()
+    check_view(world, arc.episodes, world.view())
+    check_tags(world, arc)
