@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -205,6 +206,7 @@ class _StoredSchema(Record):
     unit: str
 
 
+@lru_cache(maxsize=256)  # an archive has few, and each of its rows names one
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
     what = "a shard's schema"

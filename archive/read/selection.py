@@ -34,17 +34,18 @@ class Selection:
         """The fields of a shard that are wanted, by path."""
         if self.names is None:
             return {f.path: f for f in schema.fields}
-        out: dict[Path, FieldSpec] = {}
-        for name in self.names:
-            found = {f.path: f for f in schema.fields if _matches(name, f.path)}
-            self._known |= dict.fromkeys([name], next(iter(found.values()))) if found else {}
-            out |= found
-        return out
+        found: dict[str | Path, dict[Path, FieldSpec]] = {_key(name): {} for name in self.names}
+        for spec in schema.fields:
+            for name in found.keys() & _answers_to(spec.path):
+                found[name][spec.path] = spec
+        self._known |= {name: next(iter(fields.values())) for name, fields in found.items() if fields}
+        return {path: spec for fields in found.values() for path, spec in fields.items()}
 
     def absent(self, schemas: Iterable[ShardSchema]) -> list[str | Path]:
         """Names asked for that no field of an episode answers; an error if that is what was asked for."""
         have = list(dict.fromkeys(f.path for schema in schemas for f in schema.fields)) if self.names else []
-        names = [n for n in self.names or () if not any(_matches(n, p) for p in have)]
+        answered = {name for path in have for name in _answers_to(path)}
+        names = [name for name in self.names or () if _key(name) not in answered]
         if names and self.is_error:
             raise FieldError(
                 f"an episode has no field {names[0]!r} (it has: {', '.join(sorted(map(show, have))) or 'none'}); pass "
@@ -82,8 +83,12 @@ class Selection:
             ) from e
 
 
-def _matches(name: str | Path, path: Path) -> bool:
-    if isinstance(name, str):
-        joined = "/".join(path)
-        return joined == name or joined.startswith(name + "/")
-    return path[: len(name)] == tuple(name)
+def _key(name: str | Path) -> str | Path:
+    return name if isinstance(name, str) else tuple(name)
+
+
+def _answers_to(path: Path) -> set[str | Path]:
+    """The names by which a field is asked for: its own and those of all above it, as texts and as tuples of keys."""
+    parts = "/".join(path).split("/")
+    texts = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return {*texts, *(path[:n] for n in range(len(path) + 1))}

@@ -17,7 +17,7 @@ POLICIES = ("balanced", "interleaved", "by_trajectory")
 
 def plan(shown: Shown, query: Query) -> Reply:
     """What resuming the checkpoint `number=` on `ranks=` takes by `policy=`: {about, moved: [[from, to, steps]], ranks:
-    [{episodes, steps, bytes, requests}], dropped, told}."""
+    [{episodes, steps, bytes, requests}], dropped}."""
     import resharding
 
     ck = checkpoint_at(shown.at(query), query.number("number", 0))
@@ -28,7 +28,7 @@ def plan(shown: Shown, query: Query) -> Reply:
     totals = zip(made.episodes, made.steps, made.cost(), strict=True)
     rows: list[dict[str, Any]] = [{"episodes": episodes, "steps": steps, **cost} for episodes, steps, cost in totals]
     moved = [[source, target, steps] for (source, target), steps in sorted(made.moved.items())]
-    return json_reply({"about": made.about, "moved": moved, "ranks": rows, "dropped": made.dropped, "told": str(made)})
+    return json_reply({"about": made.about, "moved": moved, "ranks": rows, "dropped": made.dropped})
 
 
 def forgetting(shown: Shown, query: Query) -> Reply:
