@@ -6,7 +6,7 @@ import { checkpointList } from "./checkpointlist.js";
 import { columns } from "./columns.js";
 import { cut, el, fill } from "./dom.js";
 import { facts } from "./facts.js";
-import { rankBars } from "./flow.js";
+import { flow, rankBars } from "./flow.js";
 import { forgetting } from "./forgetting.js";
 import * as format from "./format.js";
 import * as keys from "./keys.js";
@@ -114,7 +114,7 @@ class Checkpoints {
     this.tailed = el("section", {});
     const episodes = el("a", { href: address.of("episodes", { checkpoint: one.commit }) }, "its episodes");
     fill(this.one, heading, el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
-      one.resumed ? _resumed(one) : null,
+      one.resumed ? _resumed(one, this.given.commit) : null,
       el("h3", {}, "Live steps of each rank"), rankBars(found.ranks),
       el("h3", {}, "Buffers"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))), el("tbody", {}, buffers)),
       columns(found.buffers, { commit: this.given.commit, number: one.commit }),
@@ -149,11 +149,21 @@ function _when(one) {
   return String(one.created_at).slice(0, 19);
 }
 
-function _resumed(one) {
+function _resumed(one, commit) {
   const { resumed } = one;
   const from = resumed.name ? `${cut(resumed.name, 40)} of ${cut(resumed.run, 40)}` : `commit ${resumed.commit}`;
   const ranks = resumed.world_size ? `: ${resumed.world_size} ranks → ${one.world_size}` : "";
-  return el("p", { class: "resumed" }, `Its session went on from ${from}${ranks}.`);
+  const told = el("p", { class: "resumed" }, `Its session went on from ${from}${ranks}.`);
+  if (!resumed.world_size) return told;
+  const picture = el("div", {}, "…");
+  const draw = async () => {
+    if (!folded.open || picture.dataset.asked) return;
+    picture.dataset.asked = "yes";
+    const found = await ask("plan", { commit, number: resumed.commit, ranks: one.world_size }).catch((error) => ({ error }));
+    fill(picture, found.error?.message ?? flow(found.moved, resumed.world_size, one.world_size) ?? "too many ranks for a picture");
+  };
+  const folded = el("details", { class: "resume-flow", ontoggle: draw }, el("summary", {}, "Who got what, as the plan deals it out"), picture);
+  return [told, folded];
 }
 
 function _changes(changed, one, written) {
