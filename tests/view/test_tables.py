@@ -119,3 +119,8 @@ def test_orders_are_those_of_arrow(seed: int) -> None:
         found, known = orders.ascending(pa.chunked_array([column]))
         assert found.tolist() == pc.array_sort_indices(plain).to_pylist()
         assert known == count - plain.null_count
+
+
+def test_of_no_episodes_nothing_is_spread(shown: Shown) -> None:
+    found = ask(answers.distributions, shown, column="return", by="run", where="length > 1000")
+    assert found == {"edges": [], "groups": [], "others": 0}

@@ -40,6 +40,8 @@ def _groups(shown: Shown, query: Query, column: str, by: str) -> Iterator[tuple[
     if pa.types.is_list(names.type):  # weights: the first that made it
         names = pc.list_element(pc.if_else(pc.greater(pc.list_value_length(names), 0), names, None), 0)
     coded = names.cast(pa.string()).combine_chunks().dictionary_encode(null_encoding="encode")
+    if not len(coded):
+        return
     codes = coded.indices.to_numpy()
     order = np.argsort(codes, kind="stable")
     parts = np.split(values[order], np.searchsorted(codes[order], np.arange(1, len(coded.dictionary))))

@@ -46,6 +46,7 @@ function _between(name, low, high, last, kind) {
 }
 
 function _texts(name, found, onpick) {
+  if (!found.values.length) return el("p", { class: "quiet-text" }, "no values");
   const most = Math.max(1, ...found.all);
   const rows = found.values.map((value, i) => {
     const told = `${cut(value, 200)}: ${format.count(found.counts[i])} of ${format.count(found.all[i])}`;

@@ -126,7 +126,8 @@ class Checkpoints {
 
   plan() {
     const one = this.picked;
-    if (!one.replay_saved || !one.whole) return fill(this.planned, el("p", { class: "quiet-text" }, "It cannot be resumed with its buffers."));
+    const why = one.whole ? "was saved without its buffers" : "is partial: not all of its ranks saved";
+    if (!one.replay_saved || !one.whole) return fill(this.planned, el("p", { class: "quiet-text" }, `It cannot be resumed with its buffers: it ${why}.`));
     const keep = (given) => {
       address.change(given);
       this.given = { ...this.given, ...given };
@@ -170,7 +171,7 @@ function _changes(changed, one, written) {
   const way = ({ before, after }) => (before === after ? format.count(after) : `${format.count(before)} → ${format.count(after)}`);
   return {
     "episodes that came": changed.added, "that left": changed.gone, "longer now": changed.longer, "shorter now": changed.shorter,
-    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.count(one.new.episodes)} episodes, ${format.count(one.new.steps)} steps, ${format.size(written)}`,
+    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.counted(one.new.episodes, "episode")}, ${format.counted(one.new.steps, "step")}, ${format.size(written)}`,
   };
 }
 

@@ -72,13 +72,13 @@ function _choice(name, label, options) {
 }
 
 function _group(group, edges, column, by) {
-  const told = group.quartiles ? `median ${format.number(group.quartiles[2])}, mean ${format.number(group.mean)}` : "no values";
+  const told = group.quartiles
+    ? `${format.counted(group.count, "episode")}, median ${format.number(group.quartiles[2])}, mean ${format.number(group.mean)}` : "no values";
   const heading = by === "run" || by === "model_weights_uuids"
     ? el("a", { href: address.of("episodes", { [by === "run" ? "run" : "weights"]: group.name, sort: column, descending: true }) }, cut(group.name, 60))
     : cut(group.name, 60);
-  return el("section", { "aria-label": `${cut(group.name, 60)}: ${format.count(group.count)} episodes, ${told}` },
-    el("h2", {}, heading, el("span", { class: "quiet-text" }, `${format.count(group.count)} episodes, ${told}`)),
-    _bars(group, edges));
+  return el("section", { "aria-label": `${cut(group.name, 60)}: ${told}` },
+    el("h2", {}, heading, el("span", { class: "quiet-text" }, told)), edges.length ? _bars(group, edges) : null);
 }
 
 function _bars(group, edges) {

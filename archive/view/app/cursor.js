@@ -2,11 +2,13 @@
 
 export const RATES = [1, 2, 5, 10, 20, 30, 60];
 
+let usual = 20; // the rate that was chosen last: the next episode plays as this one
+
 export class Cursor {
   constructor(length, step = 0) {
     this.length = length;
     this.step = Math.max(0, Math.min(length - 1, step));
-    this.rate = 20;
+    this.rate = usual;
     this.playing = false;
     this.way = 1; // in which direction one goes
     this.followers = [];
@@ -29,6 +31,11 @@ export class Cursor {
   by(steps) {
     this.stop();
     this.go(this.step + steps);
+  }
+
+  /** Plays at another rate from here on, and what is opened next, too. */
+  pace(rate) {
+    this.rate = usual = rate;
   }
 
   toggle() {

@@ -80,7 +80,7 @@ class EpisodePage {
     this.close();
     await this.load(this.main);
     if (playing) this.cursor.play();
-    if (found.length !== length) say(`it has ${format.count(found.length)} steps now`);
+    if (found.length !== length) say(`it has ${format.counted(found.length, "step")} now`);
   }
 
   keepInAddress(given) {
@@ -107,11 +107,18 @@ class EpisodePage {
     node.append(part.node);
   }
 
+  /** The address of the table that it is from, where it is the picked row. */
+  origin() {
+    const { sort, descending } = this.given;
+    const row = sort || descending ? this.around?.place : null; // who came by a link has another order
+    return address.of("episodes", { ...this.scope, sort, descending, row });
+  }
+
   head() {
-    const back = address.of("episodes", { ...this.scope, sort: this.given.sort, descending: this.given.descending });
+    this.back = el("a", { href: this.origin(), class: "back" }, "← episodes");
     const to = (way, title, mark) => el("button", { onclick: () => this.beside(way), "aria-label": title }, mark);
     return el("header", { class: "head" },
-      el("a", { href: back, class: "back" }, "← episodes"), el("h1", {}, cut(this.found.id, 200)),
+      this.back, el("h1", {}, cut(this.found.id, 200)),
       this.place, to("before", "Previous episode", "↑"), to("after", "Next episode", "↓"));
   }
 
@@ -125,7 +132,7 @@ class EpisodePage {
       { keys: ["t"], does: "the values of a field as a table, or no longer", run: () => this.found.fields.length && this.valuesOf(this.table?.field ?? this.found.fields[0].name) },
       { keys: ["x"], does: "compare: this one, and the one where x is pressed next", run: () => this.compare() },
       { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
-      { keys: ["Escape"], does: "back to the episodes", run: () => history.back() },
+      { keys: ["Escape"], does: "back to the episodes", run: () => this.back.click() },
     ];
   }
 
@@ -133,6 +140,7 @@ class EpisodePage {
     const { sort, descending } = this.given;
     try {
       this.around = await ask("neighbours", { ...this.scope, sort, descending, id: this.given.id });
+      this.back.href = this.origin();
       fill(this.place, `${format.count(this.around.place + 1)} of ${format.count(this.around.count)}`);
     } catch {
       fill(this.place, "not among those of the condition");
@@ -210,7 +218,7 @@ class EpisodePage {
     this.side.append(section("About", true, facts.facts(about)), section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)));
     const trees = facts.trees(this.found);
     if (trees.length) this.side.append(section("Metadata", true, trees));
-    this.side.append(section(`${fields.length + more} fields`, false, facts.fields(fields, more, (name) => this.valuesOf(name))));
+    this.side.append(section(format.counted(fields.length + more, "field"), false, facts.fields(fields, more, (name) => this.valuesOf(name))));
   }
 
   settle(step, settled) {

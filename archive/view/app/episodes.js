@@ -17,7 +17,7 @@ const TITLES = {
   episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
   created_at: "written (UTC)", env_id: "env",
 };
-const WIDTHS = { text: 112, number: 84, flag: 84, time: 156, list: 112, json: 200, name: 184 };
+const WIDTHS = { text: 112, number: 84, flag: 84, time: 172, list: 112, json: 200, name: 196 };
 const WIDE = { reason: 90, buffer: 90, run: 70, env_id: 70, rank: 70, commit: 80, length: 66, update_count_max: 112 };
 const SHOWN = ["episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at"];
 const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];
@@ -45,6 +45,7 @@ export function update(given) {
 /** A newer commit is there: the rows are asked for again, where one looks stays in sight. */
 export function news(about) {
   page.about = about;
+  page.names(); // somebody may have set a label that there was not
   return page.load({ stay: true });
 }
 
@@ -65,7 +66,7 @@ class Episodes {
     this.side = el("section", { "aria-label": "How they are spread" });
     this.labels = new LabelMany({
       scope: () => address.scope(this.given), count: () => this.grid.count, picked: () => this.grid.row(this.grid.picked)?.episode_id,
-      onwithout: (key) => this.without(`label.${key} is null`), onsaved: () => this.labelled(),
+      onwithout: (key) => this.filter("", `label.${key} is null`), onsaved: () => this.labelled(),
     });
     this.grid = new Grid({
       label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
@@ -80,7 +81,7 @@ class Episodes {
     this.node = el("div", { class: "episodes" },
       el("h1", { class: "unseen" }, "Episodes"),
       el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
-      this.strip.node, el("aside", { class: "side" }, this.labels.node, this.side), this.grid.node);
+      this.strip.node, this.grid.node, el("aside", { class: "side" }, this.labels.node, this.side)); // Tab comes to the rows first
     this.unbind = keys.bind("Episodes", [...this.keys(), ...this.labels.keys()]);
   }
 
@@ -88,7 +89,7 @@ class Episodes {
   names() {
     const { columns } = this.about;
     const labels = Object.keys(columns).filter((name) => name.startsWith("label."));
-    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 3), ...SHOWN.slice(6)].filter((name) => name in columns);
+    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 6), ...SHOWN.slice(6)].filter((name) => name in columns);
     this.spread = [...SPREAD, ...labels.slice(0, 8)];
   }
 
@@ -161,8 +162,9 @@ class Episodes {
       this.grid.give(0, first);
       this.conditions.held();
       this.labels.show();
-      const all = first.facts.count === first.facts.all ? "" : ` of ${format.count(first.facts.all)}`;
-      fill(this.count, `${format.count(first.facts.count)}${all} episodes`);
+      const { count, all } = first.facts;
+      fill(this.count, count === all ? format.counted(all, "episode") : `${format.count(count)} of ${format.counted(all, "episode")}`);
+      this.grid.say(count ? "" : all ? "No episode meets the condition." : "There are no episodes yet.");
       await Promise.all([this.spreads(stopped.signal), this.labels.load()]);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -185,8 +187,11 @@ class Episodes {
 
   async spreads(signal) {
     const found = await ask("histograms", { ...address.scope(this.given), columns: this.spread }, signal);
+    const bars = () => [...this.side.querySelectorAll("button, [role=button]")];
+    const focused = bars().indexOf(document.activeElement);
     fill(this.side, this.spread.filter((name) => name in found).map((name) =>
       histogram(name, title(name), found[name], (condition, value) => this.filter(name, condition, value))));
+    bars()[focused]?.focus();
   }
 
   /** Rows that came into sight: their pictures, where somebody wants them. */
@@ -197,13 +202,9 @@ class Episodes {
   }
 
   filter(name, condition, value) {
-    if (condition === null) return;
+    if (condition === null || ` and ${this.given.where ?? ""} and `.includes(` and ${condition} and `)) return;
     if (name === "model_weights_uuids") this.change({ weights: value, row: "" });
     else this.change({ where: this.conditions.and(condition), row: "" });
-  }
-
-  without(condition) {
-    if (!(this.given.where ?? "").includes(condition)) this.filter("", condition);
   }
 
   /** Labels were saved: there may be columns that there were not. Who left the condition by it makes room for the next. */

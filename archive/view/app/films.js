@@ -4,7 +4,9 @@ import { askBytes } from "./api.js";
 import { el, fill } from "./dom.js";
 
 const AHEAD = 16; // frames of a question while playing
-const KEPT_BYTES = 192e6;
+const KEPT_BYTES = 256e6; // of all cameras on the page together
+
+let films = 0; // that are open
 
 export class Film {
   /** given: the scope and the episode's id. */
@@ -16,12 +18,14 @@ export class Film {
     this.note = el("span", { class: "quiet-text" });
     this.node = el("figure", { class: "camera" }, this.canvas, el("figcaption", {}, el("strong", {}, field), " ", this.note));
     this.wanted = cursor.step;
+    films += 1;
     cursor.readiness.push((step) => this.frames.has(step) || this.failed);
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
   }
 
   close() {
+    films -= 1;
     this.unfollow();
     for (const { controller } of this.asking.values()) controller.abort();
   }
@@ -71,6 +75,7 @@ export class Film {
   }
 
   _take(start, { bytes, facts }) {
+    this.failed = false;
     const [count, height, width] = facts.shape;
     const pixels = width * height;
     for (let n = 0; n < count; n++) {
@@ -84,8 +89,9 @@ export class Film {
       }
       this.frames.set(start + n, image);
     }
-    while (this.frames.size * pixels * 4 > KEPT_BYTES) this.frames.delete(this._farthest());
+    while (this.frames.size * pixels * 4 > KEPT_BYTES / films) this.frames.delete(this._farthest());
     fill(this.note, facts.note, facts.every > 1 ? ` each ${facts.every}th pixel` : "");
+    this.note.className = "quiet-text";
   }
 
   _farthest() {

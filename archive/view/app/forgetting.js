@@ -31,9 +31,9 @@ function _told(found) {
   const { goes } = found;
   const rows = found.checkpoints.slice().reverse().slice(0, MOST).map((one) => el("tr", { class: one.stays ? null : "goes" },
     el("td", {}, one.stays ? "stays" : "goes"), el("td", {}, cut(one.name, 60)), el("td", {}, cut(one.run, 40)), el("td", {}, cut(one.reasons.join("; "), 200))));
-  const groups = found.episodes.map((one) => el("li", {}, `${one.stays ? "stay" : "go"}: ${format.count(one.episodes)} episodes, ${format.count(one.steps)} steps: ${cut(one.reason, 200)}`));
+  const groups = found.episodes.map((one) => el("li", {}, `${one.stays ? "stay" : "go"}: ${format.counted(one.episodes, "episode")}, ${format.counted(one.steps, "step")}: ${cut(one.reason, 200)}`));
   return el("div", {},
-    el("p", {}, el("strong", {}, `${goes.checkpoints} checkpoints, ${format.count(goes.episodes)} episodes and ${format.size(goes.bytes)} in ${goes.objects} objects would go. `),
+    el("p", {}, el("strong", {}, `${format.counted(goes.checkpoints, "checkpoint")}, ${format.counted(goes.episodes, "episode")} and ${format.size(goes.bytes)} in ${format.counted(goes.objects, "object")} would go. `),
       "To do it: ", el("code", {}, `archive forget URL ${found.command} --yes`)),
     el("ul", {}, groups), el("table", { class: "plain" }, el("tbody", {}, rows)));
 }

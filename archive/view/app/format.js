@@ -18,6 +18,11 @@ export function count(value) {
   return Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
 }
 
+/** "1 episode", "2 episodes": `what` is one of them. */
+export function counted(number, what) {
+  return `${count(number)} ${what}${number === 1 ? "" : "s"}`;
+}
+
 /** Seconds since 1970 as a time, UTC. */
 export function time(seconds) {
   if (seconds === null || Number.isNaN(seconds)) return NONE;

@@ -30,7 +30,8 @@ export class Grid {
     this.view = el("div", { class: "grid-view", role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
       this.head, this.space, this.rows);
     this.view.addEventListener("wheel", (event) => this._wheeled(event), { passive: false });
-    this.node = el("div", { class: "grid" }, this.view);
+    this.told = el("p", { class: "grid-told", hidden: true });
+    this.node = el("div", { class: "grid" }, this.view, this.told);
     this.seen = new ResizeObserver(() => this._draw());
     this.seen.observe(this.view);
   }
@@ -52,6 +53,12 @@ export class Grid {
     this._go(first);
     if (picked >= 0) this.show(picked);
     this._draw();
+  }
+
+  /** Says in the place of the rows why there are none; "" where there are some. */
+  say(text) {
+    this.told.hidden = !text;
+    fill(this.told, text);
   }
 
   /** Rows that came before anybody asked, as those of a first answer. */
@@ -124,6 +131,7 @@ export class Grid {
   }
 
   _heads() {
+    const focused = [...this.head.querySelectorAll("button")].indexOf(document.activeElement);
     fill(this.head, this.columns.map((column) => {
       const way = this.sort?.name === column.name ? (this.sort.descending ? "descending" : "ascending") : null;
       const title = column.sortable === false ? el("span", {}, column.title)
@@ -132,6 +140,7 @@ export class Grid {
       return el("div", { ...given, style: { width: `${column.width}px` } }, title);
     }));
     const width = `${this.columns.reduce((sum, column) => sum + column.width, 0)}px`;
+    this.head.querySelectorAll("button")[focused]?.focus(); // who sorted by keys is still there
     this.head.style.minWidth = this.space.style.width = this.rows.style.minWidth = width;
   }
 

@@ -18,13 +18,16 @@ function _name(event) {
 
 function _typing(event) {
   const where = event.target;
-  if (event.key === "Escape") return false;
   if (where.isContentEditable || where.tagName === "TEXTAREA" || where.tagName === "SELECT") return true;
   return where.tagName === "INPUT" && !["range", "checkbox", "radio", "button"].includes(where.type);
 }
 
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || _typing(event)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (_typing(event)) {
+    if (event.key === "Escape") event.target.blur(); // it leaves the field, not the page
+    return;
+  }
   if (document.querySelector("dialog[open]")) return; // what is behind it waits
   const pressed = _name(event);
   // a button that has the focus is what Space and Enter are for

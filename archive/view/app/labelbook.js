@@ -55,7 +55,7 @@ class Book {
     const { commit, before } = await tell("labels-of-all", { labels: { [key]: value }, count }, scope);
     this.done.push(before);
     this.last = key;
-    say(`${key} of ${_episodes(count)} is ${told(value)} now: commit ${commit}; u takes it back`);
+    say(`${key} of ${format.counted(count, "episode")} is ${told(value)} now: commit ${commit}; u takes it back`);
     this._tell(commit);
   }
 
@@ -66,7 +66,7 @@ class Book {
     this.back = true;
     this._put(last);
     const [key, value] = Object.entries(last[ids[0]])[0];
-    if (ids.length > 1) say(`${key} of ${_episodes(ids.length)} is what it was`);
+    if (ids.length > 1) say(`${key} of ${format.counted(ids.length, "episode")} is what it was`);
     else say(`${key} of ${cut(ids[0], 40)} is ${told(value)} again`);
     return undefined;
   }
@@ -98,7 +98,7 @@ class Book {
       const { commit, before } = await tell("labels", { labels, back: this.back });
       saved = commit;
       this.failed = this.back = false;
-      say(_others(expected, before) ?? `labels of ${_episodes(Object.keys(labels).length)} are saved: commit ${commit}`);
+      say(_others(expected, before) ?? `labels of ${format.counted(Object.keys(labels).length, "episode")} are saved: commit ${commit}`);
     } catch (error) {
       // they are not lost: the next change, "s", or the next page tries again
       for (const [id, values] of Object.entries(labels)) this.unsaved[id] = { ...values, ...this.unsaved[id] };
@@ -141,10 +141,6 @@ function _others(expected, before) {
     }
   }
   return null;
-}
-
-function _episodes(count) {
-  return `${format.count(count)} ${count === 1 ? "episode" : "episodes"}`;
 }
 
 export const book = new Book();

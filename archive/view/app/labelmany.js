@@ -69,11 +69,11 @@ export class LabelMany {
     const wanted = [...offered.labels.flatMap(choices), ...back];
     const what = el("select", { "aria-label": "What is said of all" }, wanted.map((one, i) => el("option", { value: i }, cut(`${one.key}: ${one.title}`, 60))));
     const button = el("button", { class: "sure" });
-    const draw = () => fill(button, `Set it of ${format.count(count)} episodes`);
+    const draw = () => fill(button, `Set it of ${format.counted(count, "episode")}`);
     what.addEventListener("change", draw);
     button.addEventListener("click", () => this._confirmed(scope, wanted[Number(what.value)], count));
     draw();
-    fill(this.dialog, el("h2", { id: "many-title" }, `Label ${format.count(count)} episodes`),
+    fill(this.dialog, el("h2", { id: "many-title" }, `Label ${format.counted(count, "episode")}`),
       el("p", {}, scope.where ? ["Those that meet ", el("code", {}, cut(scope.where, 200))] : "All that are listed."), el("p", {}, what),
       el("p", { class: "actions" }, button, el("button", { onclick: () => this.dialog.close() }, "Cancel")));
     this.dialog.showModal();

@@ -112,9 +112,14 @@ export class Labels {
     const input = el("input", {
       type: number ? "number" : "text", step: number ? "any" : null, min: label.least, max: label.most, "aria-label": label.key,
       disabled: locked, value: this.said[label.key] ?? "", placeholder: number ? _range(label) : "note",
-      onchange: () => this._typed(label, input), onkeydown: (event) => event.key === "Enter" && input.blur(),
+      onchange: () => this._typed(label, input), onkeydown: (event) => this._leaves(event, label, input),
     });
     return input;
+  }
+
+  _leaves(event, label, input) {
+    if (event.key === "Escape") input.value = this.said[label.key] ?? ""; // nothing was said
+    if (event.key === "Enter" || event.key === "Escape") input.blur();
   }
 
   _typed(label, input) {

@@ -35,9 +35,9 @@ export class Live {
     try {
       const { commit } = await ask("news");
       if (commit > this.commit) {
-        this.commit = commit;
         this.wait = SOON_MS;
         await this.onnews(commit);
+        this.known(commit); // only now: what could not be shown is tried again
       } else this.wait = Math.min(LATE_MS, this.wait * 1.5);
     } catch {
       this.wait = LATE_MS; // it says so itself when something is asked for on purpose

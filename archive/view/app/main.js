@@ -80,10 +80,11 @@ async function show() {
 }
 
 /** Labels were saved, which is a commit that is no news to this page. */
-function saved(commit) {
+async function saved(commit) {
   live.known(commit);
   about = { ...about, commit };
   top();
+  if (!about.pinned) about = await ask("about").catch(() => about); // there may be labels that there were not
 }
 
 async function loaded(page) {

@@ -37,12 +37,12 @@ export function planning(node, one, asked, { ranks, policy }, onchange) {
 function _told({ moved, ranks, dropped }, one) {
   const sum = (name) => ranks.reduce((all, rank) => all + rank[name], 0);
   const shown = flow(moved, one.world_size, ranks.length);
-  return [el("p", { class: "quiet-text" }, `${format.size(sum("bytes"))} in ${format.count(sum("requests"))} requests`), _dropped(dropped),
+  return [el("p", { class: "quiet-text" }, `${format.size(sum("bytes"))} in ${format.counted(sum("requests"), "request")}`), _dropped(dropped),
     shown ?? rankBars(ranks.map((rank, i) => ({ rank: i, steps: rank.steps }))), _costs(ranks)];
 }
 
 function _dropped(dropped) {
-  const rows = Object.entries(dropped).map(([why, { episodes, steps }]) => `${format.count(episodes)} episodes, ${format.count(steps)} steps: ${cut(why, 100)}`);
+  const rows = Object.entries(dropped).map(([why, { episodes, steps }]) => `${format.counted(episodes, "episode")}, ${format.counted(steps, "step")}: ${cut(why, 100)}`);
   if (!rows.length) return el("p", { class: "quiet-text" }, "Nothing is dropped.");
   return el("div", { class: "dropped" }, el("strong", {}, "It drops:"), el("ul", {}, rows.map((row) => el("li", {}, row))));
 }

@@ -11,10 +11,10 @@ export function player(cursor) {
   });
   const at = el("input", {
     type: "number", min: 0, max: Math.max(0, cursor.length - 1), value: cursor.step, class: "at", "aria-label": "Go to step",
-    onchange: () => cursor.by(Number(at.value) - cursor.step),
+    onchange: () => cursor.by(Number(at.value) - cursor.step), onkeydown: (event) => event.key === "Enter" && at.blur(),
   });
   const play = el("button", { class: "play", "aria-keyshortcuts": "Space", onclick: () => cursor.toggle() });
-  const rate = el("select", { "aria-label": "Steps a second", onchange: () => (cursor.rate = Number(rate.value)) },
+  const rate = el("select", { "aria-label": "Steps a second", onchange: () => cursor.pace(Number(rate.value)) },
     RATES.map((one) => el("option", { value: one }, `${one}/s`)));
   rate.value = String(cursor.rate);
   const state = (playing) => {

@@ -16,14 +16,14 @@ export function timeline(run, saved, picked, onpick) {
   const arcs = shown.map((one, i) => _arc(one, i, shown, at)).filter(Boolean);
   const left = saved.length > shown.length ? `, the newest ${MOST}` : "";
   return el("section", { class: "timeline", "aria-label": `Checkpoints of run ${cut(run, 40)}` },
-    el("h2", {}, `Run ${cut(run, 60)} `, el("span", { class: "quiet-text" }, `${format.count(saved.length)} checkpoints${left}; bars: steps that were new`)),
+    el("h2", {}, `Run ${cut(run, 60)} `, el("span", { class: "quiet-text" }, `${format.counted(saved.length, "checkpoint")}${left}; bars: steps that were new`)),
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "marks" }, arcs, marks),
     el("div", { class: "ends" }, el("span", {}, `step ${shown[0]?.step ?? "–"}`), el("span", {}, `step ${shown.at(-1)?.step ?? "–"}`)));
 }
 
 function _mark(one, i, x, wide, part, chosen, onpick) {
   const told = [`${one.name}, step ${one.step}, ${one.world_size} ranks`, one.whole ? "" : "partial", one.replay_saved ? "" : "without buffers",
-    `${format.count(one.new.steps)} new steps`, one.tags.length ? `tags ${one.tags.join(", ")}` : ""].filter(Boolean).join(", ");
+    format.counted(one.new.steps, "new step"), one.tags.length ? `tags ${one.tags.join(", ")}` : ""].filter(Boolean).join(", ");
   const tall = Math.max(2, 40 * part);
   const run = () => onpick(one);
   const kind = one.whole ? (one.replay_saved ? "whole" : "skipped") : "partial";

@@ -34,7 +34,7 @@ class Wall {
   constructor(given) {
     this.given = given;
     this.open = [];
-    this.ids = "";
+    this.ids = null;
     this.returns = el("div", {});
     this.tiles = el("div", { class: "tiles" });
     this.node = el("div", { class: "wall" }, el("h1", {}, "Newest episodes"), this.returns, this.tiles);
@@ -55,6 +55,7 @@ class Wall {
       this.close();
       this._returns(Array.from(columns.return).reverse());
       fill(this.tiles);
+      if (!count) fill(this.tiles, el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."));
       const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) => Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
       await Promise.all(rows.map((row) => this._tile(row)));
     } catch (error) {
@@ -64,17 +65,19 @@ class Wall {
   }
 
   _returns(values) {
+    if (!values.some(Number.isFinite)) return void fill(this.returns); // an archive without rewards
     const cursor = new Cursor(values.length, values.length - 1);
     const chart = new Chart("return", [{ part: "", x: null, y: values }], values.length, cursor);
     this.open.push(chart, cursor);
     fill(this.returns, chart.node);
+    return undefined;
   }
 
   async _tile(row) {
     const { commit, checkpoint } = address.scope(this.given);
     const asked = { commit, checkpoint, id: row.episode_id };
     const stage = el("div", { class: "tile-stage" });
-    const told = `return ${format.number(row.return)} · ${format.number(row.length)} steps · update ${format.number(row.update_count_max)}`;
+    const told = `return ${format.number(row.return)} · ${format.counted(row.length, "step")} · update ${format.number(row.update_count_max)}`;
     this.tiles.append(el("a", { class: "tile", href: address.of("episode", asked), "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}` },
       stage, el("strong", {}, format.name(row.episode_id, 26)), el("span", { class: "quiet-text" }, told)));
     const open = this.open;
