@@ -7,6 +7,7 @@ import { title } from "./episodes.js";
 import * as format from "./format.js";
 
 const GROUPS = { run: "runs", checkpoint: "checkpoints", model_weights_uuids: "weights", buffer: "buffers", session: "sessions" };
+const NONE = "none"; // those without any, whom no condition of the address names
 const [WIDTH, HEIGHT] = [640, 54];
 
 let page = null;
@@ -74,7 +75,8 @@ function _choice(name, label, options) {
 function _group(group, edges, column, by) {
   const told = group.quartiles
     ? `${format.counted(group.count, "episode")}, median ${format.number(group.quartiles[2])}, mean ${format.number(group.mean)}` : "no values";
-  const heading = by === "run" || by === "model_weights_uuids"
+  const linked = (by === "run" || by === "model_weights_uuids") && group.name !== NONE;
+  const heading = linked
     ? el("a", { href: address.of("episodes", { [by === "run" ? "run" : "weights"]: group.name, sort: column, descending: true }) }, cut(group.name, 60))
     : cut(group.name, 60);
   return el("section", { "aria-label": `${cut(group.name, 60)}: ${told}` },

@@ -4,6 +4,7 @@ import { el, fill } from "./dom.js";
 import * as format from "./format.js";
 
 const HEIGHT = 64;
+const DOT = 4; // pixels of a value without another beside it
 const COLORS = 8; // --line-0 ... in episode.css
 
 export class Chart {
@@ -115,6 +116,7 @@ export class Chart {
   _stroke(pen, line, wide, least, most) {
     const per = wide / Math.max(1, this.length - 1);
     pen.lineWidth = 1.2;
+    pen.fillStyle = pen.strokeStyle;
     pen.beginPath();
     let down = false;
     line.y.forEach((value, i) => {
@@ -125,7 +127,7 @@ export class Chart {
       const [x, y] = [(line.x ? line.x[i] : i) * per, _y(value, least, most)];
       if (down) pen.lineTo(x, y);
       else pen.moveTo(x, y);
-      if (!down) pen.lineTo(x + 0.5, y); // a value alone is a point
+      if (!down && !Number.isFinite(line.y[i + 1])) pen.fillRect(Math.min(x, wide - DOT), y - DOT / 2, DOT, DOT); // it is alone
       down = true;
     });
     pen.stroke();

@@ -17,7 +17,7 @@ const TITLES = {
   episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
   created_at: "written (UTC)", env_id: "env",
 };
-const WIDTHS = { text: 112, number: 84, flag: 84, time: 172, list: 112, json: 200, name: 196 };
+const WIDTHS = { text: 112, number: 84, flag: 84, time: 172, list: 112, json: 200, name: 224 };
 const WIDE = { reason: 90, buffer: 90, run: 70, env_id: 70, rank: 70, commit: 80, length: 66, update_count_max: 112 };
 const SHOWN = ["episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at"];
 const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];

@@ -55,7 +55,7 @@ class Wall {
       this.close();
       this._returns(Array.from(columns.return).reverse());
       fill(this.tiles);
-      if (!count) fill(this.tiles, el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."));
+      if (!count) fill(this.returns, el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."));
       const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) => Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
       await Promise.all(rows.map((row) => this._tile(row)));
     } catch (error) {
