@@ -58,8 +58,8 @@ def test_keys_alone_sort_open_label_and_come_back(archive_url: str, look: Looked
         await _sorted(page)
         await _left_and_kept(page)
         await page.press("ArrowDown")
-        await page.until("document.querySelector('h1').innerText === 'e2'")
-        await page.until("document.querySelector('.back').hash.includes('row=2')")
+        await page.until("document.querySelector('h1')?.innerText === 'e2'")
+        await page.until("document.querySelector('.back')?.hash.includes('row=2')")
         await page.press("Escape")  # the table, at the episode that was shown last
         await page.until(f"{PICKED}?.querySelector('.cell').innerText === 'e2'")
         await _says(page, "label.flagged")
@@ -84,7 +84,7 @@ async def _sorted(page: Page) -> None:
 
 
 async def _left_and_kept(page: Page) -> None:
-    """Escape leaves a note that is being written, not the episode."""
+    """Escape leaves a note that is being written, or a number, not the episode."""
     await page.press("Enter")
     await page.until("document.querySelector('.label-row') !== null && document.querySelector('.ready') !== null")
     await page.press("3")
@@ -93,6 +93,9 @@ async def _left_and_kept(page: Page) -> None:
     await page.press("Escape")
     assert await page.text("h1") == "e1"
     assert await page.evaluate("document.querySelector('.label-row[aria-label=note] input').value") == ""
+    await page.click(".at")
+    await page.press("Escape")
+    assert await page.evaluate("location.hash.startsWith('#/episode?') && document.activeElement === document.body")
     await page.press("s")
     await page.until("document.querySelector('#status').innerText.includes('are saved')")
 
