@@ -15,7 +15,8 @@ export function histogram(name, title, found, onpick) {
 
 function _numbers(name, title, found, onpick) {
   if (!found.all.length) return el("p", { class: "quiet-text" }, "no values");
-  if (found.least === found.most && found.kind === "number") return _texts(name, { ...found, values: [found.least] }, onpick);
+  if (found.least === found.most && found.kind === "number")
+    return _texts(name, { ...found, values: [found.least] }, onpick);
   const most = Math.max(...found.all);
   const wide = WIDTH / found.all.length;
   const show = found.kind === "time" ? format.time : format.number;
@@ -24,11 +25,26 @@ function _numbers(name, title, found, onpick) {
     const told = `${title} ${show(low)} to ${show(high)}: ${format.count(found.counts[i])} of ${format.count(all)}`;
     const last = i === found.all.length - 1;
     const run = () => onpick(_between(name, low, high, last, found.kind));
-    return [_bar(i * wide, wide, all / most, "every"), _bar(i * wide, wide, found.counts[i] / most, "now"),
-      svg("rect", {
-        x: i * wide, y: 0, width: wide, height: HEIGHT, class: "press", tabindex: all ? 0 : null, role: "button",
-        "aria-label": told, onclick: run, onkeydown: (event) => _pressed(event, run),
-      }, svg("title", {}, told))];
+    return [
+      _bar(i * wide, wide, all / most, "every"),
+      _bar(i * wide, wide, found.counts[i] / most, "now"),
+      svg(
+        "rect",
+        {
+          x: i * wide,
+          y: 0,
+          width: wide,
+          height: HEIGHT,
+          class: "press",
+          tabindex: all ? 0 : null,
+          role: "button",
+          "aria-label": told,
+          onclick: run,
+          onkeydown: (event) => _pressed(event, run),
+        },
+        svg("title", {}, told),
+      ),
+    ];
   });
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "histogram" }, bars);
   const ends = [show(found.least), show(found.most)];
@@ -52,8 +68,14 @@ function _texts(name, found, onpick) {
     const told = `${cut(value, 200)}: ${format.count(found.counts[i])} of ${format.count(found.all[i])}`;
     const every = el("span", { class: "every", style: { width: `${(100 * found.all[i]) / most}%` } });
     const now = el("span", { class: "now", style: { width: `${(100 * found.counts[i]) / most}%` } });
-    return el("button", { class: "value quiet", title: told, "aria-label": told, onclick: () => onpick(_equal(name, value), value) },
-      every, now, el("span", { class: "text" }, cut(value, 60)), el("span", { class: "number" }, format.count(found.counts[i])));
+    return el(
+      "button",
+      { class: "value quiet", title: told, "aria-label": told, onclick: () => onpick(_equal(name, value), value) },
+      every,
+      now,
+      el("span", { class: "text" }, cut(value, 60)),
+      el("span", { class: "number" }, format.count(found.counts[i])),
+    );
   });
   const more = found.others ? el("p", { class: "quiet-text" }, `and ${format.count(found.others)} more values`) : null;
   return el("div", { class: "values" }, rows, more);

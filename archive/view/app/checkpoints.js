@@ -45,14 +45,31 @@ class Checkpoints {
     this.list = el("div", {});
     this.forgetting = forgetting(given);
     this.one = el("div", { class: "one" });
-    fill(main, el("div", { class: "checkpoints" }, el("h1", { class: "unseen" }, "Checkpoints"), el("div", { class: "timelines" }, this.list, this.forgetting), this.one));
+    fill(
+      main,
+      el(
+        "div",
+        { class: "checkpoints" },
+        el("h1", { class: "unseen" }, "Checkpoints"),
+        el("div", { class: "timelines" }, this.list, this.forgetting),
+        this.one,
+      ),
+    );
     this.unbind = keys.bind("Checkpoints", [
       { keys: ["ArrowDown", "ArrowRight", "j"], does: "newer checkpoint", run: () => this.step(1) },
       { keys: ["ArrowUp", "ArrowLeft", "k"], does: "older checkpoint", run: () => this.step(-1) },
       { keys: ["Home"], does: "the first checkpoint of the run", run: () => this.step(-Infinity) },
       { keys: ["End"], does: "the newest of the run", run: () => this.step(Infinity) },
-      { keys: ["r"], does: "plan for another number of ranks", run: () => document.getElementById("target-ranks")?.select() },
-      { keys: ["Enter"], does: "its episodes", run: () => this.picked && address.go("episodes", { checkpoint: this.picked.commit }) },
+      {
+        keys: ["r"],
+        does: "plan for another number of ranks",
+        run: () => document.getElementById("target-ranks")?.select(),
+      },
+      {
+        keys: ["Enter"],
+        does: "its episodes",
+        run: () => this.picked && address.go("episodes", { checkpoint: this.picked.commit }),
+      },
     ]);
   }
 
@@ -88,8 +105,20 @@ class Checkpoints {
 
   async draw() {
     const runs = [...new Set(this.found.map((one) => one.run))];
-    fill(this.list, runs.map((run) => timeline(run, this.found.filter((one) => one.run === run), this.picked, (one) => this.pick(one))),
-      runs.length ? checkpointList(this.found, this.picked, (one) => this.pick(one)) : el("p", {}, "There are no checkpoints yet."));
+    fill(
+      this.list,
+      runs.map((run) =>
+        timeline(
+          run,
+          this.found.filter((one) => one.run === run),
+          this.picked,
+          (one) => this.pick(one),
+        ),
+      ),
+      runs.length
+        ? checkpointList(this.found, this.picked, (one) => this.pick(one))
+        : el("p", {}, "There are no checkpoints yet."),
+    );
     this.list.querySelector("tr[aria-current]")?.scrollIntoView({ block: "nearest" });
     if (!this.picked) return;
     const turn = (this.turn = (this.turn ?? 0) + 1);
@@ -106,28 +135,61 @@ class Checkpoints {
 
   tell(found) {
     const [one, { changed }] = [this.picked, found];
-    const heading = el("h2", {}, cut(one.name, 80), " ", one.tags.map((tag) => el("span", { class: "tag" }, cut(tag, 40))),
-      one.whole ? null : el("span", { class: "tag bad" }, "partial"), one.replay_saved ? null : el("span", { class: "tag" }, "without buffers"));
-    const buffers = Object.entries(found.buffers).map(([name, buffer]) => el("tr", {}, el("th", { scope: "row" }, cut(name, 40)),
-      el("td", { class: "number" }, format.count(buffer.steps)), el("td", { class: "number" }, format.count(buffer.episodes)), el("td", {}, cut(buffer.columns.join(", "), 120))));
+    const heading = el(
+      "h2",
+      {},
+      cut(one.name, 80),
+      " ",
+      one.tags.map((tag) => el("span", { class: "tag" }, cut(tag, 40))),
+      one.whole ? null : el("span", { class: "tag bad" }, "partial"),
+      one.replay_saved ? null : el("span", { class: "tag" }, "without buffers"),
+    );
+    const buffers = Object.entries(found.buffers).map(([name, buffer]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, cut(name, 40)),
+        el("td", { class: "number" }, format.count(buffer.steps)),
+        el("td", { class: "number" }, format.count(buffer.episodes)),
+        el("td", {}, cut(buffer.columns.join(", "), 120)),
+      ),
+    );
     this.planned = el("section", { class: "planned", "aria-label": "Resume on another number of ranks" });
     this.tailed = el("section", {});
     const episodes = el("a", { href: address.of("episodes", { checkpoint: one.commit }) }, "its episodes");
-    fill(this.one, heading, el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
+    fill(
+      this.one,
+      heading,
+      el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
       one.resumed ? _resumed(one, this.given.commit) : null,
-      el("h3", {}, "Live steps of each rank"), rankBars(found.ranks),
-      el("h3", {}, "Buffers"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))), el("tbody", {}, buffers)),
+      el("h3", {}, "Live steps of each rank"),
+      rankBars(found.ranks),
+      el("h3", {}, "Buffers"),
+      el(
+        "table",
+        { class: "plain" },
+        el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))),
+        el("tbody", {}, buffers),
+      ),
       columns(found.buffers, { commit: this.given.commit, number: one.commit }),
-      changed ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))] : null,
-      this.planned, this.tailed,
-      _folded("Left out", found.discarded), _folded("Progress", found.progress), _folded("Metrics", one.metrics),
-      _folded("Lineage", found.lineage), _folded("About", found.about));
+      changed
+        ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))]
+        : null,
+      this.planned,
+      this.tailed,
+      _folded("Left out", found.discarded),
+      _folded("Progress", found.progress),
+      _folded("Metrics", one.metrics),
+      _folded("Lineage", found.lineage),
+      _folded("About", found.about),
+    );
   }
 
   plan() {
     const one = this.picked;
     const why = one.whole ? "was saved without its buffers" : "is partial: not all of its ranks saved";
-    if (!one.replay_saved || !one.whole) return fill(this.planned, el("p", { class: "quiet-text" }, `It cannot be resumed with its buffers: it ${why}.`));
+    if (!one.replay_saved || !one.whole)
+      return fill(this.planned, el("p", { class: "quiet-text" }, `It cannot be resumed with its buffers: it ${why}.`));
     const keep = (given) => {
       address.change(given);
       this.given = { ...this.given, ...given };
@@ -140,9 +202,21 @@ class Checkpoints {
     if (newest !== this.picked) return;
     const found = await ask("tails", { run: this.picked.run });
     if (!found) return;
-    const rows = found.ranks.map((rank) => el("tr", {}, [rank.rank, rank.objects, rank.steps, rank.episodes, format.size(rank.bytes), rank.why].map((value) => el("td", {}, String(value)))));
+    const rows = found.ranks.map((rank) =>
+      el(
+        "tr",
+        {},
+        [rank.rank, rank.objects, rank.steps, rank.episodes, format.size(rank.bytes), rank.why].map((value) =>
+          el("td", {}, String(value)),
+        ),
+      ),
+    );
     const heads = _heads(["rank", "objects", "steps", "episodes", "bytes", "ends"]);
-    fill(this.tailed, el("h3", {}, "Journal beyond it"), el("table", { class: "plain" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)));
+    fill(
+      this.tailed,
+      el("h3", {}, "Journal beyond it"),
+      el("table", { class: "plain" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
+    );
   }
 }
 
@@ -160,18 +234,34 @@ function _resumed(one, commit) {
   const draw = async () => {
     if (!folded.open || picture.dataset.asked) return;
     picture.dataset.asked = "yes";
-    const found = await ask("plan", { commit, number: resumed.commit, ranks: one.world_size }).catch((error) => ({ error }));
-    fill(picture, found.error?.message ?? flow(found.moved, resumed.world_size, one.world_size) ?? "too many ranks for a picture");
+    const found = await ask("plan", { commit, number: resumed.commit, ranks: one.world_size }).catch((error) => ({
+      error,
+    }));
+    fill(
+      picture,
+      found.error?.message ?? flow(found.moved, resumed.world_size, one.world_size) ?? "too many ranks for a picture",
+    );
   };
-  const folded = el("details", { class: "resume-flow", ontoggle: draw }, el("summary", {}, "Who got what, as the plan deals it out"), picture);
+  const folded = el(
+    "details",
+    { class: "resume-flow", ontoggle: draw },
+    el("summary", {}, "Who got what, as the plan deals it out"),
+    picture,
+  );
   return [told, folded];
 }
 
 function _changes(changed, one, written) {
-  const way = ({ before, after }) => (before === after ? format.count(after) : `${format.count(before)} → ${format.count(after)}`);
+  const way = ({ before, after }) =>
+    before === after ? format.count(after) : `${format.count(before)} → ${format.count(after)}`;
   return {
-    "episodes that came": changed.added, "that left": changed.gone, "longer now": changed.longer, "shorter now": changed.shorter,
-    "live steps": way(changed.steps), ranks: way(changed.ranks), "newly archived": `${format.counted(one.new.episodes, "episode")}, ${format.counted(one.new.steps, "step")}, ${format.size(written)}`,
+    "episodes that came": changed.added,
+    "that left": changed.gone,
+    "longer now": changed.longer,
+    "shorter now": changed.shorter,
+    "live steps": way(changed.steps),
+    ranks: way(changed.ranks),
+    "newly archived": `${format.counted(one.new.episodes, "episode")}, ${format.counted(one.new.steps, "step")}, ${format.size(written)}`,
   };
 }
 

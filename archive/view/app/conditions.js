@@ -13,13 +13,30 @@ const MOST = 12;
 export class Conditions {
   constructor({ value, scope, onset, onheld }) {
     Object.assign(this, { scope, onset, onheld, value });
-    this.list = el("ul", { role: "listbox", id: "completions", class: "completions", hidden: true, "aria-label": "Completions" });
+    this.list = el("ul", {
+      role: "listbox",
+      id: "completions",
+      class: "completions",
+      hidden: true,
+      "aria-label": "Completions",
+    });
     this.why = el("p", { class: "why", id: "condition-why", role: "alert" });
     this.input = el("input", {
-      type: "text", class: "condition", placeholder: "Condition: return > 10 and length < 200", "aria-label": "Condition",
-      role: "combobox", "aria-controls": "completions", "aria-expanded": "false", "aria-autocomplete": "list",
-      "aria-describedby": "condition-why", "aria-keyshortcuts": "/", autocomplete: "off", spellcheck: "false", value,
-      oninput: () => this._complete(), onkeydown: (event) => this._pressed(event),
+      type: "text",
+      class: "condition",
+      placeholder: "Condition: return > 10 and length < 200",
+      "aria-label": "Condition",
+      role: "combobox",
+      "aria-controls": "completions",
+      "aria-expanded": "false",
+      "aria-autocomplete": "list",
+      "aria-describedby": "condition-why",
+      "aria-keyshortcuts": "/",
+      autocomplete: "off",
+      spellcheck: "false",
+      value,
+      oninput: () => this._complete(),
+      onkeydown: (event) => this._pressed(event),
       onblur: () => setTimeout(() => this._close(), 150),
     });
     this.node = el("div", { class: "conditions" }, this.input, this.list, this.why);
@@ -79,17 +96,33 @@ export class Conditions {
     this.names ??= await ask("names", this.scope());
     const wanted = name.toLowerCase();
     const starts = [...this.names, ...WORDS].filter((one) => one.toLowerCase().startsWith(wanted) && one !== name);
-    const within = this.names.filter((one) => one.toLowerCase().includes(wanted) && !starts.includes(one) && one !== name);
+    const within = this.names.filter(
+      (one) => one.toLowerCase().includes(wanted) && !starts.includes(one) && one !== name,
+    );
     return { options: [...starts, ...within], start: before.length - name.length };
   }
 
   _draw() {
     this.list.hidden = !this.options.length;
     this.input.setAttribute("aria-expanded", String(!this.list.hidden));
-    fill(this.list, this.options.map((option, i) => el("li", {
-      role: "option", id: `completion-${i}`, "aria-selected": String(i === this.chosen),
-      onpointerdown: (event) => { event.preventDefault(); this._take(i); },
-    }, cut(option, 120))));
+    fill(
+      this.list,
+      this.options.map((option, i) =>
+        el(
+          "li",
+          {
+            role: "option",
+            id: `completion-${i}`,
+            "aria-selected": String(i === this.chosen),
+            onpointerdown: (event) => {
+              event.preventDefault();
+              this._take(i);
+            },
+          },
+          cut(option, 120),
+        ),
+      ),
+    );
     if (this.chosen >= 0) this.input.setAttribute("aria-activedescendant", `completion-${this.chosen}`);
     else this.input.removeAttribute("aria-activedescendant");
   }
@@ -115,7 +148,8 @@ export class Conditions {
     const open = !this.list.hidden;
     if (open && (event.key === "ArrowDown" || event.key === "ArrowUp")) {
       const step = event.key === "ArrowDown" ? 1 : -1;
-      this.chosen = (this.chosen + step + this.options.length + (this.chosen < 0 && step < 0 ? 1 : 0)) % this.options.length;
+      this.chosen =
+        (this.chosen + step + this.options.length + (this.chosen < 0 && step < 0 ? 1 : 0)) % this.options.length;
       this._draw();
     } else if (open && (event.key === "Tab" || (event.key === "Enter" && this.chosen >= 0))) {
       this._take(Math.max(0, this.chosen));

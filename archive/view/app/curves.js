@@ -13,14 +13,21 @@ export class Chart {
     Object.assign(this, { field, length, cursor });
     this.lines = lines.map((line, i) => ({ ...line, y: line.y.map(Number), color: i % COLORS, on: true }));
     this.canvas = el("canvas", {
-      class: "curve", role: "img", "aria-label": `${field} over ${length} steps`,
-      onpointerdown: (event) => this._press(event), onpointermove: (event) => event.buttons && this._press(event),
+      class: "curve",
+      role: "img",
+      "aria-label": `${field} over ${length} steps`,
+      onpointerdown: (event) => this._press(event),
+      onpointermove: (event) => event.buttons && this._press(event),
     });
     this.values = el("span", { class: "values" });
     const told = lines[0]?.derived ? "from rewards" : "";
     this.controls = el("span", { class: "controls" });
-    this.node = el("section", { class: "chart", "aria-label": field },
-      el("header", {}, el("strong", {}, field), el("span", { class: "quiet-text" }, told), this.controls, this.values), this.canvas);
+    this.node = el(
+      "section",
+      { class: "chart", "aria-label": field },
+      el("header", {}, el("strong", {}, field), el("span", { class: "quiet-text" }, told), this.controls, this.values),
+      this.canvas,
+    );
     this.unfollow = cursor.follow((step) => this.show(step));
     this.seen = new ResizeObserver(() => this._paint());
     this.seen.observe(this.canvas);
@@ -72,24 +79,37 @@ export class Chart {
   }
 
   _legend() {
-    fill(this.values, this.lines.map((line) => {
-      line.told = el("b", {});
-      const button = el("button", {
-        class: "key quiet", "aria-pressed": "true", title: "show or hide",
-        onclick: () => {
-          line.on = !line.on;
-          button.setAttribute("aria-pressed", String(line.on));
-          this._paint();
-        },
-      }, el("i", { class: `swatch line-${line.color}` }), line.part ? `${line.part} ` : "", line.told);
-      return button;
-    }));
+    fill(
+      this.values,
+      this.lines.map((line) => {
+        line.told = el("b", {});
+        const button = el(
+          "button",
+          {
+            class: "key quiet",
+            "aria-pressed": "true",
+            title: "show or hide",
+            onclick: () => {
+              line.on = !line.on;
+              button.setAttribute("aria-pressed", String(line.on));
+              this._paint();
+            },
+          },
+          el("i", { class: `swatch line-${line.color}` }),
+          line.part ? `${line.part} ` : "",
+          line.told,
+        );
+        return button;
+      }),
+    );
   }
 
   _press(event) {
     const box = this.canvas.getBoundingClientRect();
     this.cursor.stop();
-    this.cursor.go(((event.clientX - box.left) / box.width) * (this.length - 1), { settled: event.type === "pointerdown" });
+    this.cursor.go(((event.clientX - box.left) / box.width) * (this.length - 1), {
+      settled: event.type === "pointerdown",
+    });
   }
 
   // the lines are painted once for a size, the cursor over them at each step

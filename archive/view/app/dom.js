@@ -26,7 +26,8 @@ function _filled(node, given, children) {
   for (const [key, value] of Object.entries(given)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (key === "style") Object.assign(node.style, value); // an object: the policy forbids style attributes
+    else if (key === "style")
+      Object.assign(node.style, value); // an object: the policy forbids style attributes
     else if (key === "value") node.value = value;
     else node.setAttribute(key, value === true ? "" : visible(value));
   }

@@ -50,8 +50,24 @@ class EpisodePage {
     this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
     this.place = el("span", { class: "place" });
     this.raw = el("div", {});
-    fill(main, el("article", { class: "episode" }, this.head(), el("div", { class: "stage" },
-      this.stage.films, player(this.cursor), this.stage.talk, this.stage.charts, this.raw), this.side));
+    fill(
+      main,
+      el(
+        "article",
+        { class: "episode" },
+        this.head(),
+        el(
+          "div",
+          { class: "stage" },
+          this.stage.films,
+          player(this.cursor),
+          this.stage.talk,
+          this.stage.charts,
+          this.raw,
+        ),
+        this.side,
+      ),
+    );
     this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }), onwithout: (key) => this.without(key) });
     this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
@@ -117,9 +133,15 @@ class EpisodePage {
   head() {
     this.back = el("a", { href: this.origin(), class: "back" }, "← episodes");
     const to = (way, title, mark) => el("button", { onclick: () => this.beside(way), "aria-label": title }, mark);
-    return el("header", { class: "head" },
-      this.back, el("h1", {}, cut(this.found.id, 200)),
-      this.place, to("before", "Previous episode", "↑"), to("after", "Next episode", "↓"));
+    return el(
+      "header",
+      { class: "head" },
+      this.back,
+      el("h1", {}, cut(this.found.id, 200)),
+      this.place,
+      to("before", "Previous episode", "↑"),
+      to("after", "Next episode", "↓"),
+    );
   }
 
   keys() {
@@ -128,8 +150,16 @@ class EpisodePage {
       { keys: ["ArrowDown", "j"], does: "next episode", run: () => this.beside("after") },
       { keys: ["]"], does: "next of its group, as of the same prompt", run: () => this.member(1) },
       { keys: ["["], does: "the one before of its group", run: () => this.member(-1) },
-      { keys: ["g"], does: "its group side by side", run: () => (this.grouped ? address.go("together", this.grouped) : say("it is in no group")) },
-      { keys: ["t"], does: "the values of a field as a table, or no longer", run: () => this.found.fields.length && this.valuesOf(this.table?.field ?? this.found.fields[0].name) },
+      {
+        keys: ["g"],
+        does: "its group side by side",
+        run: () => (this.grouped ? address.go("together", this.grouped) : say("it is in no group")),
+      },
+      {
+        keys: ["t"],
+        does: "the values of a field as a table, or no longer",
+        run: () => this.found.fields.length && this.valuesOf(this.table?.field ?? this.found.fields[0].name),
+      },
       { keys: ["x"], does: "compare: this one, and the one where x is pressed next", run: () => this.compare() },
       { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
       { keys: ["Escape"], does: "back to the episodes", run: () => this.back.click() },
@@ -159,21 +189,39 @@ class EpisodePage {
     if (!found?.members || found.members.length < 2) return;
     this.members = found.members.map((one) => one.id);
     const to = (id) => address.of("episode", { ...this.given, id, step: "" });
-    const rows = found.members.map((one) => el("li", {},
-      el("a", { href: to(one.id), "aria-current": one.id === this.given.id ? "true" : null, title: one.id }, format.name(one.id, 26)),
-      el("span", { class: "number" }, format.number(one.return))));
+    const rows = found.members.map((one) =>
+      el(
+        "li",
+        {},
+        el(
+          "a",
+          { href: to(one.id), "aria-current": one.id === this.given.id ? "true" : null, title: one.id },
+          format.name(one.id, 26),
+        ),
+        el("span", { class: "number" }, format.number(one.return)),
+      ),
+    );
     const ids = JSON.stringify([this.given.id, ...this.members.filter((id) => id !== this.given.id)].slice(0, 8));
     const { commit, checkpoint } = this.asked;
     const count = found.members.length + found.more;
     this.grouped = { commit, checkpoint, ids };
-    this.side.insertBefore(el("details", { open: true }, el("summary", {}, `${count} of the same ${cut(found.by, 30)}`),
-      el("a", { href: address.of("together", this.grouped), "aria-keyshortcuts": "g" }, "side by side"), el("ul", { class: "members" }, rows)), this.values);
+    this.side.insertBefore(
+      el(
+        "details",
+        { open: true },
+        el("summary", {}, `${count} of the same ${cut(found.by, 30)}`),
+        el("a", { href: address.of("together", this.grouped), "aria-keyshortcuts": "g" }, "side by side"),
+        el("ul", { class: "members" }, rows),
+      ),
+      this.values,
+    );
   }
 
   /** The next of the group, or the one before. */
   member(way) {
     const id = this.members?.[this.members.indexOf(this.given.id) + way];
-    if (id === undefined) say(this.members ? `this is the ${way > 0 ? "last" : "first"} of its group` : "it is in no group");
+    if (id === undefined)
+      say(this.members ? `this is the ${way > 0 ? "last" : "first"} of its group` : "it is in no group");
     else address.go("episode", { ...this.given, id, step: "" });
   }
 
@@ -194,7 +242,9 @@ class EpisodePage {
     await book.save();
     const { key } = this.labels;
     const { sort, descending } = this.given;
-    const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }).catch((error) => say(error.message, { error: true }));
+    const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }).catch((error) =>
+      say(error.message, { error: true }),
+    );
     if (found?.id) address.go("episode", { ...this.given, id: found.id, step: "" });
     else if (found) say(`all of them have the label ${key}`);
   }
@@ -215,10 +265,19 @@ class EpisodePage {
     this.values = values.node;
     const { about, parts, fields, more_fields: more } = this.found;
     const section = (title, open, ...nodes) => el("details", { open }, el("summary", {}, title), nodes);
-    this.side.append(section("About", true, facts.facts(about)), section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)));
+    this.side.append(
+      section("About", true, facts.facts(about)),
+      section("Which weights made which steps", parts.length > 1, facts.parts(parts, this.cursor)),
+    );
     const trees = facts.trees(this.found);
     if (trees.length) this.side.append(section("Metadata", true, trees));
-    this.side.append(section(format.counted(fields.length + more, "field"), false, facts.fields(fields, more, (name) => this.valuesOf(name))));
+    this.side.append(
+      section(
+        format.counted(fields.length + more, "field"),
+        false,
+        facts.fields(fields, more, (name) => this.valuesOf(name)),
+      ),
+    );
   }
 
   settle(step, settled) {

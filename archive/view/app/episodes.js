@@ -14,12 +14,25 @@ import { say } from "./status.js";
 import { Strip } from "./strip.js";
 
 const TITLES = {
-  episode_id: "episode", update_count_min: "updates from", update_count_max: "update count", model_weights_uuids: "weights",
-  created_at: "written (UTC)", env_id: "env",
+  episode_id: "episode",
+  update_count_min: "updates from",
+  update_count_max: "update count",
+  model_weights_uuids: "weights",
+  created_at: "written (UTC)",
+  env_id: "env",
 };
 const WIDTHS = { text: 112, number: 84, flag: 84, time: 172, list: 112, json: 200, name: 224 };
 const WIDE = { reason: 90, buffer: 90, run: 70, env_id: 70, rank: 70, commit: 80, length: 66, update_count_max: 112 };
-const SHOWN = ["episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at"];
+const SHOWN = [
+  "episode_id",
+  "return",
+  "length",
+  "update_count_max",
+  "model_weights_uuids",
+  "complete",
+  "run",
+  "created_at",
+];
 const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];
 const FIRST_ROWS = 200;
 
@@ -58,30 +71,50 @@ class Episodes {
     Object.assign(this, { about, given });
     this.names();
     this.conditions = new Conditions({
-      value: given.where ?? "", scope: () => address.scope({ ...this.given, where: "" }),
-      onset: (where) => this.change({ where, row: "" }), onheld: () => this.grid.view.focus(),
+      value: given.where ?? "",
+      scope: () => address.scope({ ...this.given, where: "" }),
+      onset: (where) => this.change({ where, row: "" }),
+      onheld: () => this.grid.view.focus(),
     });
     this.scopes = new Scopes(about, given, (change) => this.change({ ...change, row: "" }));
     this.count = el("strong", { class: "count", role: "status" });
     this.side = el("section", { "aria-label": "How they are spread" });
     this.labels = new LabelMany({
-      scope: () => address.scope(this.given), count: () => this.grid.count, picked: () => this.grid.row(this.grid.picked)?.episode_id,
-      onwithout: (key) => this.filter("", `label.${key} is null`), onsaved: () => this.labelled(),
+      scope: () => address.scope(this.given),
+      count: () => this.grid.count,
+      picked: () => this.grid.row(this.grid.picked)?.episode_id,
+      onwithout: (key) => this.filter("", `label.${key} is null`),
+      onsaved: () => this.labelled(),
     });
     this.grid = new Grid({
-      label: "Episodes", columns: this.columns(), format: (column, value) => format.cell(column.kind, value),
-      load: (start, stop, signal) => this.rows(start, stop, signal), onopen: () => this.open(), onsort: (name) => this.sort(name),
-      onpick: () => this.labels.show(), onview: (start, stop) => this.seen(start, stop),
+      label: "Episodes",
+      columns: this.columns(),
+      format: (column, value) => format.cell(column.kind, value),
+      load: (start, stop, signal) => this.rows(start, stop, signal),
+      onopen: () => this.open(),
+      onsort: (name) => this.sort(name),
+      onpick: () => this.labels.show(),
+      onview: (start, stop) => this.seen(start, stop),
       onfail: (error) => say(error.message, { error: true }),
     });
     this.strip = new Strip({
-      asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }), onpick: (place) => this.grid.pick(place),
+      asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }),
+      onpick: (place) => this.grid.pick(place),
     });
-    this.pictures = el("button", { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) }, "pictures");
-    this.node = el("div", { class: "episodes" },
+    this.pictures = el(
+      "button",
+      { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) },
+      "pictures",
+    );
+    this.node = el(
+      "div",
+      { class: "episodes" },
       el("h1", { class: "unseen" }, "Episodes"),
       el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
-      this.strip.node, this.grid.node, el("aside", { class: "side" }, this.labels.node, this.side)); // Tab comes to the rows first
+      this.strip.node,
+      this.grid.node,
+      el("aside", { class: "side" }, this.labels.node, this.side),
+    ); // Tab comes to the rows first
     this.unbind = keys.bind("Episodes", [...this.keys(), ...this.labels.keys()]);
   }
 
@@ -132,7 +165,11 @@ class Episodes {
   sort(name) {
     const again = this.given.sort === name;
     // first the greatest, then the least, then as they were written
-    const next = !again ? { sort: name, descending: "1" } : this.given.descending ? { sort: name, descending: "" } : { sort: "", descending: "" };
+    const next = !again
+      ? { sort: name, descending: "1" }
+      : this.given.descending
+        ? { sort: name, descending: "" }
+        : { sort: "", descending: "" };
     this.change({ ...next, row: "" });
   }
 
@@ -157,13 +194,17 @@ class Episodes {
       const first = await this.rows(0, FIRST_ROWS, stopped.signal);
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
       const same = { picked: Math.min(this.grid.picked, first.facts.count - 1) };
-      const place = stay === "place" ? same : stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
+      const place =
+        stay === "place" ? same : stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
       this.grid.reset(first.facts.count, { columns: this.columns(), sort, ...place });
       this.grid.give(0, first);
       this.conditions.held();
       this.labels.show();
       const { count, all } = first.facts;
-      fill(this.count, count === all ? format.counted(all, "episode") : `${format.count(count)} of ${format.counted(all, "episode")}`);
+      fill(
+        this.count,
+        count === all ? format.counted(all, "episode") : `${format.count(count)} of ${format.counted(all, "episode")}`,
+      );
       this.grid.say(count ? "" : all ? "No episode meets the condition." : "There are no episodes yet.");
       await Promise.all([this.spreads(stopped.signal), this.labels.load()]);
     } catch (error) {
@@ -189,16 +230,28 @@ class Episodes {
     const found = await ask("histograms", { ...address.scope(this.given), columns: this.spread }, signal);
     const bars = () => [...this.side.querySelectorAll("button, [role=button]")];
     const focused = bars().indexOf(document.activeElement);
-    fill(this.side, this.spread.filter((name) => name in found).map((name) =>
-      histogram(name, title(name), found[name], (condition, value) => this.filter(name, condition, value))));
+    fill(
+      this.side,
+      this.spread
+        .filter((name) => name in found)
+        .map((name) =>
+          histogram(name, title(name), found[name], (condition, value) => this.filter(name, condition, value)),
+        ),
+    );
     bars()[focused]?.focus();
   }
 
   /** Rows that came into sight: their pictures, where somebody wants them. */
   seen(start, stop) {
     if (!this.given.pictures) return;
-    const rows = Array.from({ length: stop - start }, (_, i) => ({ place: start + i, id: this.grid.row(start + i)?.episode_id }));
-    this.strip.show(rows.filter(({ id }) => id !== undefined), this.grid.picked);
+    const rows = Array.from({ length: stop - start }, (_, i) => ({
+      place: start + i,
+      id: this.grid.row(start + i)?.episode_id,
+    }));
+    this.strip.show(
+      rows.filter(({ id }) => id !== undefined),
+      this.grid.picked,
+    );
   }
 
   filter(name, condition, value) {

@@ -38,7 +38,11 @@ export class Exact {
     const stop = Math.min(this.cursor.length, step + AHEAD);
     try {
       const found = await ask("curves", { ...this.asked, ...this.given(), start, stop }, this.asking.signal);
-      for (const chart of this.charts()) chart.known(start, found.curves.filter((line) => line.field === chart.field));
+      for (const chart of this.charts())
+        chart.known(
+          start,
+          found.curves.filter((line) => line.field === chart.field),
+        );
       [this.start, this.stop] = [start, stop];
     } catch (error) {
       if (error.name !== "AbortError") this.stop = this.start; // the thinned values stay, and say that they are near

@@ -16,7 +16,12 @@ export class Film {
     this.asking = new Map(); // first step -> {stop, controller}
     this.canvas = el("canvas", { class: "film", role: "img", "aria-label": `${field}, no picture yet` });
     this.note = el("span", { class: "quiet-text" });
-    this.node = el("figure", { class: "camera" }, this.canvas, el("figcaption", {}, el("strong", {}, field), " ", this.note));
+    this.node = el(
+      "figure",
+      { class: "camera" },
+      this.canvas,
+      el("figcaption", {}, el("strong", {}, field), " ", this.note),
+    );
     this.wanted = cursor.step;
     films += 1;
     cursor.readiness.push((step) => this.frames.has(step) || this.failed);

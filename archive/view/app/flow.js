@@ -18,12 +18,23 @@ export function flow(moved, sources, targets) {
   const bands = moved.map(([source, target, steps]) => {
     const tall = steps * scale;
     const [y0, y1] = [left.take(source, tall), right.take(target, tall)];
-    return svg("path", { d: _band(MARGIN + BAR, WIDTH - MARGIN - BAR, y0, y1, tall), class: `band band-${target % COLORS}` },
-      svg("title", {}, `${format.count(steps)} steps from rank ${source} to rank ${target}`));
+    return svg(
+      "path",
+      { d: _band(MARGIN + BAR, WIDTH - MARGIN - BAR, y0, y1, tall), class: `band band-${target % COLORS}` },
+      svg("title", {}, `${format.count(steps)} steps from rank ${source} to rank ${target}`),
+    );
   });
-  const boxes = [..._boxes(left, MARGIN, MARGIN - 6, "end"), ..._boxes(right, WIDTH - MARGIN - BAR, WIDTH - MARGIN + 6, "start")];
+  const boxes = [
+    ..._boxes(left, MARGIN, MARGIN - 6, "end"),
+    ..._boxes(right, WIDTH - MARGIN - BAR, WIDTH - MARGIN + 6, "start"),
+  ];
   const told = `${format.count(total)} steps go from ${sources} to ${targets} ranks`;
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, class: "flow", role: "img", "aria-label": told }, bands, boxes);
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${height}`, class: "flow", role: "img", "aria-label": told },
+    bands,
+    boxes,
+  );
 }
 
 function _ends(moved, side, count, scale) {
@@ -60,8 +71,15 @@ function _boxes(ends, x, textX, anchor) {
 export function rankBars(ranks) {
   const most = Math.max(1, ...ranks.map((one) => one.steps));
   const shown = ranks.slice(0, MOST);
-  const rows = shown.map(({ rank, steps }) => el("div", { class: "rank-bar" }, el("span", {}, `rank ${rank}`),
-    el("span", { class: "track" }, el("span", { class: "now", style: { width: `${(100 * steps) / most}%` } })), el("span", { class: "number" }, format.count(steps))));
+  const rows = shown.map(({ rank, steps }) =>
+    el(
+      "div",
+      { class: "rank-bar" },
+      el("span", {}, `rank ${rank}`),
+      el("span", { class: "track" }, el("span", { class: "now", style: { width: `${(100 * steps) / most}%` } })),
+      el("span", { class: "number" }, format.count(steps)),
+    ),
+  );
   const more = ranks.length > MOST ? el("p", { class: "quiet-text" }, `and ${ranks.length - MOST} more ranks`) : null;
   return el("div", { class: "rank-bars" }, rows, more);
 }

@@ -8,7 +8,8 @@ const MOST = 60; // checkpoints that are listed
 
 /** A form, folded away, and the plan that it gives. */
 export function forgetting(given) {
-  const number = (label, value) => el("input", { type: "number", min: 1, "aria-label": label, placeholder: "all", value });
+  const number = (label, value) =>
+    el("input", { type: "number", min: 1, "aria-label": label, placeholder: "all", value });
   const [last, every] = [number("Keep the last", ""), number("Keep every", "")];
   const text = (label, placeholder) => el("input", { type: "text", "aria-label": label, placeholder, size: 12 });
   const [within, best] = [text("Keep those within", "7d, 12h"), text("Keep the best", "loss:min:3")];
@@ -16,24 +17,81 @@ export function forgetting(given) {
   const result = el("div", { "aria-live": "polite" });
   const plan = async () => {
     try {
-      const asked = { run: given.run, last: last.value, every: every.value, within: within.value, best: best.value, unreferenced: unreferenced.checked };
+      const asked = {
+        run: given.run,
+        last: last.value,
+        every: every.value,
+        within: within.value,
+        best: best.value,
+        unreferenced: unreferenced.checked,
+      };
       fill(result, _told(await ask("forgetting", asked)));
     } catch (error) {
       fill(result, el("p", { class: "error-text" }, error.message));
     }
   };
-  return el("details", { class: "forgetting" }, el("summary", {}, "What would forgetting let go of?"),
-    el("p", {}, "Keep the last ", last, " and those of each ", every, " steps, those within ", within, " and the best ", best, ". ", unreferenced,
-      el("label", { for: "unreferenced" }, " also episodes that none of them holds "), el("button", { onclick: plan }, "Plan")), result);
+  return el(
+    "details",
+    { class: "forgetting" },
+    el("summary", {}, "What would forgetting let go of?"),
+    el(
+      "p",
+      {},
+      "Keep the last ",
+      last,
+      " and those of each ",
+      every,
+      " steps, those within ",
+      within,
+      " and the best ",
+      best,
+      ". ",
+      unreferenced,
+      el("label", { for: "unreferenced" }, " also episodes that none of them holds "),
+      el("button", { onclick: plan }, "Plan"),
+    ),
+    result,
+  );
 }
 
 function _told(found) {
   const { goes } = found;
-  const rows = found.checkpoints.slice().reverse().slice(0, MOST).map((one) => el("tr", { class: one.stays ? null : "goes" },
-    el("td", {}, one.stays ? "stays" : "goes"), el("td", {}, cut(one.name, 60)), el("td", {}, cut(one.run, 40)), el("td", {}, cut(one.reasons.join("; "), 200))));
-  const groups = found.episodes.map((one) => el("li", {}, `${one.stays ? "stay" : "go"}: ${format.counted(one.episodes, "episode")}, ${format.counted(one.steps, "step")}: ${cut(one.reason, 200)}`));
-  return el("div", {},
-    el("p", {}, el("strong", {}, `${format.counted(goes.checkpoints, "checkpoint")}, ${format.counted(goes.episodes, "episode")} and ${format.size(goes.bytes)} in ${format.counted(goes.objects, "object")} would go. `),
-      "To do it: ", el("code", {}, `archive forget URL ${found.command} --yes`)),
-    el("ul", {}, groups), el("table", { class: "plain" }, el("tbody", {}, rows)));
+  const rows = found.checkpoints
+    .slice()
+    .reverse()
+    .slice(0, MOST)
+    .map((one) =>
+      el(
+        "tr",
+        { class: one.stays ? null : "goes" },
+        el("td", {}, one.stays ? "stays" : "goes"),
+        el("td", {}, cut(one.name, 60)),
+        el("td", {}, cut(one.run, 40)),
+        el("td", {}, cut(one.reasons.join("; "), 200)),
+      ),
+    );
+  const groups = found.episodes.map((one) =>
+    el(
+      "li",
+      {},
+      `${one.stays ? "stay" : "go"}: ${format.counted(one.episodes, "episode")}, ${format.counted(one.steps, "step")}: ${cut(one.reason, 200)}`,
+    ),
+  );
+  return el(
+    "div",
+    {},
+    el(
+      "p",
+      {},
+      el(
+        "strong",
+        {},
+        `${format.counted(goes.checkpoints, "checkpoint")}, ${format.counted(goes.episodes, "episode")} and ${format.size(goes.bytes)} in ${format.counted(goes.objects, "object")} would go. `,
+      ),
+      "To do it: ",
+      el("code", {}, `archive forget URL ${found.command} --yes`),
+    ),
+    el("ul", {}, groups),
+    el("table", { class: "plain" }, el("tbody", {}, rows)),
+  );
 }

@@ -27,8 +27,13 @@ export class Grid {
     this.space = el("div", { class: "grid-space" });
     this.rows = el("div", { class: "grid-rows", role: "rowgroup" });
     // the heads stand in what scrolls: they go sideways with their columns, and who listens has one grid
-    this.view = el("div", { class: "grid-view", role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
-      this.head, this.space, this.rows);
+    this.view = el(
+      "div",
+      { class: "grid-view", role: "grid", tabindex: "0", "aria-label": label, onscroll: () => this._scrolled() },
+      this.head,
+      this.space,
+      this.rows,
+    );
     this.view.addEventListener("wheel", (event) => this._wheeled(event), { passive: false });
     this.told = el("p", { class: "grid-told", hidden: true });
     this.node = el("div", { class: "grid" }, this.view, this.told);
@@ -132,13 +137,18 @@ export class Grid {
 
   _heads() {
     const focused = [...this.head.querySelectorAll("button")].indexOf(document.activeElement);
-    fill(this.head, this.columns.map((column) => {
-      const way = this.sort?.name === column.name ? (this.sort.descending ? "descending" : "ascending") : null;
-      const title = column.sortable === false ? el("span", {}, column.title)
-        : el("button", { class: "quiet", onclick: () => this.onsort(column.name) }, column.title);
-      const given = { role: "columnheader", class: `cell ${column.kind}`, "aria-sort": way };
-      return el("div", { ...given, style: { width: `${column.width}px` } }, title);
-    }));
+    fill(
+      this.head,
+      this.columns.map((column) => {
+        const way = this.sort?.name === column.name ? (this.sort.descending ? "descending" : "ascending") : null;
+        const title =
+          column.sortable === false
+            ? el("span", {}, column.title)
+            : el("button", { class: "quiet", onclick: () => this.onsort(column.name) }, column.title);
+        const given = { role: "columnheader", class: `cell ${column.kind}`, "aria-sort": way };
+        return el("div", { ...given, style: { width: `${column.width}px` } }, title);
+      }),
+    );
     const width = `${this.columns.reduce((sum, column) => sum + column.width, 0)}px`;
     this.head.querySelectorAll("button")[focused]?.focus(); // who sorted by keys is still there
     this.head.style.minWidth = this.space.style.width = this.rows.style.minWidth = width;
@@ -148,14 +158,18 @@ export class Grid {
     const start = Math.floor(this.first);
     const stop = Math.min(this.count, start + Math.ceil(this._tall / ROW) + 1);
     this.rows.style.transform = `translateY(${this.view.scrollTop - (this.first - start) * ROW}px)`;
-    fill(this.rows, Array.from({ length: Math.max(0, stop - start) }, (_, i) => this._row(start + i)));
+    fill(
+      this.rows,
+      Array.from({ length: Math.max(0, stop - start) }, (_, i) => this._row(start + i)),
+    );
     const named = this.picked >= start && this.picked < stop;
     if (named) this.view.setAttribute("aria-activedescendant", `row-${this.picked}`);
     else this.view.removeAttribute("aria-activedescendant");
     clearTimeout(this.timer);
     const missing = this._missing(start, stop);
     if (!missing.length) this.onview?.(start, stop);
-    if (missing.length) this.timer = setTimeout(() => missing.forEach((n) => this._ask(n)), this.blocks.size ? WAIT_MS : 0);
+    if (missing.length)
+      this.timer = setTimeout(() => missing.forEach((n) => this._ask(n)), this.blocks.size ? WAIT_MS : 0);
   }
 
   _row(place) {
@@ -164,13 +178,25 @@ export class Grid {
       const values = block?.columns[column.name];
       const text = values ? this.format(column, values[place % BLOCK]) : "";
       const title = text.length > 12 ? cut(values[place % BLOCK], TITLE) : null;
-      return el("div", { role: "gridcell", class: `cell ${column.kind}`, title, style: { width: `${column.width}px` } }, text);
+      return el(
+        "div",
+        { role: "gridcell", class: `cell ${column.kind}`, title, style: { width: `${column.width}px` } },
+        text,
+      );
     });
-    return el("div", {
-      role: "row", id: `row-${place}`, class: block ? "grid-row" : "grid-row waiting", "aria-rowindex": place + 2,
-      "aria-selected": place === this.picked ? "true" : "false",
-      onclick: () => this.pick(place), ondblclick: () => this.onopen?.(place),
-    }, cells);
+    return el(
+      "div",
+      {
+        role: "row",
+        id: `row-${place}`,
+        class: block ? "grid-row" : "grid-row waiting",
+        "aria-rowindex": place + 2,
+        "aria-selected": place === this.picked ? "true" : "false",
+        onclick: () => this.pick(place),
+        ondblclick: () => this.onopen?.(place),
+      },
+      cells,
+    );
   }
 
   _missing(start, stop) {

@@ -47,13 +47,29 @@ export function help() {
   const dialog = document.getElementById("help");
   const parts = layers.flatMap((layer) => [
     el("h3", {}, layer.title),
-    el("dl", {}, layer.list.filter((one) => one.does).flatMap((one) => [
-      el("dt", {}, one.keys.filter((key) => !key.startsWith("_")).flatMap((key, i) => [i ? " " : null, el("kbd", {}, _told(key))])),
-      el("dd", {}, one.does),
-    ])),
+    el(
+      "dl",
+      {},
+      layer.list
+        .filter((one) => one.does)
+        .flatMap((one) => [
+          el(
+            "dt",
+            {},
+            one.keys
+              .filter((key) => !key.startsWith("_"))
+              .flatMap((key, i) => [i ? " " : null, el("kbd", {}, _told(key))]),
+          ),
+          el("dd", {}, one.does),
+        ]),
+    ),
   ]);
-  fill(dialog, el("h2", { id: "help-title" }, "Keys"), ...parts,
-    el("button", { onclick: () => dialog.close() }, "Close"));
+  fill(
+    dialog,
+    el("h2", { id: "help-title" }, "Keys"),
+    ...parts,
+    el("button", { onclick: () => dialog.close() }, "Close"),
+  );
   if (!dialog.open) dialog.showModal();
 }
 

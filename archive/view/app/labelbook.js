@@ -98,13 +98,19 @@ class Book {
       const { commit, before } = await tell("labels", { labels, back: this.back });
       saved = commit;
       this.failed = this.back = false;
-      say(_others(expected, before) ?? `labels of ${format.counted(Object.keys(labels).length, "episode")} are saved: commit ${commit}`);
+      say(
+        _others(expected, before) ??
+          `labels of ${format.counted(Object.keys(labels).length, "episode")} are saved: commit ${commit}`,
+      );
     } catch (error) {
       // they are not lost: the next change, "s", or the next page tries again
       for (const [id, values] of Object.entries(labels)) this.unsaved[id] = { ...values, ...this.unsaved[id] };
       this.expected = { ...expected, ...this.expected };
       this.failed = true;
-      say(`not saved, but kept: ${error.message}`, { error: true, action: el("button", { onclick: () => this.save() }, "Try again") });
+      say(`not saved, but kept: ${error.message}`, {
+        error: true,
+        action: el("button", { onclick: () => this.save() }, "Try again"),
+      });
     }
     this._tell(saved);
     this.sending = {};
@@ -119,7 +125,8 @@ class Book {
 
   /** The tab closes: one question more, which goes on without it. */
   _leave() {
-    if (this.waiting) tell("labels", { labels: this.unsaved, back: this.back }, {}, { keepalive: true }).catch(() => {});
+    if (this.waiting)
+      tell("labels", { labels: this.unsaved, back: this.back }, {}, { keepalive: true }).catch(() => {});
   }
 
   _tell(commit) {
@@ -129,7 +136,13 @@ class Book {
 
 /** A label's value, to people. */
 export function told(value) {
-  return value === null || value === undefined ? "not said" : value === true ? "yes" : value === false ? "no" : cut(JSON.stringify(value), 60);
+  return value === null || value === undefined
+    ? "not said"
+    : value === true
+      ? "yes"
+      : value === false
+        ? "no"
+        : cut(JSON.stringify(value), 60);
 }
 
 // what somebody else had said while one was labelling
@@ -137,7 +150,8 @@ function _others(expected, before) {
   for (const [id, values] of Object.entries(expected)) {
     for (const [key, was] of Object.entries(values)) {
       const found = before[id]?.[key];
-      if (found !== undefined && found !== was) return `saved; meanwhile somebody had said of ${cut(id, 40)}: ${key} ${told(found)}`;
+      if (found !== undefined && found !== was)
+        return `saved; meanwhile somebody had said of ${cut(id, 40)}: ${key} ${told(found)}`;
     }
   }
   return null;

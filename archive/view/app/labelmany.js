@@ -16,8 +16,14 @@ export class LabelMany {
     this.labels = new Labels({ scope, onwithout });
     this.whose = el("p", { class: "whose" }, "Keys 1 to 9 label the picked row.");
     this.dialog = el("dialog", { "aria-labelledby": "many-title", class: "many" });
-    this.node = el("div", { class: "label-many" }, this.whose, this.labels.node,
-      el("button", { onclick: () => this.all(), "aria-keyshortcuts": "a" }, "Label all of these …"), this.dialog);
+    this.node = el(
+      "div",
+      { class: "label-many" },
+      this.whose,
+      this.labels.node,
+      el("button", { onclick: () => this.all(), "aria-keyshortcuts": "a" }, "Label all of these …"),
+      this.dialog,
+    );
     this.unfollow = book.follow((commit) => commit !== undefined && onsaved(commit));
   }
 
@@ -55,27 +61,38 @@ export class LabelMany {
       await this._load();
       run();
     };
-    return [...this.labels.keys().map((one) => ({ ...one, run: waiting(one.run) })),
-      { keys: ["a"], does: "label all episodes of the condition at once", run: () => this.all() }];
+    return [
+      ...this.labels.keys().map((one) => ({ ...one, run: waiting(one.run) })),
+      { keys: ["a"], does: "label all episodes of the condition at once", run: () => this.all() },
+    ];
   }
 
   /** Asks what is to be said of all that are meant, and how many these are, before it is. */
   all() {
     const { offered } = this.labels;
-    if (!offered || offered.why_not) return say(`nothing can be labelled here${offered ? `: ${offered.why_not}` : ""}`, { error: true });
+    if (!offered || offered.why_not)
+      return say(`nothing can be labelled here${offered ? `: ${offered.why_not}` : ""}`, { error: true });
     const count = this.count();
     const scope = this.scope();
     const back = offered.labels.map(({ key }) => ({ key, value: null, title: "not said" }));
     const wanted = [...offered.labels.flatMap(choices), ...back];
-    const what = el("select", { "aria-label": "What is said of all" }, wanted.map((one, i) => el("option", { value: i }, cut(`${one.key}: ${one.title}`, 60))));
+    const what = el(
+      "select",
+      { "aria-label": "What is said of all" },
+      wanted.map((one, i) => el("option", { value: i }, cut(`${one.key}: ${one.title}`, 60))),
+    );
     const button = el("button", { class: "sure" });
     const draw = () => fill(button, `Set it of ${format.counted(count, "episode")}`);
     what.addEventListener("change", draw);
     button.addEventListener("click", () => this._confirmed(scope, wanted[Number(what.value)], count));
     draw();
-    fill(this.dialog, el("h2", { id: "many-title" }, `Label ${format.counted(count, "episode")}`),
-      el("p", {}, scope.where ? ["Those that meet ", el("code", {}, cut(scope.where, 200))] : "All that are listed."), el("p", {}, what),
-      el("p", { class: "actions" }, button, el("button", { onclick: () => this.dialog.close() }, "Cancel")));
+    fill(
+      this.dialog,
+      el("h2", { id: "many-title" }, `Label ${format.counted(count, "episode")}`),
+      el("p", {}, scope.where ? ["Those that meet ", el("code", {}, cut(scope.where, 200))] : "All that are listed."),
+      el("p", {}, what),
+      el("p", { class: "actions" }, button, el("button", { onclick: () => this.dialog.close() }, "Cancel")),
+    );
     this.dialog.showModal();
     what.focus();
     return undefined;

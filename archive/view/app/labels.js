@@ -45,7 +45,9 @@ export class Labels {
 
   keys() {
     const numbered = Array.from({ length: MOST_KEYS }, (_, i) => ({
-      keys: [String(i + 1)], does: i === 0 ? "the first label, and so on to 9; again takes it back" : null, run: () => this.choose(i),
+      keys: [String(i + 1)],
+      does: i === 0 ? "the first label, and so on to 9; again takes it back" : null,
+      run: () => this.choose(i),
     }));
     const into = (css) => () => this.node.querySelector(css)?.focus();
     return [
@@ -87,32 +89,53 @@ export class Labels {
     const focus = this.node.contains(document.activeElement) ? document.activeElement : null;
     if (focus?.tagName === "INPUT") return void fill(this.node.querySelector(".state"), state);
     const place = focus && [...this.node.querySelectorAll("button")].indexOf(focus);
-    fill(this.node, el("h2", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
-      this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.id)), this._progress());
+    fill(
+      this.node,
+      el("h2", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
+      this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.id)),
+      this._progress(),
+    );
     if (focus) this.node.querySelectorAll("button")[place]?.focus();
     return undefined;
   }
 
   _row(label, locked) {
     const name = el("span", { class: "label-key", title: label.key }, cut(label.key, 30));
-    const own = this.choices.map((choice, i) => ({ ...choice, number: i + 1 })).filter((choice) => choice.key === label.key);
+    const own = this.choices
+      .map((choice, i) => ({ ...choice, number: i + 1 }))
+      .filter((choice) => choice.key === label.key);
     const inside = own.length ? own.map((choice) => this._button(choice, locked)) : this._field(label, locked);
     return el("div", { class: "label-row", role: "group", "aria-label": label.key }, name, inside);
   }
 
   _button(choice, locked) {
-    return el("button", {
-      "aria-pressed": String(this.said[choice.key] === choice.value), "aria-keyshortcuts": choice.number, disabled: locked,
-      onclick: () => this.choose(choice.number - 1),
-    }, cut(choice.title, 24), " ", el("kbd", {}, choice.number));
+    return el(
+      "button",
+      {
+        "aria-pressed": String(this.said[choice.key] === choice.value),
+        "aria-keyshortcuts": choice.number,
+        disabled: locked,
+        onclick: () => this.choose(choice.number - 1),
+      },
+      cut(choice.title, 24),
+      " ",
+      el("kbd", {}, choice.number),
+    );
   }
 
   _field(label, locked) {
     const number = label.kind === "number";
     const input = el("input", {
-      type: number ? "number" : "text", step: number ? "any" : null, min: label.least, max: label.most, "aria-label": label.key,
-      disabled: locked, value: this.said[label.key] ?? "", placeholder: number ? _range(label) : "note",
-      onchange: () => this._typed(label, input), onkeydown: (event) => this._leaves(event, label, input),
+      type: number ? "number" : "text",
+      step: number ? "any" : null,
+      min: label.least,
+      max: label.most,
+      "aria-label": label.key,
+      disabled: locked,
+      value: this.said[label.key] ?? "",
+      placeholder: number ? _range(label) : "note",
+      onchange: () => this._typed(label, input),
+      onkeydown: (event) => this._leaves(event, label, input),
     });
     return input;
   }
@@ -132,18 +155,35 @@ export class Labels {
   _progress() {
     const { count, labelled } = this.offered;
     const shown = Object.entries(labelled).filter(([key, n]) => n || key === this.key);
-    return el("div", { class: "progresses" }, shown.map(([key, n]) => {
-      const told = `${cut(key, 30)}: ${format.count(n)} of ${format.count(count)}`;
-      const without = el("button", { class: "chip", onclick: () => this.onwithout?.(key), "aria-label": `Only episodes without ${key}` }, "unlabelled");
-      return el("div", {}, el("progress", { max: count, value: n, "aria-label": told }), el("span", { class: "quiet-text" }, ` ${told} `), n < count ? without : null);
-    }));
+    return el(
+      "div",
+      { class: "progresses" },
+      shown.map(([key, n]) => {
+        const told = `${cut(key, 30)}: ${format.count(n)} of ${format.count(count)}`;
+        const without = el(
+          "button",
+          { class: "chip", onclick: () => this.onwithout?.(key), "aria-label": `Only episodes without ${key}` },
+          "unlabelled",
+        );
+        return el(
+          "div",
+          {},
+          el("progress", { max: count, value: n, "aria-label": told }),
+          el("span", { class: "quiet-text" }, ` ${told} `),
+          n < count ? without : null,
+        );
+      }),
+    );
   }
 }
 
 /** What a label may be set to by one key: {key, value, title} each. */
 export function choices(label) {
   if (label.kind === "flag") {
-    return [{ key: label.key, value: true, title: "yes" }, { key: label.key, value: false, title: "no" }];
+    return [
+      { key: label.key, value: true, title: "yes" },
+      { key: label.key, value: false, title: "no" },
+    ];
   }
   return label.kind === "choice" ? label.values.map((value) => ({ key: label.key, value, title: String(value) })) : [];
 }

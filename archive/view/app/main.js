@@ -19,7 +19,12 @@ const PAGES = {
   compare: () => import("./compare.js"),
   wall: () => import("./wall.js"),
 };
-const TABS = [["episodes", "Episodes"], ["checkpoints", "Checkpoints"], ["compare", "Side by side"], ["wall", "Newest"]];
+const TABS = [
+  ["episodes", "Episodes"],
+  ["checkpoints", "Checkpoints"],
+  ["compare", "Side by side"],
+  ["wall", "Newest"],
+];
 
 const MOST = 1000; // characters of a reason
 
@@ -112,11 +117,25 @@ function again() {
 /** Says in the page's place why it is not there, and what else there is. */
 function failed(error, retry) {
   const { given } = address.read();
-  const ways = el("p", { class: "ways" }, el("button", { onclick: retry }, "Try again"),
+  const ways = el(
+    "p",
+    { class: "ways" },
+    el("button", { onclick: retry }, "Try again"),
     el("a", { href: address.of("episodes", { ...address.scope(given), where: "" }) }, "Episodes"),
-    given.commit || given.checkpoint ? el("a", { href: address.of("episodes") }, "Episodes of the newest commit") : null);
-  fill(document.getElementById("main"), el("section", { class: "failed ready", role: "alert" },
-    el("h1", {}, "This cannot be shown"), el("p", {}, cut(error.message, MOST)), ways));
+    given.commit || given.checkpoint
+      ? el("a", { href: address.of("episodes") }, "Episodes of the newest commit")
+      : null,
+  );
+  fill(
+    document.getElementById("main"),
+    el(
+      "section",
+      { class: "failed ready", role: "alert" },
+      el("h1", {}, "This cannot be shown"),
+      el("p", {}, cut(error.message, MOST)),
+      ways,
+    ),
+  );
 }
 
 /** A newer commit is there: pages that can show it do so. */
@@ -131,16 +150,28 @@ async function news(commit) {
 function top() {
   const { page, given } = address.read();
   const tabs = TABS.map(([name, title]) =>
-    el("a", { href: address.of(name, address.scope(given)), "aria-current": name === page ? "page" : null }, title));
+    el("a", { href: address.of(name, address.scope(given)), "aria-current": name === page ? "page" : null }, title),
+  );
   const at = given.commit ? `as of commit ${given.commit}` : `commit ${about.commit}`;
   const bar = document.getElementById("top");
   const focused = [...bar.querySelectorAll("a, button")].indexOf(document.activeElement);
-  fill(bar,
+  fill(
+    bar,
     el("strong", { class: "url", title: about.url }, about.url),
     el("nav", { "aria-label": "Pages" }, tabs),
     el("span", { class: "commit" }, at),
-    el("button", { "aria-pressed": String(live.on), disabled: about.pinned, "aria-keyshortcuts": "f", onclick: () => live.toggle() }, live.on ? "● live" : "○ live"),
-    el("button", { class: "quiet", onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"));
+    el(
+      "button",
+      {
+        "aria-pressed": String(live.on),
+        disabled: about.pinned,
+        "aria-keyshortcuts": "f",
+        onclick: () => live.toggle(),
+      },
+      live.on ? "● live" : "○ live",
+    ),
+    el("button", { class: "quiet", onclick: keys.help, "aria-label": "Help: all keys", "aria-keyshortcuts": "?" }, "?"),
+  );
   bar.querySelectorAll("a, button")[focused]?.focus(); // who pressed one of them is still there
 }
 

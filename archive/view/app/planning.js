@@ -11,13 +11,26 @@ const MOST = 64; // ranks of a table
 
 /** Draws into `node`; asked: commit and number; onchange({ranks, policy}): what the address is to keep. */
 export function planning(node, one, asked, { ranks, policy }, onchange) {
-  const wanted = el("input", { type: "number", min: 1, max: 1024, value: ranks ?? one.world_size, "aria-label": "Target ranks", id: "target-ranks", onchange: () => changed() });
-  const how = el("select", { "aria-label": "Policy", onchange: () => changed() }, POLICIES.map((name) => el("option", { value: name }, name)));
+  const wanted = el("input", {
+    type: "number",
+    min: 1,
+    max: 1024,
+    value: ranks ?? one.world_size,
+    "aria-label": "Target ranks",
+    id: "target-ranks",
+    onchange: () => changed(),
+  });
+  const how = el(
+    "select",
+    { "aria-label": "Policy", onchange: () => changed() },
+    POLICIES.map((name) => el("option", { value: name }, name)),
+  );
   how.value = POLICIES.includes(policy) ? policy : POLICIES[0];
   const result = el("div", { "aria-live": "polite" });
   let turn = 0;
   const changed = () => {
-    if (!wanted.checkValidity() || wanted.value === "") return say(`ranks: ${wanted.validationMessage || "a number"}`, { error: true });
+    if (!wanted.checkValidity() || wanted.value === "")
+      return say(`ranks: ${wanted.validationMessage || "a number"}`, { error: true });
     onchange({ ranks: wanted.value, policy: how.value });
     return draw();
   };
@@ -37,20 +50,51 @@ export function planning(node, one, asked, { ranks, policy }, onchange) {
 function _told({ moved, ranks, dropped }, one) {
   const sum = (name) => ranks.reduce((all, rank) => all + rank[name], 0);
   const shown = flow(moved, one.world_size, ranks.length);
-  return [el("p", { class: "quiet-text" }, `${format.size(sum("bytes"))} in ${format.counted(sum("requests"), "request")}`), _dropped(dropped),
-    shown ?? rankBars(ranks.map((rank, i) => ({ rank: i, steps: rank.steps }))), _costs(ranks)];
+  return [
+    el("p", { class: "quiet-text" }, `${format.size(sum("bytes"))} in ${format.counted(sum("requests"), "request")}`),
+    _dropped(dropped),
+    shown ?? rankBars(ranks.map((rank, i) => ({ rank: i, steps: rank.steps }))),
+    _costs(ranks),
+  ];
 }
 
 function _dropped(dropped) {
-  const rows = Object.entries(dropped).map(([why, { episodes, steps }]) => `${format.counted(episodes, "episode")}, ${format.counted(steps, "step")}: ${cut(why, 100)}`);
+  const rows = Object.entries(dropped).map(
+    ([why, { episodes, steps }]) =>
+      `${format.counted(episodes, "episode")}, ${format.counted(steps, "step")}: ${cut(why, 100)}`,
+  );
   if (!rows.length) return el("p", { class: "quiet-text" }, "Nothing is dropped.");
-  return el("div", { class: "dropped" }, el("strong", {}, "It drops:"), el("ul", {}, rows.map((row) => el("li", {}, row))));
+  return el(
+    "div",
+    { class: "dropped" },
+    el("strong", {}, "It drops:"),
+    el(
+      "ul",
+      {},
+      rows.map((row) => el("li", {}, row)),
+    ),
+  );
 }
 
 function _costs(ranks) {
-  const rows = ranks.slice(0, MOST).map((rank, i) => el("tr", {}, el("th", { scope: "row" }, i), ["episodes", "steps"].map((name) => el("td", { class: "number" }, format.count(rank[name]))),
-    el("td", { class: "number" }, format.size(rank.bytes)), el("td", { class: "number" }, format.count(rank.requests))));
-  const heads = ["rank", "episodes", "steps", "bytes", "requests"].map((name, i) => el("th", { scope: "col", class: i ? "number" : null }, name));
+  const rows = ranks.slice(0, MOST).map((rank, i) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, i),
+      ["episodes", "steps"].map((name) => el("td", { class: "number" }, format.count(rank[name]))),
+      el("td", { class: "number" }, format.size(rank.bytes)),
+      el("td", { class: "number" }, format.count(rank.requests)),
+    ),
+  );
+  const heads = ["rank", "episodes", "steps", "bytes", "requests"].map((name, i) =>
+    el("th", { scope: "col", class: i ? "number" : null }, name),
+  );
   const more = ranks.length > MOST ? el("p", { class: "quiet-text" }, `and ${ranks.length - MOST} more ranks`) : null;
-  return el("div", {}, el("table", { class: "plain costs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)), more);
+  return el(
+    "div",
+    {},
+    el("table", { class: "plain costs" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows)),
+    more,
+  );
 }

@@ -6,16 +6,31 @@ import { Cursor, RATES } from "./cursor.js";
 /** A bar for a cursor, and the keys that go with it. */
 export function player(cursor) {
   const slider = el("input", {
-    type: "range", min: 0, max: Math.max(0, cursor.length - 1), value: cursor.step, "aria-label": "Step", class: "slider",
-    oninput: () => cursor.go(Number(slider.value), { settled: false }), onchange: () => cursor.go(Number(slider.value)),
+    type: "range",
+    min: 0,
+    max: Math.max(0, cursor.length - 1),
+    value: cursor.step,
+    "aria-label": "Step",
+    class: "slider",
+    oninput: () => cursor.go(Number(slider.value), { settled: false }),
+    onchange: () => cursor.go(Number(slider.value)),
   });
   const at = el("input", {
-    type: "number", min: 0, max: Math.max(0, cursor.length - 1), value: cursor.step, class: "at", "aria-label": "Go to step",
-    onchange: () => cursor.by(Number(at.value) - cursor.step), onkeydown: (event) => event.key === "Enter" && at.blur(),
+    type: "number",
+    min: 0,
+    max: Math.max(0, cursor.length - 1),
+    value: cursor.step,
+    class: "at",
+    "aria-label": "Go to step",
+    onchange: () => cursor.by(Number(at.value) - cursor.step),
+    onkeydown: (event) => event.key === "Enter" && at.blur(),
   });
   const play = el("button", { class: "play", "aria-keyshortcuts": "Space", onclick: () => cursor.toggle() });
-  const rate = el("select", { "aria-label": "Steps a second", onchange: () => cursor.pace(Number(rate.value)) },
-    RATES.map((one) => el("option", { value: one }, `${one}/s`)));
+  const rate = el(
+    "select",
+    { "aria-label": "Steps a second", onchange: () => cursor.pace(Number(rate.value)) },
+    RATES.map((one) => el("option", { value: one }, `${one}/s`)),
+  );
   rate.value = String(cursor.rate);
   const state = (playing) => {
     fill(play, playing ? "❚❚" : "►");
@@ -30,8 +45,15 @@ export function player(cursor) {
   };
   cursor.follow(show);
   show(cursor.step);
-  return el("div", { class: "player", role: "group", "aria-label": "Player" },
-    play, slider, at, el("span", { class: "quiet-text" }, `of ${cursor.length}`), rate);
+  return el(
+    "div",
+    { class: "player", role: "group", "aria-label": "Player" },
+    play,
+    slider,
+    at,
+    el("span", { class: "quiet-text" }, `of ${cursor.length}`),
+    rate,
+  );
 }
 
 /** Keys that move a cursor. */

@@ -11,15 +11,31 @@ export class RawTable {
   /** fields: those of the episode; onfield(name): another is shown. */
   constructor(asked, fields, cursor, field, onfield) {
     Object.assign(this, { asked, cursor, field, column: 0, first: 0 });
-    this.choice = el("select", { "aria-label": "Field", onchange: () => { this.pick(this.choice.value); onfield(this.choice.value); } },
-      fields.map((one) => el("option", { value: one.name }, cut(one.name, 60))));
+    this.choice = el(
+      "select",
+      {
+        "aria-label": "Field",
+        onchange: () => {
+          this.pick(this.choice.value);
+          onfield(this.choice.value);
+        },
+      },
+      fields.map((one) => el("option", { value: one.name }, cut(one.name, 60))),
+    );
     this.told = el("span", { class: "quiet-text" });
     this.pages = el("span", { class: "pages" });
     this.head = el("tr", {});
     this.body = el("tbody", {});
-    this.node = el("section", { class: "raw", "aria-label": "Values of a field" },
+    this.node = el(
+      "section",
+      { class: "raw", "aria-label": "Values of a field" },
       el("header", {}, el("strong", {}, "Values of "), this.choice, this.told, this.pages),
-      el("div", { class: "raw-room", tabindex: 0 }, el("table", { class: "raw-table" }, el("thead", {}, this.head), this.body)));
+      el(
+        "div",
+        { class: "raw-room", tabindex: 0 },
+        el("table", { class: "raw-table" }, el("thead", {}, this.head), this.body),
+      ),
+    );
     this.unfollow = cursor.follow(() => this._later());
     this.pick(field);
   }
@@ -64,23 +80,60 @@ export class RawTable {
     const heads = found.columns.map((name) => el("th", { scope: "col" }, name === "" ? "value" : name));
     fill(this.told, found.told);
     fill(this.head, el("th", { scope: "col" }, found.steps ? "step" : "row"), heads);
-    fill(this.body, found.rows.map((texts, i) => {
-      const row = found.start + i;
-      const now = found.steps && row === this.cursor.step;
-      const name = found.steps ? el("button", { class: "quiet", onclick: () => this.cursor.by(row - this.cursor.step) }, row) : row;
-      return el("tr", { "aria-current": now ? "true" : null }, el("th", { scope: "row" }, name), texts.map((text) => el("td", {}, cut(text, 300))));
-    }));
+    fill(
+      this.body,
+      found.rows.map((texts, i) => {
+        const row = found.start + i;
+        const now = found.steps && row === this.cursor.step;
+        const name = found.steps
+          ? el("button", { class: "quiet", onclick: () => this.cursor.by(row - this.cursor.step) }, row)
+          : row;
+        return el(
+          "tr",
+          { "aria-current": now ? "true" : null },
+          el("th", { scope: "row" }, name),
+          texts.map((text) => el("td", {}, cut(text, 300))),
+        );
+      }),
+    );
     if (!this.seen) this.node.scrollIntoView({ block: "nearest" });
     this.seen = true;
-    fill(this.pages, this._paging(found.all_columns, found.columns.length, PAGE, this.column, "columns", (to) => { this.column = to; }),
-      this.free ? this._paging(found.count, found.rows.length, ROWS, this.first, "rows", (to) => { this.first = to; }) : null);
+    fill(
+      this.pages,
+      this._paging(found.all_columns, found.columns.length, PAGE, this.column, "columns", (to) => {
+        this.column = to;
+      }),
+      this.free
+        ? this._paging(found.count, found.rows.length, ROWS, this.first, "rows", (to) => {
+            this.first = to;
+          })
+        : null,
+    );
     return undefined;
   }
 
   _paging(count, shown, page, at, what, go) {
     if (count <= page) return null;
-    const to = (place, mark, title, there) => el("button", { class: "quiet", disabled: !there, "aria-label": title, onclick: () => { go(place); this._load(); } }, mark);
-    return el("span", {}, to(at - page, "‹", `${what} before`, at > 0), ` ${what} ${format.count(at)} to ${format.count(at + shown - 1)} of ${format.count(count)} `,
-      to(at + page, "›", `${what} after`, at + page < count));
+    const to = (place, mark, title, there) =>
+      el(
+        "button",
+        {
+          class: "quiet",
+          disabled: !there,
+          "aria-label": title,
+          onclick: () => {
+            go(place);
+            this._load();
+          },
+        },
+        mark,
+      );
+    return el(
+      "span",
+      {},
+      to(at - page, "‹", `${what} before`, at > 0),
+      ` ${what} ${format.count(at)} to ${format.count(at + shown - 1)} of ${format.count(count)} `,
+      to(at + page, "›", `${what} after`, at + page < count),
+    );
   }
 }

@@ -8,7 +8,8 @@ export class Scopes {
     Object.assign(this, { about, onchange });
     this.run = el("select", { "aria-label": "Run", onchange: () => onchange({ run: this.run.value, checkpoint: "" }) });
     this.checkpoint = el("select", {
-      "aria-label": "Checkpoint", onchange: () => onchange({ checkpoint: this.checkpoint.value }),
+      "aria-label": "Checkpoint",
+      onchange: () => onchange({ checkpoint: this.checkpoint.value }),
       onfocus: () => this.list(),
     });
     this.chips = el("span", { class: "chips" });
@@ -23,7 +24,10 @@ export class Scopes {
     this.run.value = given.run ?? "";
     this.run.hidden = this.about.runs.length < 2 && !given.run;
     this.options(given.checkpoint ? [{ number: given.checkpoint, name: `commit ${given.checkpoint}` }] : []);
-    fill(this.chips, ["weights", "buffer", "commit"].filter((name) => given[name]).map((name) => this.chip(name, given[name])));
+    fill(
+      this.chips,
+      ["weights", "buffer", "commit"].filter((name) => given[name]).map((name) => this.chip(name, given[name])),
+    );
   }
 
   options(found) {
@@ -36,12 +40,24 @@ export class Scopes {
   /** The checkpoints are asked for when somebody wants one. */
   async list() {
     const found = await ask("checkpoints", { commit: this.given.commit, run: this.given.run }).catch(() => null);
-    if (found) this.options(found.map((one) => ({ number: one.commit, name: `${one.name}${this.given.run ? "" : ` (${one.run})`}` })));
+    if (found)
+      this.options(
+        found.map((one) => ({ number: one.commit, name: `${one.name}${this.given.run ? "" : ` (${one.run})`}` })),
+      );
   }
 
   chip(name, value) {
     const told = `${name} ${value}`;
-    return el("button", { class: "chip", "aria-label": `No longer only ${told}`, title: told, onclick: () => this.onchange({ [name]: "" }) },
-      cut(told, 28), " ×");
+    return el(
+      "button",
+      {
+        class: "chip",
+        "aria-label": `No longer only ${told}`,
+        title: told,
+        onclick: () => this.onchange({ [name]: "" }),
+      },
+      cut(told, 28),
+      " ×",
+    );
   }
 }

@@ -21,7 +21,8 @@ export async function link(about) {
 /** Saves what is on screen as a single page. */
 export async function save() {
   const { page, given } = address.read();
-  const what = { episode: "episode", episodes: "episodes", checkpoints: given.ranks ? "plan" : "checkpoint" }[page] ?? "archive";
+  const what =
+    { episode: "episode", episodes: "episodes", checkpoints: given.ranks ? "plan" : "checkpoint" }[page] ?? "archive";
   try {
     const { bytes, facts } = await askBytes("page", { ...given, what });
     const url = URL.createObjectURL(new Blob([bytes], { type: "text/html" }));

@@ -18,7 +18,8 @@ export class Stage {
     this.films = el("div", { class: "films" });
     this.talk = el("div", { class: "talk" });
     this.charts = el("div", { class: "charts" });
-    for (const field of found.fields.filter((one) => one.kind === "frames")) this._keep(this.films, new Film(field.name, asked, cursor));
+    for (const field of found.fields.filter((one) => one.kind === "frames"))
+      this._keep(this.films, new Film(field.name, asked, cursor));
   }
 
   /** What follows the pictures, which come first. */
@@ -41,25 +42,38 @@ export class Stage {
   }
 
   async _talk() {
-    if (!this.found.fields.some((one) => one.kind === "tokens" || one.kind === "text" || /tokens|_ids$/.test(one.name))) return;
+    if (!this.found.fields.some((one) => one.kind === "tokens" || one.kind === "text" || /tokens|_ids$/.test(one.name)))
+      return;
     const made = await talk(this.asked, this.cursor, this.keyed).catch((error) => say(error.message, { error: true }));
     if (made) this._keep(this.talk, made);
   }
 
   async _curves() {
-    if (changing(this.found.parts)) this._keep(this.charts, new Weights(this.found.parts, this.found.length, this.cursor));
+    if (changing(this.found.parts))
+      this._keep(this.charts, new Weights(this.found.parts, this.found.length, this.cursor));
     const found = await this._ask({});
     if (!found) return;
-    this._draw(this.charts, found.curves.filter((line) => !line.derived));
+    this._draw(
+      this.charts,
+      found.curves.filter((line) => !line.derived),
+    );
     this.charts.append(this.derived);
-    this._draw(this.derived, found.curves.filter((line) => line.derived));
+    this._draw(
+      this.derived,
+      found.curves.filter((line) => line.derived),
+    );
     if (found.curves.some((line) => line.x)) this.exact = this._exact();
     const left = found.left_out;
-    if (left.length) this.charts.append(el("p", { class: "quiet-text" }, `and ${left.length} more fields of numbers: ${cut(left.join(", "), 300)}`));
+    if (left.length)
+      this.charts.append(
+        el("p", { class: "quiet-text" }, `and ${left.length} more fields of numbers: ${cut(left.join(", "), 300)}`),
+      );
   }
 
   _ask(given) {
-    return ask("curves", { ...this.asked, gamma: this.gamma, ...given }).catch((error) => say(error.message, { error: true }));
+    return ask("curves", { ...this.asked, gamma: this.gamma, ...given }).catch((error) =>
+      say(error.message, { error: true }),
+    );
   }
 
   _draw(node, lines) {
@@ -73,22 +87,35 @@ export class Stage {
   }
 
   _exact() {
-    const exact = new Exact(this.asked, this.cursor, () => this._charted, () => ({ gamma: this.gamma }));
+    const exact = new Exact(
+      this.asked,
+      this.cursor,
+      () => this._charted,
+      () => ({ gamma: this.gamma }),
+    );
     this.open.push(exact);
     return exact;
   }
 
   _discount(value) {
     const field = el("input", {
-      type: "number", min: 0, max: 1, step: "any", value, class: "discount", "aria-label": "Discount of the return",
-      onchange: () => this._discounted(field), onkeydown: (event) => event.key === "Enter" && field.blur(),
+      type: "number",
+      min: 0,
+      max: 1,
+      step: "any",
+      value,
+      class: "discount",
+      "aria-label": "Discount of the return",
+      onchange: () => this._discounted(field),
+      onkeydown: (event) => event.key === "Enter" && field.blur(),
     });
     return field;
   }
 
   /** The return by another discount is drawn in the place of the one before. */
   async _discounted(field) {
-    if (!field.checkValidity() || field.value === "") return void say(`discount: ${field.validationMessage || "a number from 0 to 1"}`, { error: true });
+    if (!field.checkValidity() || field.value === "")
+      return void say(`discount: ${field.validationMessage || "a number from 0 to 1"}`, { error: true });
     this.gamma = field.value;
     this.ongamma(this.gamma);
     const found = await this._ask({ fields: ["reward"] });
@@ -98,7 +125,10 @@ export class Stage {
       this.open.splice(this.open.indexOf(chart), 1);
     }
     fill(this.derived);
-    this._draw(this.derived, found.curves.filter((line) => line.derived));
+    this._draw(
+      this.derived,
+      found.curves.filter((line) => line.derived),
+    );
     this.exact?.renew();
     return undefined;
   }

@@ -11,7 +11,12 @@ export class Strip {
   constructor({ asked, onpick }) {
     Object.assign(this, { asked, onpick });
     this.pictures = new Map(); // id -> ImageData, or null for an episode without one
-    this.node = el("div", { class: "strip", role: "group", "aria-label": "First pictures of the episodes in sight", tabindex: "0" });
+    this.node = el("div", {
+      class: "strip",
+      role: "group",
+      "aria-label": "First pictures of the episodes in sight",
+      tabindex: "0",
+    });
   }
 
   /** rows: [{place, id}], those in sight. */
@@ -28,7 +33,10 @@ export class Strip {
   }
 
   async _load() {
-    const ids = this.rows.map(({ id }) => id).filter((id) => !this.pictures.has(id)).slice(0, 64);
+    const ids = this.rows
+      .map(({ id }) => id)
+      .filter((id) => !this.pictures.has(id))
+      .slice(0, 64);
     try {
       const { bytes, facts } = await askBytes("strip", { ...this.asked(), ids });
       this._take(bytes, facts, ids);
@@ -52,12 +60,24 @@ export class Strip {
   }
 
   _draw() {
-    fill(this.node, this.rows.map(({ place, id }) => {
-      const image = this.pictures.get(id);
-      const chosen = place === this.picked ? "true" : null;
-      return el("button", { class: "quiet", title: cut(id, 200), "aria-label": `Episode ${cut(id, 80)}`, "aria-current": chosen, onclick: () => this.onpick(place) },
-        image ? _canvas(image) : el("span", { class: "no-picture" }, image === null ? "none" : "…"));
-    }));
+    fill(
+      this.node,
+      this.rows.map(({ place, id }) => {
+        const image = this.pictures.get(id);
+        const chosen = place === this.picked ? "true" : null;
+        return el(
+          "button",
+          {
+            class: "quiet",
+            title: cut(id, 200),
+            "aria-label": `Episode ${cut(id, 80)}`,
+            "aria-current": chosen,
+            onclick: () => this.onpick(place),
+          },
+          image ? _canvas(image) : el("span", { class: "no-picture" }, image === null ? "none" : "…"),
+        );
+      }),
+    );
   }
 }
 

@@ -13,13 +13,34 @@ const CALL = /^([\w .-]{1,40}: )?([[{].*[\]}])$/s; // "tool_calls: [...]", or JS
 export async function talk(given, cursor, keyed) {
   const found = await ask("rollout", given);
   if (!found?.blocks) return null;
-  const tools = Object.keys(found.signals).length || found.masks.length ? el("div", { class: "tools" },
-    el("label", {}, "Colour ", el("select", { class: "colour" })), el("span", { class: "scale" }),
-    el("label", {}, "Dim ", el("select", { class: "dims" }))) : null;
+  const tools =
+    Object.keys(found.signals).length || found.masks.length
+      ? el(
+          "div",
+          { class: "tools" },
+          el("label", {}, "Colour ", el("select", { class: "colour" })),
+          el("span", { class: "scale" }),
+          el("label", {}, "Dim ", el("select", { class: "dims" })),
+        )
+      : null;
   const told = el("output", { class: "token-told", "aria-live": "polite", "aria-label": "The token" });
-  const note = found.texts || !tools ? null : el("p", { class: "quiet-text" }, "Tokens are shown by their ids; archive view --tokenizer NAME shows their text.");
-  const node = el("section", { class: "rollout", "aria-label": "Conversation" }, tools, note, told, el("div", { class: "turns" }),
-    found.left_out ? el("p", { class: "quiet-text" }, `Left out: ${found.left_out}`) : null);
+  const note =
+    found.texts || !tools
+      ? null
+      : el(
+          "p",
+          { class: "quiet-text" },
+          "Tokens are shown by their ids; archive view --tokenizer NAME shows their text.",
+        );
+  const node = el(
+    "section",
+    { class: "rollout", "aria-label": "Conversation" },
+    tools,
+    note,
+    told,
+    el("div", { class: "turns" }),
+    found.left_out ? el("p", { class: "quiet-text" }, `Left out: ${found.left_out}`) : null,
+  );
   const drawn = conversation(found, (step) => cursor.by(step - cursor.step), node, _drawn);
   const unfollow = cursor.follow((step) => {
     drawn.show(step);
@@ -27,7 +48,13 @@ export async function talk(given, cursor, keyed) {
   });
   drawn.show(cursor.step);
   const unbind = _tokens(drawn.tokens, node, told, keyed);
-  return { node, close: () => { unfollow(); unbind(); } };
+  return {
+    node,
+    close: () => {
+      unfollow();
+      unbind();
+    },
+  };
 }
 
 // what is known of a token is told below the pointer, and by keys

@@ -28,22 +28,46 @@ class Together {
   async load(main) {
     const ids = this._ids();
     const found = await Promise.all(ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id })));
-    if (!found.length) return void fill(main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
+    if (!found.length)
+      return void fill(main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
     const longest = Math.max(1, ...found.map((one) => one.length));
     this.cursor = new Cursor(longest, Number(this.given.step ?? 0) || 0);
-    const by = el("select", { "aria-label": "In step, or in time", onchange: () => this.by(by.value) },
-      el("option", { value: "step" }, "in step"), el("option", { value: "time" }, "each in its own time"));
+    const by = el(
+      "select",
+      { "aria-label": "In step, or in time", onchange: () => this.by(by.value) },
+      el("option", { value: "step" }, "in step"),
+      el("option", { value: "time" }, "each in its own time"),
+    );
     by.value = this.given.by === "time" ? "time" : "step";
     this.way = by.value;
     const columns = el("div", { class: "columns" });
-    fill(main, el("article", { class: "together" },
-      el("header", { class: "head" }, el("h1", {}, `${found.length} side by side`), by, ids.length > MOST ? el("span", { class: "quiet-text" }, `the first of ${ids.length}`) : null),
-      player(this.cursor), columns));
-    this.unbind = keys.bind("Side by side", [...moves(this.cursor), { keys: ["Escape"], does: "back", run: () => history.back() }]);
+    fill(
+      main,
+      el(
+        "article",
+        { class: "together" },
+        el(
+          "header",
+          { class: "head" },
+          el("h1", {}, `${found.length} side by side`),
+          by,
+          ids.length > MOST ? el("span", { class: "quiet-text" }, `the first of ${ids.length}`) : null,
+        ),
+        player(this.cursor),
+        columns,
+      ),
+    );
+    this.unbind = keys.bind("Side by side", [
+      ...moves(this.cursor),
+      { keys: ["Escape"], does: "back", run: () => history.back() },
+    ]);
     for (const one of found) columns.append(this._column(one));
     this.cursor.follow((step, how) => this.lead(step, how));
     // it plays on when all can be shown
-    for (const { stage } of this.stages) this.cursor.readiness.push((step) => stage.cursor.readiness.every((ready) => ready(this._of(stage.cursor, step))));
+    for (const { stage } of this.stages)
+      this.cursor.readiness.push((step) =>
+        stage.cursor.readiness.every((ready) => ready(this._of(stage.cursor, step))),
+      );
     this.lead(this.cursor.step, { settled: true });
     await Promise.all(this.stages.map(({ stage }) => stage.load()));
     columns.parentNode.classList.add("ready");
@@ -91,11 +115,23 @@ class Together {
       if (!this.leading) this.cursor.by(this._back(stage.cursor, step) - this.cursor.step);
     });
     this.stages.push({ stage });
-    const labels = Object.entries(found.labels).map(([key, value]) => `${key} ${value}`).join(", ");
-    return el("section", { class: "column", "aria-label": `Episode ${cut(found.id, 80)}` },
+    const labels = Object.entries(found.labels)
+      .map(([key, value]) => `${key} ${value}`)
+      .join(", ");
+    return el(
+      "section",
+      { class: "column", "aria-label": `Episode ${cut(found.id, 80)}` },
       el("h2", {}, el("a", { href: address.of("episode", asked), title: found.id }, format.name(found.id, 34))),
-      el("p", { class: "quiet-text" }, `return ${format.number(found.about.return ?? null)}${labels ? ` · ${cut(labels, 80)}` : ""} · `, at),
-      stage.films, stage.talk, stage.charts);
+      el(
+        "p",
+        { class: "quiet-text" },
+        `return ${format.number(found.about.return ?? null)}${labels ? ` · ${cut(labels, 80)}` : ""} · `,
+        at,
+      ),
+      stage.films,
+      stage.talk,
+      stage.charts,
+    );
   }
 
   _back(cursor, step) {

@@ -23,7 +23,11 @@ function _entry(key, value, open, depth) {
   if (value === null || typeof value !== "object" || !Object.keys(value).length) return el("li", {}, name, tree(value));
   const count = Object.keys(value).length;
   const told = Array.isArray(value) ? `[${count}]` : `{${count}}`;
-  const inside = el("details", { open: depth + 1 < open }, el("summary", {}, name, el("span", { class: "quiet-text" }, told)));
+  const inside = el(
+    "details",
+    { open: depth + 1 < open },
+    el("summary", {}, name, el("span", { class: "quiet-text" }, told)),
+  );
   const fillOnce = () => {
     if (inside.open && inside.childElementCount === 1) inside.append(tree(value, { open, depth: depth + 1 }));
   };

@@ -10,7 +10,12 @@ export class Values {
     Object.assign(this, { given, cursor });
     this.body = el("tbody", {});
     this.title = el("h3", {});
-    this.node = el("section", { class: "at-step", "aria-label": "Values at the step" }, this.title, el("table", { class: "plain" }, this.body));
+    this.node = el(
+      "section",
+      { class: "at-step", "aria-label": "Values at the step" },
+      this.title,
+      el("table", { class: "plain" }, this.body),
+    );
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
   }
@@ -33,9 +38,20 @@ export class Values {
     this.asking = new AbortController();
     try {
       const found = await ask("steps", { ...this.given, start: step, stop: step + 1 }, this.asking.signal);
-      fill(this.body, Object.entries(found.values).map(([name, texts]) =>
-        el("tr", {}, el("th", { scope: "row" }, cut(name, 60)), el("td", {}, el("code", {}, cut(texts[0] ?? "", 240))))),
-      found.more ? el("tr", {}, el("td", { class: "quiet-text", colspan: 2 }, `and ${found.more} more fields`)) : null);
+      fill(
+        this.body,
+        Object.entries(found.values).map(([name, texts]) =>
+          el(
+            "tr",
+            {},
+            el("th", { scope: "row" }, cut(name, 60)),
+            el("td", {}, el("code", {}, cut(texts[0] ?? "", 240))),
+          ),
+        ),
+        found.more
+          ? el("tr", {}, el("td", { class: "quiet-text", colspan: 2 }, `and ${found.more} more fields`))
+          : null,
+      );
     } catch (error) {
       if (error.name !== "AbortError") fill(this.body, el("tr", {}, el("td", { class: "error-text" }, error.message)));
     }

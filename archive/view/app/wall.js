@@ -47,7 +47,12 @@ class Wall {
 
   async load() {
     try {
-      const found = await askTable("episodes", { ...address.scope(this.given), descending: true, stop: RECENT, columns: ["episode_id", "return", "length", "update_count_max", "run"] });
+      const found = await askTable("episodes", {
+        ...address.scope(this.given),
+        descending: true,
+        stop: RECENT,
+        columns: ["episode_id", "return", "length", "update_count_max", "run"],
+      });
       const { columns, count } = found;
       const ids = columns.episode_id.slice(0, TILES).join();
       if (ids === this.ids) return;
@@ -55,8 +60,14 @@ class Wall {
       this.close();
       this._returns(Array.from(columns.return).reverse());
       fill(this.tiles);
-      if (!count) fill(this.returns, el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."));
-      const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) => Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])));
+      if (!count)
+        fill(
+          this.returns,
+          el("p", { class: "quiet-text" }, "There are no episodes yet; they appear here as they are committed."),
+        );
+      const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) =>
+        Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])),
+      );
       await Promise.all(rows.map((row) => this._tile(row)));
     } catch (error) {
       say(error.message, { error: true });
@@ -78,8 +89,19 @@ class Wall {
     const asked = { commit, checkpoint, id: row.episode_id };
     const stage = el("div", { class: "tile-stage" });
     const told = `return ${format.number(row.return)} · ${format.counted(row.length, "step")} · update ${format.number(row.update_count_max)}`;
-    this.tiles.append(el("a", { class: "tile", href: address.of("episode", asked), "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}` },
-      stage, el("strong", {}, format.name(row.episode_id, 26)), el("span", { class: "quiet-text" }, told)));
+    this.tiles.append(
+      el(
+        "a",
+        {
+          class: "tile",
+          href: address.of("episode", asked),
+          "aria-label": `Episode ${cut(row.episode_id, 80)}, ${told}`,
+        },
+        stage,
+        el("strong", {}, format.name(row.episode_id, 26)),
+        el("span", { class: "quiet-text" }, told),
+      ),
+    );
     const open = this.open;
     const found = await ask("episode", asked).catch((error) => ({ fields: [], why: error.message }));
     if (open !== this.open) return; // newer ones are shown, or another page

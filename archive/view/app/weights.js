@@ -16,14 +16,44 @@ export class Weights {
     this.parts = parts.filter((part) => part.stop > part.start);
     const numbers = new Map([...new Set(this.parts.map(_name))].map((name, i) => [name, i]));
     const press = (part) => () => cursor.by(part.start - cursor.step);
-    const bands = this.parts.map((part) => svg("rect", {
-      x: part.start, y: 0, width: part.stop - part.start, height: HEIGHT, class: `weights-${numbers.get(_name(part)) % COLORS}`, onclick: press(part),
-    }, svg("title", {}, _told(part))));
+    const bands = this.parts.map((part) =>
+      svg(
+        "rect",
+        {
+          x: part.start,
+          y: 0,
+          width: part.stop - part.start,
+          height: HEIGHT,
+          class: `weights-${numbers.get(_name(part)) % COLORS}`,
+          onclick: press(part),
+        },
+        svg("title", {}, _told(part)),
+      ),
+    );
     this.mark = svg("rect", { y: 0, height: HEIGHT, class: "weights-mark", width: Math.max(0.5, length / 600) });
     this.now = el("b", {});
-    this.node = el("section", { class: "chart weights-band", "aria-label": "Weights of the steps" },
-      el("header", {}, el("strong", {}, "weights"), this.now, el("span", { class: "quiet-text" }, `${numbers.size} in all`)),
-      svg("svg", { viewBox: `0 0 ${Math.max(1, length - 1)} ${HEIGHT}`, preserveAspectRatio: "none", class: "weights-row", "aria-hidden": "true" }, bands, this.mark));
+    this.node = el(
+      "section",
+      { class: "chart weights-band", "aria-label": "Weights of the steps" },
+      el(
+        "header",
+        {},
+        el("strong", {}, "weights"),
+        this.now,
+        el("span", { class: "quiet-text" }, `${numbers.size} in all`),
+      ),
+      svg(
+        "svg",
+        {
+          viewBox: `0 0 ${Math.max(1, length - 1)} ${HEIGHT}`,
+          preserveAspectRatio: "none",
+          class: "weights-row",
+          "aria-hidden": "true",
+        },
+        bands,
+        this.mark,
+      ),
+    );
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
   }
@@ -45,6 +75,7 @@ function _name(part) {
 
 function _told(part) {
   const [least, most] = [part.update_count_min, part.update_count_max];
-  const updates = least === null || least === undefined ? "" : ` · update ${least === most ? least : `${least} to ${most}`}`;
+  const updates =
+    least === null || least === undefined ? "" : ` · update ${least === most ? least : `${least} to ${most}`}`;
   return `${format.name(cut(_name(part), 200), 40)}${updates}`;
 }
