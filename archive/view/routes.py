@@ -17,7 +17,7 @@ Answer = Callable[[Shown, Query], Reply]
 APP = Path(__file__).with_name("app")
 MAX_BODY = 4 * 1024 * 1024
 MAX_REASON = 2000  # characters
-log = logging.getLogger("archive.view")
+logger = logging.getLogger("archive")
 
 QUESTIONS: dict[str, Answer] = {  # a GET each; {id} may have slashes
     "about": answers.about,
@@ -112,7 +112,7 @@ def _answered(answer: Answer, shown: Shown, query: Query) -> Reply:
     except Exception as e:
         status = next((status for kind, status in _STATUS if isinstance(e, kind)), 500)
         if status == 500:
-            log.exception("the viewer could not answer")
+            logger.exception("the viewer could not answer")
         reason = one_line(str(e)[:MAX_REASON]) or type(e).__name__
         return json_reply({"error": reason, "kind": type(e).__name__}, status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from archive.base import MissingObjectError
 from archive.testing import servers
 
 STEPS, ENVS, HELD = 8, 2, 3  # of a checkpoint and env, of a rank, checkpoints whose steps its buffer holds
-WAIT_S = 5  # of the prunes: who reads for longer may miss something
+WAIT_S = 2  # of the prunes: who reads for longer may miss something
 RANK = 1_000_000_000
 
 
@@ -66,6 +67,7 @@ def noted(log: Path) -> list[Taken]:
 
 
 def opened(where: Mapping[str, Any]) -> archive.Archive:
+    gc.freeze()  # what came with the fork stays shared: to collect it is to copy it, which would look like growth
     servers.set_environment()
     return archive.open(where["url"], storage_options=where["options"])
 

@@ -16,7 +16,7 @@ SAMPLE = (
     ("create", "500", 1),
     ("append and commit", "expired", 5),
     ("append and commit", "flipped upload", 1),
-    ("append and commit", "flipped", 1),
+    ("append and commit", "flipped", 2),
     ("label", "reset after", 6),
 )  # an operation, a fault, and the number of the request
 
