@@ -226,6 +226,9 @@ def test_closed_it_leaves_neither_threads_nor_sockets(url: str) -> None:
         viewer.close()
         idle.close()
         viewer.close()
+    for thread in threading.enumerate():  # those of a loop that was closed end a moment after it
+        if f"{thread.name} {thread.ident}" not in threads and not thread.name.startswith("archive-io"):
+            thread.join(WAIT_S)
     now, still = _held()
     assert {name for name in now - threads if not name.startswith("archive-io")} == set()
     assert still - sockets == set()
