@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -94,7 +93,8 @@ _OPEN = """(async () => {
   const began = performance.now();
   location.hash = '#/episode?id=%s';
   const drawn = () => [...document.querySelectorAll('canvas.film')].filter((one) => one.dataset.step === '0').length;
-  while (location.hash.includes('e%d') && drawn() < 2) await new Promise(requestAnimationFrame);
+  const shown = () => document.querySelector('.episode h1')?.textContent === 'e%d'; // and no longer the one before
+  while (!shown() || drawn() < 2) await new Promise(requestAnimationFrame);
   return performance.now() - began;
 })()"""
 _SCRUB = """(async () => {
@@ -185,7 +185,7 @@ def measure() -> Sequence[common.Row]:
         common.bounded("from the command to the table", many["table_s"], most=2.0, unit="s", **many),
         common.bounded("sort by a column", max(many["sort_ms"]), most=150, unit="ms"),
         common.bounded("filter by a condition", max(many["filter_ms"]), most=150, unit="ms"),
-        common.bounded("open an episode, both cameras", statistics.median(few["open_ms"]), most=500, unit="ms", **few),
+        common.bounded("open an episode, both cameras", max(few["open_ms"]), most=500, unit="ms", **few),
         common.bounded("scrub to a random step, both", max(few["scrub_ms"]), most=300, unit="ms"),
         common.bounded("bytes read to the chunks shown", few["read"] / few["chunks"], most=1.2),
     ]
