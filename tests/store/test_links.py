@@ -47,8 +47,8 @@ def outside(tmp_path: Path) -> Path:
 
 
 def connected(tmp_path: Path, allowed: Any = ()) -> Storage:
-    (tmp_path / "root").mkdir(exist_ok=True)
-    storage = Storage.connect(tmp_path / "root")
+    (tmp_path / "mine").mkdir(exist_ok=True)
+    storage = Storage.connect(tmp_path / "mine")
     storage.allowed_bases = as_allowed(allowed)
     return storage
 
@@ -59,10 +59,10 @@ def untouched(outside: Path) -> bool:
 
 
 @pytest.mark.parametrize("verb", [*READS, *WRITES])
-@pytest.mark.parametrize("target", ["../outside", "{outside}", "../root/../outside", "../outside/deep"])
+@pytest.mark.parametrize("target", ["../outside", "{outside}", "../mine/../outside", "../outside/deep"])
 def test_a_folder_that_leads_out_is_not_used(tmp_path: Path, outside: Path, verb: str, target: str) -> None:
     storage = connected(tmp_path)
-    (tmp_path / "root" / "shards").symlink_to(target.format(outside=outside))
+    (tmp_path / "mine" / "shards").symlink_to(target.format(outside=outside))
     with pytest.raises(UnsafePathError, match="symbolic link"):
         {**READS, **WRITES}[verb](storage, "shards/x")
     assert untouched(outside)
@@ -71,7 +71,7 @@ def test_a_folder_that_leads_out_is_not_used(tmp_path: Path, outside: Path, verb
 @pytest.mark.parametrize("verb", FOLDERS)
 def test_a_folder_that_leads_out_is_not_listed(tmp_path: Path, outside: Path, verb: str) -> None:
     storage = connected(tmp_path)
-    (tmp_path / "root" / "shards").symlink_to(outside)
+    (tmp_path / "mine" / "shards").symlink_to(outside)
     with pytest.raises(UnsafePathError, match="symbolic link"):
         FOLDERS[verb](storage)
 
@@ -79,8 +79,8 @@ def test_a_folder_that_leads_out_is_not_listed(tmp_path: Path, outside: Path, ve
 @pytest.mark.parametrize("verb", READS)
 def test_a_file_that_leads_out_is_not_read(tmp_path: Path, outside: Path, verb: str) -> None:
     storage = connected(tmp_path)
-    (tmp_path / "root" / "middle").symlink_to("../outside/x")
-    (tmp_path / "root" / "x").symlink_to("middle")  # by another one
+    (tmp_path / "mine" / "middle").symlink_to("../outside/x")
+    (tmp_path / "mine" / "x").symlink_to("middle")  # by another one
     with pytest.raises(UnsafePathError, match="symbolic link"):
         READS[verb](storage, "x")
 
@@ -88,7 +88,7 @@ def test_a_file_that_leads_out_is_not_read(tmp_path: Path, outside: Path, verb: 
 def test_writing_and_deleting_change_the_link_and_not_where_it_leads(tmp_path: Path, outside: Path) -> None:
     storage = connected(tmp_path)
     for name, target in (("x", outside / "x"), ("y", outside / "nowhere"), ("z", outside / "deep")):
-        (tmp_path / "root" / name).symlink_to(target)
+        (tmp_path / "mine" / name).symlink_to(target)
     storage.put("x", b"mine")
     with pytest.raises(archive.AlreadyExistsError):
         storage.create("y", b"mine")
@@ -100,8 +100,8 @@ def test_writing_and_deleting_change_the_link_and_not_where_it_leads(tmp_path: P
 
 def test_links_that_lead_nowhere_or_to_themselves_are_the_librarys_errors(tmp_path: Path) -> None:
     storage = connected(tmp_path)
-    (tmp_path / "root" / "loop").symlink_to("loop")
-    (tmp_path / "root" / "within").symlink_to("missing")
+    (tmp_path / "mine" / "loop").symlink_to("loop")
+    (tmp_path / "mine" / "within").symlink_to("missing")
     for key in ("loop", "within", "loop/x"):
         with pytest.raises(ArchiveError):
             storage.get(key)
@@ -110,10 +110,10 @@ def test_links_that_lead_nowhere_or_to_themselves_are_the_librarys_errors(tmp_pa
 
 def test_links_within_the_archive_and_to_it_are_followed(tmp_path: Path) -> None:
     connected(tmp_path).put("real/x", b"data")
-    (tmp_path / "root" / "folder").symlink_to("real")
-    (tmp_path / "root" / "x").symlink_to("folder/x")
-    (tmp_path / "link").symlink_to(tmp_path / "root")
-    for root in (tmp_path / "root", tmp_path / "link"):
+    (tmp_path / "mine" / "folder").symlink_to("real")
+    (tmp_path / "mine" / "x").symlink_to("folder/x")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for root in (tmp_path / "mine", tmp_path / "link"):
         storage = Storage.connect(root)
         assert [storage.get(key) for key in ("x", "folder/x", "real/x")] == [b"data"] * 3
         assert storage.list("folder") == ["x"]
@@ -124,7 +124,7 @@ def test_where_they_may_lead_is_what_the_caller_allows(tmp_path: Path, outside: 
     """As of a snapshot of a hub's cache, whose files are links to blobs beside it."""
     given = allowed if allowed is True else [tmp_path / allowed]
     storage = connected(tmp_path, given)
-    (tmp_path / "root" / "x").symlink_to("../outside/x")
+    (tmp_path / "mine" / "x").symlink_to("../outside/x")
     for one in (storage, pickle.loads(pickle.dumps(storage))):
         if allowed == "elsewhere":
             with pytest.raises(UnsafePathError, match="allow_bases"):
@@ -137,15 +137,15 @@ def test_where_they_may_lead_is_what_the_caller_allows(tmp_path: Path, outside: 
 def test_an_archive_that_somebody_packed_with_links_reads_nothing_else(tmp_path: Path, part: str) -> None:
     """Even if what they lead to is an archive, and its checksums right."""
     small_archive(tmp_path / "other", 2)
-    small_archive(tmp_path / "root", 2)
+    small_archive(tmp_path / "mine", 2)
     for path in (tmp_path / "other").iterdir():
         if path.name == part:
-            there = tmp_path / "root" / part
+            there = tmp_path / "mine" / part
             there.rename(tmp_path / f"was-{part}")
             there.symlink_to(path)
     with pytest.raises(UnsafePathError, match="symbolic link"):
-        archive.open(tmp_path / "root").episodes.read()
+        archive.open(tmp_path / "mine").episodes.read()
     moved = tmp_path / f"was-{part}"
-    (tmp_path / "root" / part).unlink()
-    (tmp_path / "root" / part).symlink_to(moved)
-    assert len(archive.open(tmp_path / "root", allow_bases=tmp_path).episodes.read()) == 2
+    (tmp_path / "mine" / part).unlink()
+    (tmp_path / "mine" / part).symlink_to(moved)
+    assert len(archive.open(tmp_path / "mine", allow_bases=tmp_path).episodes.read()) == 2

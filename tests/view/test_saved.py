@@ -10,6 +10,7 @@ import pytest
 
 import archive
 from archive.base import NotFoundError, UsageError
+from archive.testing import trace
 from archive.view import answers
 from archive.view.answers import Shown
 from tests.support.shown import ask
@@ -27,6 +28,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             w.checkpoint(10 * k, metrics={"loss": abs(1.5 - k)}, columns={"p": np.arange(STEPS * (k + 1)) / 2}).result()
     arc.tag("best", arc.checkpoints[2].number)
     return Shown(archive.open(arc.url))
+
+
+def test_one_checkpoint_is_looked_at_without_reading_the_others(shown: Shown) -> None:
+    number, fresh = shown.arc.checkpoints[3].number, Shown(archive.open(shown.arc.url))
+    with trace(fresh.arc) as there:
+        ask(answers.checkpoint, fresh, number=number)
+    read = {row.key for row in there.rows if row.key.startswith("commits/")}
+    assert len(read) <= 2  # its own, and that of the one before, which it is compared with
 
 
 def test_the_timeline_says_what_each_one_has(shown: Shown) -> None:

@@ -53,7 +53,8 @@ def _checkpoints(shown: Shown, query: Query, column: str) -> Iterator[tuple[str,
     saved = shown.at(query).checkpoints
     if query.text("run"):
         saved = saved.of(query.text("run"))
-    for one in list(saved)[-MOST:]:
+    for place in range(max(0, len(saved) - MOST), len(saved)):
+        one = saved[place]
         if one.replay_saved:
             values = _numbers(one.episodes.columns([column])[column], column)
             yield f"{one.name} of {one.run}", values[np.isfinite(values)]

@@ -106,8 +106,10 @@ def checkpoint(shown: Shown, query: Query) -> Reply:
 
 def _before(arc: Archive, ck: Checkpoint) -> Checkpoint | None:
     """The newest one of its run before it that has its buffers."""
-    older = [one for one in arc.checkpoints.of(ck.run) if one.number < ck.number and one.replay_saved]
-    return older[-1] if older else None
+    saved = arc.checkpoints.of(ck.run)
+    rows = saved.table.select(["commit", "replay_saved"]).to_pylist()
+    older = [place for place, row in enumerate(rows) if row["commit"] < ck.number and row["replay_saved"]]
+    return saved[older[-1]] if older else None
 
 
 def _written(arc: Archive, ck: Checkpoint, before: int) -> int:

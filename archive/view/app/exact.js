@@ -1,14 +1,16 @@
 // The values of a long episode at the step that is looked at: its curves are drawn thinned, and told exactly.
 
 import { ask } from "./api.js";
+import { Newest } from "./newest.js";
 
 const [BEHIND, AHEAD] = [300, 1200]; // steps around the cursor that are asked for at once
-const WAIT_MS = 100; // who scrubs does not want what was passed by
+const WAIT_MS = 100;
 
 export class Exact {
   /** charts(): those whose values are told; given(): what else the question says. */
   constructor(asked, cursor, charts, given) {
     Object.assign(this, { asked, cursor, charts, given });
+    this.newest = new Newest(WAIT_MS);
     this.start = this.stop = 0;
     this.unfollow = cursor.follow((step) => this.show(step));
     this.show(cursor.step);
@@ -16,8 +18,7 @@ export class Exact {
 
   close() {
     this.unfollow();
-    clearTimeout(this.timer);
-    this.asking?.abort();
+    this.newest.close();
   }
 
   /** All is asked for again, as after another discount. */
@@ -27,17 +28,15 @@ export class Exact {
   }
 
   show(step) {
-    clearTimeout(this.timer);
-    if (step < this.start || step >= this.stop) this.timer = setTimeout(() => this._load(step), WAIT_MS);
+    this.newest.wait();
+    if (step < this.start || step >= this.stop) this.newest.ask((signal) => this._load(step, signal));
   }
 
-  async _load(step) {
-    this.asking?.abort();
-    this.asking = new AbortController();
+  async _load(step, signal) {
     const start = Math.max(0, step - BEHIND);
     const stop = Math.min(this.cursor.length, step + AHEAD);
     try {
-      const found = await ask("curves", { ...this.asked, ...this.given(), start, stop }, this.asking.signal);
+      const found = await ask("curves", { ...this.asked, ...this.given(), start, stop }, signal);
       for (const chart of this.charts())
         chart.known(
           start,

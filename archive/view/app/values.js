@@ -2,12 +2,14 @@
 
 import { ask } from "./api.js";
 import { cut, el, fill } from "./dom.js";
+import { Newest } from "./newest.js";
 
 const WAIT_MS = 120;
 
 export class Values {
   constructor(given, cursor) {
     Object.assign(this, { given, cursor });
+    this.newest = new Newest(WAIT_MS);
     this.body = el("tbody", {});
     this.title = el("h3", {});
     this.node = el(
@@ -22,22 +24,19 @@ export class Values {
 
   close() {
     this.unfollow();
-    clearTimeout(this.timer);
-    this.asking?.abort();
+    this.newest.close();
   }
 
   show(step) {
     fill(this.title, `Step ${step}`);
-    clearTimeout(this.timer);
+    this.newest.wait();
     if (this.cursor.playing) return; // the curves tell their values; all the rest when it stands still
-    this.timer = setTimeout(() => this._load(step), WAIT_MS);
+    this.newest.ask((signal) => this._load(step, signal));
   }
 
-  async _load(step) {
-    this.asking?.abort();
-    this.asking = new AbortController();
+  async _load(step, signal) {
     try {
-      const found = await ask("steps", { ...this.given, start: step, stop: step + 1 }, this.asking.signal);
+      const found = await ask("steps", { ...this.given, start: step, stop: step + 1 }, signal);
       fill(
         this.body,
         Object.entries(found.values).map(([name, texts]) =>
