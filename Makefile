@@ -26,7 +26,7 @@ test: lint
 LOWEST := .venv-lowest/bin
 NOT_CORE := adapters/torchrl adapters/alf adapters/rlinf adapters/xtuner adapters/transferqueue \
 	adapters/test_datasets.py adapters/test_odd_datasets.py adapters/test_examples.py docs fields/test_nests.py \
-	resharding/transfer/test_ray.py shard/test_conformance.py whole/test_archive_conformance.py \
+	shard/test_conformance.py whole/test_archive_conformance.py \
 	whole/test_interop.py test_hygiene.py test_layers.py test_readme.py
 test-lowest: $(LOWEST)/../stamp
 	@$(LOWEST)/python -m pytest --quiet $(foreach name,$(NOT_CORE),--ignore tests/$(name)) tests </dev/null
@@ -80,16 +80,20 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "installing into .venv: what the library needs"
 	@$(PIP_INSTALL) --editable . </dev/null
 	@touch $@
 
 # torch first and pinned, so that nothing that needs it chooses another build
 $(STAMPS)/torch: constraints.txt | $(STAMPS)/venv
+	@echo "installing into .venv: torch; on Linux that is the GPU build of 5 GB, unless pip knows an index with a CPU build" \
+		"(archive/docs/how-to/install.md)"
 	@$(PIP_INSTALL) torch </dev/null
 	@touch $@
 
 # the larger installation contains the smaller one, hence both stamps; of RLinf only the buffer is used, without what trains on GPUs
 $(STAMPS)/test: pyproject.toml constraints.txt $(STAMPS)/torch | $(STAMPS)/venv
+	@echo "installing into .venv: the linters, and what the tests need; a few minutes"
 	@$(PIP_INSTALL) --editable '.[test]' </dev/null
 	@$(PIP_INSTALL) --no-deps rlinf==0.3.0 </dev/null
 	@touch $(STAMPS)/core $@

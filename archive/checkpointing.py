@@ -1,4 +1,4 @@
-"""When to checkpoint, under its public name: requests by signal, by the bucket or over HTTP, and saving on a crash."""
+"""When to checkpoint, under its public name: requests by signal or by the bucket, and saving on a crash."""
 
 from __future__ import annotations
 

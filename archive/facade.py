@@ -26,6 +26,7 @@ from archive.manifest import (
 )
 from archive.observe import operation
 from archive.store import IOStats, Storage
+from archive.tables import distinct
 from archive.upkeep import Upkeep
 
 # imported where they are used: who lists shards waits for no reader, who reads for no writer
@@ -244,10 +245,7 @@ class Archive(Upkeep):
     @property
     def shards(self) -> list[str]:
         """Keys of all shards, in the order of the segments table."""
-        import pyarrow as pa
-
-        column = self.snapshot.columns(["shard"])["shard"].cast(pa.string()).drop_null()
-        return list(dict.fromkeys(column.to_pylist()))
+        return distinct(self.snapshot.columns(["shard"])["shard"])
 
     def shard_url(self, shard: int | str) -> str:
         """A URL that `zarr.open_group(url, mode="r", storage_options=...)` opens; a shard by number or key."""

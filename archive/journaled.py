@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalPipeline
-from archive.manifest import Place
+from archive.manifest import CommitLog, Place
 from archive.write import Buffer, BufferWriter, Changes, Pipeline, Work
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Journaled(Buffer):
     _buffers: dict[str, BufferWriter]
     _changes: Changes
     _pipeline: Pipeline
+    _log: CommitLog
     _committed: deque[Sequence[Work]]
     _place: Place
 
@@ -56,26 +57,36 @@ class Journaled(Buffer):
 
     @property
     def durable_until(self) -> Durable:
-        """How far what was added is durable: positions of each stream, seconds behind, the journal's next number."""
+        """How far what was added is durable: positions of each stream, seconds behind, the journal's next number.
+        SupersededError as of `sync`."""
         with self._writer._entered():
-            return self._kept().durable
+            journal = self._kept()
+            state = journal.durable
+        journal.check_newest()
+        return state
 
     def sync(self, timeout_s: float = 60.0) -> Durable:
         """Journal everything added so far, and wait until it is durable; how far that is.
 
         Raises what storing it failed with; NotDurableError (a TimeoutError) after the time. What was added is kept.
+        SupersededError if a newer session of the run was opened, as nobody takes over what is journaled since: that is
+        looked up once a minute, and after each pause of this process that is longer than a tick.
         """
         stop = time.monotonic() + timeout_s
         with self._writer._entered():
             journal = self._kept()
             journal.send()
         journal.await_durable(timeout_s, stop, self._looked)
-        return self._looked()
+        state = self._looked()
+        journal.check_newest()
+        return state
 
     def _journal_of(self, pipeline: Pipeline, journal_s: float | None) -> Journal | None:
         if journal_s is None or not isinstance(pipeline, JournalPipeline):
             return None
-        return Journal(self._place, pipeline, self._changes, self._buffers, self._send, self._tick, journal_s)
+        return Journal(
+            self._place, pipeline, self._changes, self._buffers, self._send, self._tick, journal_s, self._log
+        )
 
     def _tick_late(self) -> None:
         """By a thread that makes a call, as the journal's own does not get its turn; not in the midst of what belongs
@@ -92,7 +103,7 @@ class Journaled(Buffer):
 
     def _tell_uncommitted(self) -> None:
         """Log how many steps are in no commit, as nobody commits them any more; not where a journal has all of them."""
-        if self._journal is not None and not self._journal.seconds_behind:
+        if self._journal is not None and not self._journal.seconds_behind and not self._journal.superseded:
             return
         with suppress(ClosedError):  # a part of the call that was interrupted was sent off: it counts
             self._changes.settle()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,29 +29,22 @@ class Replayed(NamedTuple):
 
 
 class Replay:
-    """Steps of a run again, in order: `len()`, slices of it, and iteration, at the pace that was asked for."""
+    """Steps of a run again, in order: `len()`, slices of it, and iteration."""
 
-    def __init__(self, found: Sequence[Batch], every: Episodes, speed: float | None) -> None:
+    def __init__(self, found: Sequence[Batch], every: Episodes) -> None:
         self._batches = found
         self._every = every
-        self._speed = speed
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, key: int | slice) -> Replayed | Replay:
         if isinstance(key, slice):
-            return Replay(self._batches[key], self._every, self._speed)
+            return Replay(self._batches[key], self._every)
         return self._replayed(self._batches[key])
 
     def __iter__(self) -> Iterator[Replayed]:
-        """One after the other. Each comes no sooner after the first than it did then, divided by the speed."""
-        began = time.monotonic()
-        for batch in self._batches:
-            if self._speed is not None:
-                passed = (batch.at - self._batches[0].at).total_seconds() / self._speed
-                time.sleep(max(0.0, began + passed - time.monotonic()))
-            yield self._replayed(batch)
+        return map(self._replayed, self._batches)
 
     def _replayed(self, batch: Batch) -> Replayed:
         return Replayed(batch.step, batch.at, batch.keys, self._every[self._places(batch.episodes)])
@@ -77,27 +69,22 @@ class Replay:
         return f"<Replay of {len(self)} batches{steps}>"
 
 
-def replay(
-    run: Archive | Run | str, *, from_step: int | None = None, speed: float | None = None, ledger: str | None = None
-) -> Replay:  # fmt: skip
+def replay(run: Archive | Run | str, *, from_step: int | None = None, ledger: str | None = None) -> Replay:
     """The rollouts of a run again, in the order in which its trainer took them: to debug training without generation.
 
         for step, at, keys, episodes in archive.replay(arc.runs["main"], from_step=100):
             loss = train(episodes.read())
 
     run: a run of `arc.runs`, an Archive or its URL (then its run "main"). from_step: leave out what came before that
-    update count; what several ranks trained on for the same one is one step. speed: 1.0 waits between steps as long as
-    it took then, 10.0 a tenth of it; None does not wait. ledger: its name, needed where there are several. What was
-    trained after a checkpoint to which the run went back is not part of it. NotFoundError without a ledger: nothing
-    else says what was trained on.
+    update count; what several ranks trained on for the same one is one step. ledger: its name, needed where there
+    are several. What was trained after a checkpoint to which the run went back is not part of it. NotFoundError
+    without a ledger: nothing else says what was trained on.
     """
-    if speed is not None and not speed > 0:
-        raise UsageError(f"speed={speed!r}: give a number above 0, or None not to wait")
     if isinstance(run, str):
         run = open(run)
     found = run.runs[DEFAULT_RUN] if isinstance(run, Archive) else run
     every = batches(_only(found, ledger).trained)
-    return Replay([one for one in every if from_step is None or one.step >= from_step], found.archived, speed)
+    return Replay([one for one in every if from_step is None or one.step >= from_step], found.archived)
 
 
 def _only(run: Run, name: str | None) -> LedgerView:

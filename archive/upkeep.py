@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest import DEFAULT_RUN, Commit, CommitLog, EpisodeIndex, Place, Resume
+from archive.manifest import DEFAULT_RUN, Commit, CommitLog, EpisodeIndex, Place, Resume, sessions
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -47,16 +47,6 @@ class Upkeep(ABC):
     def _committed(self, head: Commit) -> None:
         """Show this commit, if it is newer than what is shown."""
 
-    def upgrade(self) -> Self:
-        """Go on in the newest version of the format, which forgetting, tags, labels and late fields need.
-
-        Nothing is rewritten; libraries that know an earlier version alone can no longer open the archive.
-        """
-        from archive.maintain import upgrade
-
-        self._committed(upgrade(self._log()))
-        return self
-
     @property
     def usage(self) -> Usage:
         """What the archive takes on its store, in bytes and objects: live, held by checkpoints alone, forgettable,
@@ -86,7 +76,8 @@ class Upkeep(ABC):
     def recover(self, run: str = DEFAULT_RUN) -> Checkpoint | None:
         """Commit a checkpoint with all that a run's newest session has journaled beyond its newest one: this one or,
         where nothing was journaled, the newest whole one. None if there is neither, as when a job starts for the first
-        time.
+        time. Where the newest was saved without its buffers, it gets those that the session saved, or went on from,
+        before.
 
         Any number of processes may do it at once. It ends no session: call it once the job is dead, as what it writes
         afterwards is left behind when the next one begins.
@@ -261,7 +252,9 @@ class Upkeep(ABC):
     def _look_after_tails(self, log: CommitLog, who: Place, start: Resume | None) -> None:
         """Before a session begins that ends another: what that one has journaled is recovered or, where the new one
         goes on from a checkpoint, is told of if it goes beyond that."""
-        entry = log.catch_up().runs.get(who.run)
+        head = log.catch_up()
+        sessions.check_seen(head, who, sessions.looked_at(log, start))
+        entry = head.runs.get(who.run)
         if entry is None or not entry.journal or who.session in entry.sessions:
             return
         from archive.journal import recover, tell_left

@@ -25,9 +25,9 @@ from archive.committing import RowCommits
 from archive.fields import Schema
 from archive.journal import JournalPipeline
 from archive.journaled import Journaled
-from archive.ledger import Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
+from archive.ledger import Archived, Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
 from archive.maintain import check_newest
-from archive.manifest import Commit, CommitLog, Place, Resume, commits, open_session
+from archive.manifest import Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
 from archive.store import Storage
 from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
@@ -74,7 +74,9 @@ class Writer(Journaled):
         self._saver = Saver(storage, log, place, self._pipeline.wait, self._saved, came_from, then)
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
-        taken = TakenOver(self._ledger_rows, dict if resume is None else resume.holders, self._left_in_flight)
+        holders = dict if resume is None else resume.holders
+        archived = Archived(storage, log.catch_up, (place.session, None), self._settle_episodes)
+        taken = TakenOver(self._ledger_rows, holders, archived, self._left_in_flight)
         self._ledgers = Ledgers(self, place, self._ids, taken)
         self._journal = self._journal_of(self._pipeline, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
@@ -92,12 +94,8 @@ class Writer(Journaled):
             return Buffer(self, self._buffer(check_text(name, "buffer")))
 
     def ledger(self, name: str) -> Ledger:
-        """What becomes of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name.
-
-        UsageError in an archive of an earlier version of the format: `arc.upgrade()` first.
-        """
+        """What becomes of prompts (tasks, seeds, rows of a data set): `w.ledger("prompts")`, the same for each name."""
         with self._entered():
-            commits.check_can_let_go(self._log.head)
             return self._ledgers.of(check_text(name, "ledger"))
 
     def weights(self, uuid: Any = None, update_count: int | None = None) -> None:
@@ -187,7 +185,7 @@ class Writer(Journaled):
         buffers: the same three for other buffers: {"demo": {"columns": ...}}.  progress: the run's counters, rank 0's.
         save_replay=False skips the buffers: give progress as it is without them (`archive.adapters.xtuner.rollback`);
         `unconsumed` (or what `rewind()` gives) lists what was drawn and not trained on.
-        incomplete: "keep" or "drop" headless and open episodes (counted).
+        incomplete: "keep" or "drop" (counted) episodes of which not all is live: headless and open ones.
         partial: commit without waiting for the other ranks, for crashes.  timeout_s: how long result() waits for them.
         on_progress: called in the background with {"phase", "name", "step", ...}, in phase "joining" also
         "waiting_for":
@@ -357,8 +355,6 @@ class Writer(Journaled):
             works = self._committed[0]
             for written in self._pipeline.wait(works):
                 self._saver.committed = max(self._saver.committed, next_sequence(written.segments, written.ledger))
-                if written.segments is not None and self._ids.claimed:
-                    self._ids.claimed.difference_update(written.segments["episode_id"].to_pylist())
             self._pipeline.forget(works)
             self._committed.popleft()
 
@@ -370,7 +366,7 @@ class Writer(Journaled):
             self._pipeline.forget(works)
             return self._log.head
 
-        commit = self._rows.commit(rows, self._ids.claimed, message)
+        commit = self._rows.commit(rows, message)
         nbytes = sum(one.stored_bytes for one in written)
         add("archive.written", nbytes, operation="commit")
         told = (commit.number, self.run, self.rank, size(nbytes), done.seconds)
@@ -386,6 +382,15 @@ class Writer(Journaled):
             if number is not None:
                 return buffer.streams.records[number]
         return None
+
+    def _settle_episodes(self, ids: Sequence[str], whole: bool) -> bool:
+        """Commit what was added if these episodes are of it: no commit has them whole, or maybe as they were."""
+        with self._entered():
+            records = [self._record_of(name) for name in ids]
+            if not all(records) or (whole and not any(one is not None and one.replaces for one in records)):
+                return False
+            self.commit()
+            return True
 
     def _ledger_rows(self, name: str) -> Seen:
         """What this session takes over of a ledger: nothing of its own."""

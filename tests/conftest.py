@@ -16,10 +16,9 @@ import pytest
 sys.dont_write_bytecode = False  # rewriting all tests takes each worker longer than most rooms
 pytest.register_assert_rewrite("tests.support")  # before any of it is imported
 
-from archive.testing import servers  # noqa: E402
-from archive.testing.proxy import FaultProxy  # noqa: E402
-from tests.support import processes  # noqa: E402
+from tests.support import processes, servers  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
+from tests.support.proxy import FaultProxy  # noqa: E402
 from tests.support.roles import POLICIES  # noqa: E402
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from archive.adapters import common, digests
 from archive.adapters.common import (
-    EXISTING,
     UNFINISHED,
     Report,
     Saved,
@@ -42,7 +41,6 @@ from archive.adapters.datasets import (
 from archive.adapters.digests import Digests
 
 __all__ = [
-    "EXISTING",
     "LEAVE_OUT",
     "UNFINISHED",
     "Array",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from archive.base import MissingPackageError, NotFoundError, UsageError, visible
+from archive.base import NotFoundError, UsageError, package, visible
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, Pending
 from archive.fields import Path, Schema
 from archive.write import Buffer, BufferWriter
@@ -48,11 +47,8 @@ class Report:
 
 
 def system(module: str, install: str) -> Any:
-    """A module of the adapted system, or what to install where it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        raise MissingPackageError(f"this adapter needs {module} ({e}): pip install {install}") from e
+    """A module of the adapted system, or the error that says what to install."""
+    return package(module, "this adapter", install)
 
 
 SAFE_TORCH = (2, 6)  # before that, a file could run code though weights_only=True was given (CVE-2025-32434)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from archive.arrays import Ints
 from archive.fields import Path
+
+if TYPE_CHECKING:
+    import torch
 
 _HASH_BYTES = 1024 * 1024
 _PRIMES = np.random.default_rng().integers(2**62, 2**63, 4096, np.int64).astype(np.uint64) | np.uint64(1)
@@ -31,6 +33,8 @@ def of_tensor(leaf: torch.Tensor, rows: Ints | None) -> Digests:
     """A number for the bytes of each row (or of some), made in blocks of 1 MB."""
     count = len(leaf) if rows is None else len(rows)
     nbytes = int(np.prod(leaf.shape[1:], dtype=np.int64)) * leaf.element_size()
+    import torch
+
     out = np.zeros(count, np.uint64)
     step = max(1, _HASH_BYTES // max(1, nbytes))
     for lo in range(0, count if nbytes else 0, step):

@@ -51,7 +51,7 @@ class Memory:
 
     def take(self) -> Array:
         """A piece that nobody else uses; what it holds is not defined."""
-        with self._lock: return self._take()  # fmt: skip  # noqa: E701 (see _iostats)
+        with self._lock: return self._take()  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap)
 
     def _take(self) -> Array:
         piece: Array | None = _unused(self._kept, _REFERENCES_WHEN_FREE)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from archive.arrays.fresh import fresh_together
-from archive.arrays.ranges import Ints
+from archive.arrays.ranges import Ints, group_of
 
 Array = np.ndarray[Any, Any]
 PIECE_BYTES = 256 * 1024
@@ -46,8 +46,7 @@ class Pieces:
         """Which piece each row lies in."""
         if len(self.first) == 1:
             return np.zeros(len(rows), np.int64)
-        found: Ints = np.searchsorted(self.first, rows, side="right") - 1
-        return found
+        return group_of(self.first, rows)
 
     def put(self, rows: Ints, values: Array) -> None:
         """Put values[i] into row rows[i]."""
@@ -73,6 +72,6 @@ def _edges(ends: Ints, max_rows: int) -> Ints:
     last = len(ends) - 1
     while edges[-1] < last:
         at = edges[-1]
-        stop = int(np.searchsorted(ends, ends[at] + max_rows, side="right")) - 1
+        stop = int(group_of(ends, ends[at] + max_rows))
         edges.append(min(last, max(stop, at + 1)))
     return np.array(edges if last else [0, 0])

@@ -105,6 +105,12 @@ def offsets_of(counts: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
+def group_of(starts: Ints, numbers: Ints) -> Ints:
+    """The group that each number is in: the last one that begins there or before; group i begins at starts[i]."""
+    out: Ints = np.searchsorted(starts, numbers, side="right") - 1
+    return out
+
+
 def sums(values: Ints, offsets: Ints) -> Ints:
     """Sum of each group of values; group i is [offsets[i], offsets[i + 1])."""
     total = offsets_of(values)

@@ -37,7 +37,6 @@ from archive.base.errors import (
     NothingThereError,
     PartialCheckpointError,
     RanksMissingError,
-    ReadOnlyError,
     SessionInUseError,
     ShortReadError,
     StateError,
@@ -47,6 +46,7 @@ from archive.base.errors import (
     UnsafePathError,
     UpgradeError,
     UsageError,
+    package,
 )
 from archive.base.forking import in_child
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
@@ -73,7 +73,7 @@ from archive.base.records import (
 from archive.base.treecodec import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.undo import Undo
 from archive.base.version import __version__, git_revision
-from archive.base.waiting import Patience, ranks
+from archive.base.waiting import Wait, process_group, ranks
 
 __all__ = [
     "ARCHIVE_KEY",
@@ -119,10 +119,8 @@ __all__ = [
     "NotFoundError",
     "NothingThereError",
     "PartialCheckpointError",
-    "Patience",
     "Positive",
     "RanksMissingError",
-    "ReadOnlyError",
     "Record",
     "SessionInUseError",
     "ShortReadError",
@@ -134,6 +132,7 @@ __all__ = [
     "UnsafePathError",
     "UpgradeError",
     "UsageError",
+    "Wait",
     "__version__",
     "agreement_folder",
     "agreement_key",
@@ -156,9 +155,11 @@ __all__ = [
     "logger",
     "make_visible",
     "one_line",
+    "package",
     "pairs",
     "plainjson",
     "plaintext",
+    "process_group",
     "ranks",
     "refuse",
     "request_key",

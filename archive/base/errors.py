@@ -1,4 +1,4 @@
-"""Pure, no I/O: every error this library raises, grouped by what a handler would do.
+"""Every error this library raises, grouped by what a handler would do, and the import of optional packages.
 
 ArchiveError
 ├── UsageError (ValueError)               the call is wrong: change it; nothing was written
@@ -43,6 +43,9 @@ Each message says what, where, and what to do.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from archive.base.plaintext import visible as _visible
 
@@ -92,6 +95,14 @@ class ReadOnlyError(UsageError, TypeError):
 
 class MissingPackageError(UsageError, ImportError):
     """What was asked for needs a package that is not installed, or does not load."""
+
+
+def package(module: str, user: str, install: str) -> Any:
+    """The module of an optional package; MissingPackageError says what `user` needs and what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise MissingPackageError(f"{user} needs {module} ({e}): pip install {install}") from e
 
 
 class NotFoundError(ArchiveError, LookupError):

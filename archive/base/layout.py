@@ -11,11 +11,10 @@ from archive.base.names import escape
 
 MAGIC = "trajectory-archive"
 ARCHIVE_KEY = "archive.json"
-READ_VERSION = 2
-WRITE_VERSION = 2  # of new archives; older ones are written on in theirs
-PART_VERSION = 1  # of shards and of what ranks stage: both are as they were in the first
-JOURNAL = "journal"
-FEATURES = frozenset({JOURNAL})  # that this library knows; an archive has those that it uses
+VERSION = 2  # of archives: the first that is promised
+PART_VERSION = 1  # of shards and of what ranks stage
+JOURNAL, RUN_FILES = "journal", "run files"
+FEATURES = frozenset({JOURNAL, RUN_FILES})  # that this library knows; an archive has those that it uses
 COMMITS_PER_FOLDER = 1000
 LAYOUTS = ("packed", "directory")
 PRUNED = ".pruned.parquet"  # how the lists of prunes end, which stay as commits do
@@ -55,6 +54,13 @@ def shard_key(nonce: str, session: str, rank: int, layout: str) -> str:
     """Random first, so that load spreads over the store's partitions."""
     suffix = ".zip" if layout == "packed" else ".zarr"
     return f"shards/{nonce}-{escape(session)}-{rank:05d}{suffix}"
+
+
+def copy_key(nonce: str, key: str) -> str:
+    """Another key for a copy of a shard, or of an object of a journal that is one."""
+    place = journal_place(key)
+    last = key.rpartition("-")[2] if place is None else f"{place[1]:05d}.zip"
+    return f"shards/{nonce}-{session_of(key)}-{last}"
 
 
 def state_key(session: str, checkpoint: str, rank: int) -> str:
@@ -98,7 +104,7 @@ def session_of(key: str) -> str | None:
     return next((found["session"] for made in _MADE if (found := made.fullmatch(key))), None)
 
 
-def format_block(version: int = WRITE_VERSION) -> dict[str, object]:
+def format_block(version: int = VERSION) -> dict[str, object]:
     return {"read": version, "write": version, "features": []}
 
 
@@ -107,14 +113,17 @@ def with_feature(block: Mapping[str, Any], name: str) -> dict[str, object]:
     return {**block, "features": sorted({*block.get("features", ()), name})}
 
 
-def check_format(block: object, *, where: str) -> None:
-    """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known."""
+def check_format(block: object, *, where: str, least: int = VERSION) -> None:
+    """Refuse what a newer library wrote: `read` is the least version that may read, features must all be known.
+    Formats below `least` were never promised."""
     if not isinstance(block, dict) or not _is_version(block.get("read")) or not _are_names(block.get("features")):
         raise UpgradeError(f"{where} names no format version that this library knows; upgrade trajectory-archive")
     unknown = sorted(set(block["features"]) - FEATURES)
-    if block["read"] > READ_VERSION or unknown:
+    if block["read"] > VERSION or unknown:
         what = f"format {block['read']}" + (f" with features {', '.join(unknown)}" if unknown else "")
-        raise UpgradeError(f"{where} is written in {what}, this library reads format {READ_VERSION}; upgrade it")
+        raise UpgradeError(f"{where} is written in {what}, this library reads format {VERSION}; upgrade it")
+    if block["read"] < least:
+        raise UpgradeError(f"{where} is written in format {block['read']}, which no release wrote; write it anew")
 
 
 def _is_version(value: object) -> bool:

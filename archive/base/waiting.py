@@ -1,19 +1,27 @@
-"""Pure, no I/O: says whom a wait is for, after seconds and then ever more rarely."""
+"""No I/O: waits for others, which look again and again and say now and then whom they are for; the ranks of a job."""
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 FIRST_S = 3.0
 MOST_S = 60.0
 
 
-class Patience:
-    """When to say once more who is missing."""
+class Wait:
+    """A wait from now on, for `timeout_s` at most: the pauses between its looks, and when to say who is missing.
 
-    def __init__(self) -> None:
+    poll_s: the first pause; each is twice as long as the one before, up to `most_poll_s` (all the same by default).
+    """
+
+    def __init__(self, timeout_s: float | None, poll_s: float, most_poll_s: float = 0.0) -> None:
         self._began = time.monotonic()
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._poll_s, self._most_poll_s = poll_s, max(poll_s, most_poll_s)
         self._gap = FIRST_S
         self._next = self._began + FIRST_S
 
@@ -28,6 +36,23 @@ class Patience:
     @property
     def waited_s(self) -> float:
         return time.monotonic() - self._began
+
+    @property
+    def over(self) -> bool:
+        """Whether it has lasted too long."""
+        return self.waited_s > self._timeout_s
+
+    def pause(self) -> None:
+        """Sleep until the next look, which comes at the end at the latest."""
+        time.sleep(min(self._poll_s, max(0.0, self._timeout_s - self.waited_s) + 0.001))
+        self._poll_s = min(2 * self._poll_s, self._most_poll_s)
+
+
+def process_group(least: int = 1) -> Any:
+    """torch.distributed, where it was started with so many ranks or more; else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if ready and distributed.get_world_size() >= least else None
 
 
 def ranks(numbers: Iterable[int]) -> str:

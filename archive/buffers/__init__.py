@@ -18,6 +18,10 @@
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.buffers", "'trajectory-archive[torch]'")
+
 from archive.adapters.rlinf.buffer import TrajectoryReplayBuffer
 
 __all__ = ["TrajectoryReplayBuffer"]

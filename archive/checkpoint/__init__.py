@@ -5,8 +5,7 @@ from __future__ import annotations
 from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.checkpointlist import Checkpoints, Clock, read_clock
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
-from archive.checkpoint.creating import create_once
-from archive.checkpoint.drafting import Joint, StagedTables, added, fresh_rows, ledger_files, stamped
+from archive.checkpoint.drafting import Joint, StagedTables, fresh_rows, stamped
 from archive.checkpoint.holding import Holding
 from archive.checkpoint.joining import commit_recovered
 from archive.checkpoint.pending import Pending
@@ -17,7 +16,7 @@ from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
 from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StagedBuffer, StagedIndex, StateRef
+from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StateRef
 
 __all__ = [
     "MAIN_BUFFER",
@@ -37,19 +36,14 @@ __all__ = [
     "Runs",
     "SavedColumns",
     "Saver",
-    "StagedBuffer",
     "StagedFile",
-    "StagedIndex",
     "StagedTables",
     "StateRef",
-    "added",
     "best_of",
     "checkpoint_at",
     "commit_recovered",
-    "create_once",
     "finish_at_exit",
     "fresh_rows",
-    "ledger_files",
     "next_sequence",
     "on_terminal",
     "read_clock",

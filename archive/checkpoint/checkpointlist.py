@@ -1,4 +1,4 @@
-"""Engine: the checkpoints of an archive or of one of its runs: by place, by name, the newest,
+"""The checkpoints of an archive or of one of its runs: by place, by name, the newest,
 those that a policy keeps."""
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Clock:
 
 
 def read_clock(storage: Storage) -> Clock:
-    """Ask the store: a small object is put and removed, and the commits are listed."""
+    """Ask the store: the commits are listed."""
     found = ((_COMMIT.fullmatch(one.key), one.modified) for one in storage.scan("commits"))
     made = {int(match[1]): modified for match, modified in found if match}
-    return Clock(storage.clock(), made)
+    return Clock(storage.clock("commits"), made)
 
 
 class Latest(Checkpoint):
@@ -99,7 +99,8 @@ class Checkpoints:
     def newest(self, *, run: str | None = None, replay: bool = False) -> Checkpoint | None:
         """The newest whole one (of a run; with replay=True, one that has the buffers); as `latest` otherwise."""
         run = self._run if run is None else run
-        runs = {name: e for name, e in self._head.runs.items() if e.latest is not None and run in (None, name)}
+        names = self._head.runs if run is None else [run] if run in self._head.runs else []
+        runs = {name: self._head.runs[name] for name in names if self._head.runs[name].latest is not None}
         if len(runs) > 1:
             newest = {name: f"{e.latest.name!r} (commit {e.latest.commit})" for name, e in runs.items() if e.latest}
             raise self._ambiguous("there is no newest checkpoint of all", newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +27,13 @@ from archive.manifest import (
     Commit,
     EpisodeIndex,
     Later,
-    Located,
     Origin,
     Resume,
     Snapshot,
     read_of,
 )  # fmt: skip
 from archive.read import Episodes, Reader, Spans
+from archive.steps import Steps
 from archive.store import Storage
 from archive.views import reports
 
@@ -54,6 +55,7 @@ class Checkpoint:
         self.commit = commit
         self.served_by = commit if served_by is None else served_by
         self.later = Later(storage, self.served_by) if later is None else later
+        self.seen = max(commit.number, self.later.head.number)  # the newest commit that was known when it was looked up
         if commit.checkpoint is None:
             raise CorruptCommitError(
                 f"commit {commit.number} at {storage.url} is no checkpoint, though the table of checkpoints names it; "
@@ -145,22 +147,18 @@ class Checkpoint:
     @property
     def origin(self) -> Origin | None:
         """What a session that resumes from it goes on from; None without buffers and ledger: it takes nothing over."""
-        entry, sequences = self.commit.runs.get(self.run), self.record.sequences
         if not self.replay_saved and not self.commit.ledger:
             return None
-        if sequences is None:  # not recorded: right only while its session is the newest
-            if entry is None or entry.session != self.session:
-                return None
-            sequences = entry.sequences
         recovered = self.record.recovered
         trained = None if recovered is None else recovered.trained
-        return Origin(self.session, self.run, self.number, sequences, trained)
+        return Origin(self.session, self.run, self.number, self.record.sequences, trained)
 
     # -- what the ranks staged -----------------------------------------------------------------------------------
 
     @cached_property
     def _staged(self) -> dict[int, StagedFile]:
-        return {one.rank: StagedFile(self._storage, one.key, one.nonce) for one in self.record.ranks}
+        told = partial(resuming.remedy, self._storage, self.commit)
+        return {one.rank: StagedFile(self._storage, one.key, one.nonce, remedy=told) for one in self.record.ranks}
 
     def staged(self, rank: int) -> StagedFile:
         """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
@@ -212,7 +210,8 @@ class Checkpoint:
         """The staged object that has a column or attribute: of this or, for what is unchanged,
         of an earlier checkpoint."""
         own = [f for f in self._staged.values() if f.key == ref.object]
-        return own[0] if own else StagedFile(self._storage, ref.object, ref.nonce)
+        told = partial(resuming.remedy, self._storage, self.commit)
+        return own[0] if own else StagedFile(self._storage, ref.object, ref.nonce, remedy=told)
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value} of one rank."""
@@ -261,7 +260,7 @@ class Checkpoint:
         return self.steps_held.live
 
     @property
-    def located(self) -> Located:
+    def located(self) -> Steps:
         """Where the live steps lie, in live order."""
         return self.steps_held.located
 
@@ -274,8 +273,8 @@ class Checkpoint:
     def episodes(self) -> Episodes:
         """The episodes that are live in it, with their live steps, in order (rank, buffer, env row, time)."""
         heads, numbers = self.groups
-        offsets = np.append(heads, len(self.located.row))
-        parts = Spans(offsets, self.located.row, self.located.lo, self.located.hi)
+        offsets = np.append(heads, len(self.located.stream))
+        parts = Spans(offsets, self.located.stream, self.located.lo, self.located.hi)
         return Episodes(self.reader, self.index, numbers, parts, self)
 
     def ledger(self, name: str) -> LedgerView:
@@ -325,7 +324,7 @@ class Checkpoint:
         return reports.checkpoint(self.about, *held, *episodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_storage", "commit", "served_by", "later", "record")
+        kept = ("_storage", "commit", "served_by", "later", "seen", "record")
         return {name: getattr(self, name) for name in kept}
 
     def __repr__(self) -> str:

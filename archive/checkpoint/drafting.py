@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,21 +14,24 @@ from archive.checkpoint.saving import RankRows
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import StagedIndex
 from archive.manifest import (
+    Addition,
+    Attempt,
     BufferTotals,
+    Change,
     CheckpointRecord,
     Commit,
     Discarded,
     MissingRank,
     Place,
     Recovered,
+    Requirement,
     RunEntry,
     StagedObject,
     StoredFile,
-    claims,
     tablefiles,
     tables,
 )
-from archive.store import Storage
+from archive.tables import among, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,34 +57,36 @@ class StagedTables(NamedTuple):
     live: pa.Table
 
 
-def draft(
-    storage: Storage, joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, StagedTables], parent: Commit,
-    *, fold: bool, partial: bool, recovered: Recovered | None = None,
-) -> Commit:  # fmt: skip
-    """The commit of a checkpoint, after writing the manifest files that it names."""
+def change_of(
+    joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, StagedTables], requires: Sequence[Requirement],
+    *, partial: bool = False, recovered: Recovered | None = None,
+) -> Change:  # fmt: skip
+    """A checkpoint of what these ranks staged, or what was staged on their behalf."""
     place = joint.place
-    fresh, sequences = fresh_rows(parent, place, {rank: one.rows for rank, one in staged.items()})
-    known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
-    claims.check(storage, parent, fresh.segments, place.session, known_at)
-    add = functools.partial(tablefiles.add_rows, storage, place.session)
-    chunk_file = tablefiles.write(storage, place.session, "chunks", fresh.chunks) if fresh.chunks.num_rows else None
-    files = add("segments", parent, stamped(fresh.segments, chunk_file), fold=fold)
-    live = None
-    if all(f.index.replay_saved for f in parts):
-        table = tables.concat("live", [one.live for one in staged.values()])
-        live = tablefiles.write(storage, place.session, "live", table)
-    made = replace(_record(joint, parts, parent, sequences, partial=partial), recovered=recovered)
-    entry = _run_entry(parent, made, parts, place, sequences)
-    return parent.after(
-        "checkpoint", run=place.run, session=place.session, segments=files,
-        checkpoints=add("checkpoints", parent, _row(made, place), fold=fold), runs={**parent.runs, place.run: entry},
-        chunks=chunk_file, live=live, checkpoint=made, added=added(fresh),
-        **ledger_files(storage, place.session, parent, fresh.ledger, fold=fold),
-    )  # fmt: skip
+
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        fresh, sequences = fresh_rows(parent, place, {rank: one.rows for rank, one in staged.items()})
+        known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
+        attempt.check_ids(parent, fresh.segments, place.session, known_at)
+        says: dict[str, Any] = {}
+        if fresh.chunks.num_rows:
+            says["chunks"] = attempt.once(place.session, "chunks", fresh.chunks)
+        if all(f.index.replay_saved for f in parts):
+            table = tables.concat("live", [one.live for one in staged.values()])
+            says["live"] = attempt.once(place.session, "live", table)
+        if recovered is not None:
+            says["format"] = layout.with_feature(parent.format, layout.JOURNAL)
+        made = replace(_record(joint, parts, parent, sequences, partial=partial), recovered=recovered)
+        runs = parent.runs_with({place.run: _run_entry(parent, made, parts, place, sequences)})
+        segments = stamped(fresh.segments, says.get("chunks"))
+        rows = {"segments": segments, "ledger": fresh.ledger, "checkpoints": _row(made, place)}
+        return rows, {**says, "runs": runs, "checkpoint": made}
+
+    return Change("checkpoint", adds, [place.newest, *requires], place.run, place.session)
 
 
 def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tuple[RankRows, dict[int, int]]:
-    """RankRows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
+    """Rows not committed before, by each rank's sequence, and up to where each rank is committed with them."""
     sequences = dict(parent.runs[place.run].sequences)
     fresh = []
     for rank, given in rows.items():
@@ -95,28 +99,14 @@ def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tu
 
 def _fresh(rows: RankRows, done: int) -> RankRows:
     """Those numbered from `done` on, and the chunks of their shards."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     segments, ledger = (
         table.filter(pc.greater_equal(table["sequence"], done)) if done else table
         for table in (rows.segments, rows.ledger)
     )
-    shards = pc.unique(segments["shard"].cast(pa.string()).drop_null())
-    return RankRows(segments, rows.chunks.filter(pc.is_in(rows.chunks["shard"].cast(pa.string()), shards)), ledger)
-
-
-def added(rows: RankRows) -> dict[str, int]:
-    """How many rows a commit adds."""
-    return {"segments": rows.segments.num_rows} | ({"ledger": rows.ledger.num_rows} if rows.ledger.num_rows else {})
-
-
-def ledger_files(storage: Storage, session: str, parent: Commit, rows: pa.Table, *, fold: bool) -> dict[str, Any]:
-    """What a commit says of these new rows of the ledger table, after writing them; nothing where there are none."""
-    if not rows.num_rows:
-        return {}
-    files = tablefiles.add_rows(storage, session, "ledger", parent, rows, fold=fold)
-    return {"ledger": files, "format": layout.with_feature(parent.format, layout.JOURNAL)}
+    chunks = rows.chunks.filter(among(rows.chunks["shard"], distinct(segments["shard"])))
+    return RankRows(segments, chunks, ledger)
 
 
 def stamped(segments: pa.Table, chunk_file: StoredFile | None) -> pa.Table:
@@ -135,7 +125,7 @@ def _record(
     world_size, latest = joint.place.world_size, parent.runs[joint.place.run].latest
     last_whole = None if latest is None else latest.commit
     missing = sorted(set(range(world_size)) - {index.rank for index in indexes})
-    staged = {index.rank: index.sequence for index in indexes if index.sequence is not None}
+    staged = {index.rank: index.sequence for index in indexes}
     return CheckpointRecord(
         name=joint.name,
         step=indexes[0].step,
@@ -143,15 +133,20 @@ def _record(
         world_size=world_size,
         whole=not missing and not partial,
         missing=tuple(MissingRank(rank, last_whole) for rank in missing),
-        ranks=tuple(StagedObject(part.index.rank, part.key, part.index.nonce) for part in parts),
+        ranks=tuple(_object(part) for part in parts),
         buffers=_totals(indexes),
         discarded=_discarded(indexes),
         metrics=indexes[0].metrics,
         lineage=indexes[0].lineage,
         replay_saved=all(index.replay_saved for index in indexes),
-        sequences={**sequences, **staged},
+        sequences={**dict.fromkeys(missing, 0), **sequences, **staged},  # each rank of its world
         borrowed=_borrowed(parts),
     )
+
+
+def _object(part: StagedFile) -> StagedObject:
+    left_out = part.index.rows is not None and part.index.rows.left_out > 0
+    return StagedObject(part.index.rank, part.key, part.index.nonce, left_out)
 
 
 def _borrowed(parts: Sequence[StagedFile]) -> tuple[str, ...]:

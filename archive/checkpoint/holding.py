@@ -9,8 +9,9 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.checkpoint.resuming import take_over
-from archive.manifest import NO_ENV, EpisodeIndex, Located, Resume, Snapshot
+from archive.manifest import NO_ENV, EpisodeIndex, Resume, Snapshot
 from archive.read import Episodes
+from archive.steps import Steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,11 +34,14 @@ class Holding:
         found = self.episodes.step_spans()
         place = np.arange(len(found.rows))
         taken = np.maximum(found.hi - found.lo, 1)  # an episode without steps has a position of its own
-        pieces = Located(place, found.rows, found.lo, found.hi, np.cumsum(taken) - taken)
+        at = np.cumsum(taken) - taken
+        pieces = Steps(found.rows, found.lo, found.hi, follows=("position",), run=place, position=at)
         env: Ints = np.full(len(place), NO_ENV, np.int64)
         source = _Segments(self.episodes.episode_index, self.episodes.reader.snapshot, found.rows)
-        held = take_over(source, pieces, env, pieces.position, {NO_ENV: int(taken.sum())}, {})
-        return Resume(self.rank, self.world_size, self.run, {self.buffer: held})
+        held = take_over(source, pieces, env, at, {NO_ENV: int(taken.sum())}, {})
+        return Resume(
+            self.rank, self.world_size, self.run, {self.buffer: held}, self.episodes.reader.snapshot.commit.number
+        )
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from archive.base import CheckpointError, MissingObjectError, Patience, RanksMissingError, layout
-from archive.checkpoint.drafting import Joint, StagedTables, draft
+from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, layout
+from archive.checkpoint.drafting import Joint, StagedTables, change_of
 from archive.checkpoint.saving import RankRows
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import LEDGER
-from archive.manifest import Commit, CommitLog, Recovered, commits, tables
+from archive.manifest import Commit, CommitLog, Recovered, tables
 from archive.store import Storage
 
 FIRST_POLL_S = 0.02
@@ -40,27 +39,23 @@ def join(
     then is committed as partial.  `absent` is called, after seconds and then now and then,
     with the ranks that have not staged.
     """
-    began, patience = time.monotonic(), Patience()
-    stop = began + timeout_s
-    step_in = began + STEP_IN_S * joint.place.rank
+    wait = Wait(timeout_s, FIRST_POLL_S, MAX_POLL_S)
     last_grace_s = PARTIAL_STEP_IN_S * min(joint.place.rank, MAX_PARTIAL_STEPS)
     staged: dict[int, StagedFile] = {}
-    poll = FIRST_POLL_S
     while True:
         if found := _committed(log, joint):
             return found
-        if time.monotonic() >= step_in and all_staged(log.storage, joint, staged):
+        if wait.waited_s >= STEP_IN_S * joint.place.rank and all_staged(log.storage, joint, staged):
             return commit(log, joint, staged)
         if ending(last_grace_s):
             return commit_present(log, joint, staged)
-        if time.monotonic() > stop or given_up():
+        if wait.over or given_up():
             if not all_staged(log.storage, joint, staged, look_at_all=True):
-                raise _missing(joint, staged, time.monotonic() - began)
+                raise _missing(joint, staged, wait.waited_s)
             return commit(log, joint, staged)
-        if patience.due():
-            absent(_absent(log.storage, joint), patience.waited_s)
-        time.sleep(min(poll, max(0.0, stop - time.monotonic()) + 0.001))
-        poll = min(2 * poll, MAX_POLL_S)
+        if wait.due():
+            absent(_absent(log.storage, joint), wait.waited_s)
+        wait.pause()
 
 
 def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile] | None = None) -> Commit:
@@ -89,7 +84,7 @@ def _absent(storage: Storage, joint: Joint) -> list[int]:
 def _committed(log: CommitLog, joint: Joint) -> Commit | None:
     if joint.place.world_size == 1:
         return None
-    commits.fence(log.catch_up(), joint.place.run, joint.place.session)
+    joint.place.newest(log.catch_up())
     return log.find(joint.transaction)
 
 
@@ -130,15 +125,9 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     _check_agree(joint, parts)
     with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
         rows = dict(zip(sorted(staged), pool.map(_staged_rows, parts), strict=True))
-    transaction = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
+    key = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
     joint = replace(joint, ordinal=min(f.index.ordinal for f in parts))  # ranks may have counted apart
-
-    def build(parent: Commit, attempt: int) -> Commit:
-        commits.fence(parent, joint.place.run, joint.place.session)
-        _check_order(parent, joint, partial=partial)
-        return draft(log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=partial)
-
-    return log.append(transaction, build)
+    return log.commit(key, change_of(joint, parts, rows, [], partial=partial))
 
 
 def _staged_rows(part: StagedFile) -> StagedTables:
@@ -155,15 +144,8 @@ def commit_recovered(
     it no longer holds."""
     taken = sorted((rank, tail.next) for rank, tail in recovered.tails.items())
     about = hashlib.sha256(json.dumps([recovered.base, taken]).encode()).hexdigest()[:16]
-
-    def build(parent: Commit, attempt: int) -> Commit:
-        commits.fence(parent, joint.place.run, joint.place.session)
-        check(parent)
-        return draft(
-            log.storage, joint, parts, rows, parent, fold=attempt == 0, partial=False, recovered=recovered
-        )  # fmt: skip
-
-    return log.append(f"{joint.place.session}/recover/{about}", build)
+    change = change_of(joint, parts, rows, [check], recovered=recovered)
+    return log.commit(f"{joint.place.session}/recover/{about}", change)
 
 
 def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
@@ -179,20 +161,4 @@ def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
         raise CheckpointError(
             f"the ranks went on from different checkpoints (rank: commit): {went_on}, so checkpoint {joint.name!r} "
             "would lose what others had, or have it twice; nothing was committed: load the same checkpoint on all ranks"
-        )
-
-
-def _check_order(parent: Commit, joint: Joint, *, partial: bool) -> None:
-    """Whichever rank was late: of each rank, what it staged must come after what it staged for the latest one.
-
-    Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
-    """
-    latest = parent.runs[joint.place.run].latest
-    if latest is None or latest.session != joint.place.session:
-        return
-    same = partial and latest.name == joint.name
-    if same or latest.ordinal >= joint.ordinal:
-        raise CheckpointError(
-            f"checkpoint {joint.name!r} was not committed: {latest.name!r}, which is "
-            f"{'whole' if same else 'newer'}, is commit {latest.commit} already; go on with the next checkpoint"
         )

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import cached_property
+from archive.base import CorruptManifestError, cached_property
 from archive.manifest import (
     Commit,
     EpisodeIndex,
     FileRef,
-    Located,
     Rows,
     Sequences,
     Snapshot,
     liveview,
     tablefiles,
 )  # fmt: skip
+from archive.steps import Steps, row_codes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +49,20 @@ class LiveSteps:
     def live(self) -> pa.Table:
         """The live table."""
         ref = self._commit.live
-        return tablefiles.load(self._whole.storage, "live", [] if ref is None else [ref])
+        found = tablefiles.load(self._whole.storage, "live", [] if ref is None else [ref])
+        self._check_ranks(found)
+        return found
+
+    def _check_ranks(self, live: pa.Table) -> None:
+        """CorruptManifestError if something is live of a rank that is not in the checkpoint."""
+        ref, record = self._commit.live, self._commit.checkpoint
+        there = set() if record is None else {one.rank for one in record.ranks}
+        strange = set(live["rank"].unique().to_pylist()) - there
+        if ref is not None and strange:
+            raise CorruptManifestError(
+                f"{self._whole.storage.full_url(ref.path)} has live steps of rank {min(strange)}, which is not in the "
+                f"checkpoint of commit {self._commit.number}; run `archive verify`"
+            )
 
     @cached_property
     def index(self) -> EpisodeIndex:
@@ -72,14 +85,14 @@ class LiveSteps:
         return EpisodeIndex(self._whole, self._live_rows, self._branch)  # a method, as functions of here do not pickle
 
     def _live_rows(self) -> Ints:
-        return self._located_in_whole.row
+        return self._located_in_whole.stream
 
     @cached_property
-    def _located_in_whole(self) -> Located:
+    def _located_in_whole(self) -> Steps:
         return liveview.locate(self.live, self._whole.columns(liveview.SEGMENT_COLUMNS))
 
     @cached_property
-    def located(self) -> Located:
+    def located(self) -> Steps:
         """Where the live steps lie, in live order, in the rows of `index`."""
         if self.index is self.whole_index:
             return self._located_in_whole
@@ -88,21 +101,13 @@ class LiveSteps:
     @cached_property
     def groups(self) -> tuple[Ints, Ints]:
         """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
-        episode = self.index.episode_of_row[self.located.row]
-        place = _codes(self.live)[self.located.run]
+        episode = self.index.episode_of_row[self.located.stream]
+        place = row_codes(self.live.select(["rank", "buffer"]))[0][self.located["run"]]
         heads = liveview.episode_groups(episode, place)
         return heads, episode[heads]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_whole": self._whole, "_commit": self._commit}
-
-
-def _codes(live: pa.Table) -> Ints:
-    """A number for (rank, buffer) of each live run."""
-    buffers = live["buffer"].combine_chunks()
-    code = buffers.indices.to_numpy() if len(buffers) else np.zeros(0, np.int64)
-    out: Ints = live["rank"].to_numpy().astype(np.int64) * (int(code.max(initial=0)) + 1) + code
-    return out
 
 
 def _counts(files: Sequence[FileRef], steps: int) -> Iterator[int]:
@@ -130,7 +135,7 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
     located = liveview.pieces(live, part.columns(liveview.SEGMENT_COLUMNS))
     if len(liveview.lacking(live, located)):
         return False
-    numbers = np.unique(index.episode_of_row[located.row])
+    numbers = np.unique(index.episode_of_row[located.stream])
     if (numbers < 0).any() or not _named_once(index, numbers):
         return False
     begins = part.take(index.chains.firsts()[numbers], ["predecessor"])
@@ -159,5 +164,5 @@ def _newest_commit(files: Sequence[FileRef]) -> float:
 
 def _are_seen(rows: pa.Table, part: Snapshot, branch: Branch) -> bool:
     """Whether a session sees all of these rows; which it went on from is read only if it did not write them itself."""
-    known = Rows.of(rows)
+    known = Rows(rows)
     return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())

@@ -1,10 +1,11 @@
-"""When to checkpoint: requests by signal, by the bucket or over HTTP, the same on every rank; and saving on a crash.
+"""When to checkpoint: requests by signal or by the bucket, the same on every rank; and saving on a crash.
 
 `requested()` is called once a step by every rank. It is true on all of them at the same step if any was asked. With a
 process group the ranks agree by one small reduction a step, in the foreground. Without one they agree through the
 bucket, in numbered rounds: a rank that was asked, or sees that another is in the round, writes how many steps it has
 seen; all act at the greatest of these numbers, and a rank that gets as far as its own number waits for the others'.
-So nobody passes the step before it is known, and ranks that are all asked at once act once.
+So nobody passes the step before it is known, and ranks that are all asked at once act once. `terminating()` is agreed
+on by the same messages: a rank that is told to end asks for a checkpoint until all ranks know that it was told.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import secrets
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,25 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
     ClosedError,
     CorruptStateError,
     MissingObjectError,
-    Patience,
     RanksMissingError,
     Record,
     StorageError,
     UsageError,
+    Wait,
     agreement_folder,
     agreement_key,
     escape,
     in_child,
     logger,
+    process_group,
     ranks,
     request_key,
     shutdown,
 )
-from archive.checkpoint.endpoint import Endpoint
 from archive.manifest import Place
 from archive.store import Storage, smallfiles
 
@@ -58,11 +57,14 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR2", "SIGTERM") if hasa
 
 
 class _Asked:
-    """Whether this process was asked since it last acted."""
+    """Whether this process was asked since it last acted, and was told to end."""
 
     def __init__(self) -> None:
         self.flag = threading.Event()
-        self.terminating = False
+        self.terminating = False  # this process was told
+        self.ending = False  # the ranks have agreed that one of them was told
+        self.called = False  # `requested()` was
+        self.kept = False  # agreed on by `terminating()`, and not yet given by `requested()`
         self.previous: dict[int, Any] = {}
         self.watch: _Watch | None = None
 
@@ -117,8 +119,14 @@ def _on_signal(number: int, frame: Any) -> None:
 
 
 def terminating() -> bool:
-    """Whether this process was told to end (SIGTERM): after the checkpoint, leave the loop."""
-    return _asked.terminating
+    """Whether to leave the loop after the checkpoint, for a rank was told to end (SIGTERM); the same on every rank.
+
+    True from the call of `requested()` on that says so to all of them, which is true then: what the newest such call
+    agreed on. In a loop that never calls `requested()` every rank calls this one once a step instead.
+    """
+    if not _asked.called:
+        _asked.kept |= _agree()
+    return _asked.ending
 
 
 def requested() -> bool:
@@ -127,33 +135,37 @@ def requested() -> bool:
     Installs the signal handlers when first called, if in the main thread. Requests in the bucket are seen by the ranks
     that have a writer open.
     """
+    agreed = _agree() or _asked.kept
+    _asked.called, _asked.kept = True, False
+    return agreed
+
+
+def _agree() -> bool:
+    """Whether this is a step to checkpoint at, as all ranks have it."""
     if not _asked.previous and threading.current_thread() is threading.main_thread():
         listen()
-    asked = _asked.flag.is_set()
-    group = _process_group()
+    told = _asked.terminating
+    asked = _asked.flag.is_set() or (told and not _asked.ending)
+    group = process_group(least=2)
     if group is not None:
-        asked = _any_rank(group, asked)
+        asked, told = _any_rank(group, asked, told)
     elif _asked.watch is not None and _asked.watch.place.world_size > 1:
-        return _agreed(_asked.watch, asked)
+        return _agreed(_asked.watch, asked, told)
+    _asked.ending |= told
     if asked:
         _asked.flag.clear()
     return asked
 
 
-def _process_group() -> Any:
-    distributed: Any = sys.modules.get("torch.distributed")
-    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if ready and distributed.get_world_size() > 1 else None
-
-
-def _any_rank(group: Any, asked: bool) -> bool:
+def _any_rank(group: Any, *here: bool) -> list[bool]:
+    """Of each flag, whether a rank has it."""
     import importlib
 
     torch = importlib.import_module("torch")
     device = "cuda" if group.get_backend() == "nccl" else "cpu"
-    flag = torch.tensor([int(asked)], device=device)
-    group.all_reduce(flag, op=group.ReduceOp.MAX)
-    return bool(flag.item())
+    flags = torch.tensor(here, dtype=torch.int64, device=device)
+    group.all_reduce(flags, op=group.ReduceOp.MAX)
+    return [bool(flag) for flag in flags.tolist()]
 
 
 # -- requests in the bucket ----------------------------------------------------------------------------------------
@@ -162,7 +174,7 @@ def _any_rank(group: Any, asked: bool) -> bool:
 def post(storage: Storage) -> str:
     """Ask whoever writes to this archive for a checkpoint, by an object in the bucket; its key."""
     key = request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
-    storage.create(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
+    storage.create_once(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
     return key
 
 
@@ -196,7 +208,7 @@ class _Watch:
 
         Of a process group one rank looks: each request is to be seen once.
         """
-        group = _process_group() is not None
+        group = process_group(least=2) is not None
         if group and self.place.rank != 0:
             return
         try:
@@ -234,7 +246,7 @@ def watch(storage: Storage, place: Place) -> Callable[[], None]:
     return stop
 
 
-def _agreed(seen: _Watch, asked: bool) -> bool:
+def _agreed(seen: _Watch, asked: bool, told: bool) -> bool:
     """Without a process group: whether this is the step on which all ranks agreed."""
     seen.calls += 1
     if seen.ready is None:
@@ -242,71 +254,76 @@ def _agreed(seen: _Watch, asked: bool) -> bool:
             return False
         seen.ready = seen.calls + LEAD_STEPS
         place = seen.place
-        answer = Answer(seen.ready, place.session, seen.round, place.rank)
+        answer = Answer(seen.ready, place.session, seen.round, place.rank, told)
         _put_once(seen.storage, agreement_key(place.session, seen.round, place.rank), answer)
-    if seen.calls < seen.ready or seen.calls < max([seen.ready, *_all_ready(seen)]):
+    if seen.calls < seen.ready:
         return False
+    answers = _answers(seen)
+    if seen.calls < max(seen.ready, *(answer.ready for answer in answers)):
+        return False
+    _asked.ending |= any(answer.told for answer in answers) or len(answers) < seen.place.world_size
     seen.acted()
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Record):
-    """At which call a rank is ready for the checkpoint of a round; the rest says which answer it is."""
+    """At which call a rank is ready for the checkpoint of a round, and whether it was told to end after it.
+
+    The rest says which answer it is.
+    """
 
     ready: int
     session: str | None = None
     round: int | None = None
     rank: int | None = None
+    told: bool = False
     nonce: str = ""
 
 
 def _put_once(storage: Storage, key: str, answer: Answer) -> None:
     data = json.dumps(replace(answer, nonce=secrets.token_hex(8)).to_json()).encode()
     try:
-        storage.create(key, data)
-    except (AlreadyExistsError, AmbiguousWriteError) as e:
-        if not storage.exists(key):
-            storage.create(key, data)
-        elif storage.get_head(key, len(data) + 1) != data:
-            raise UsageError(
-                f"{storage.full_url(key)} is there already: two processes have this rank of the session"
-            ) from e
+        storage.create_once(key, data)
+    except AlreadyExistsError as e:
+        raise UsageError(
+            f"{storage.full_url(key)} is there already: two processes have this rank of the session"
+        ) from e
 
 
-def _all_ready(seen: _Watch) -> list[int]:
-    """At which call each rank is ready; waits for those that have not said, but not long where the process ends."""
-    stop, patience = time.monotonic() + AGREE_TIMEOUT_S, Patience()
-    steps: dict[int, int] = {}
+def _answers(seen: _Watch) -> list[Answer]:
+    """The answer of each rank; waits for those that have not said, but not long where this process ends."""
+    wait = Wait(AGREE_TIMEOUT_S, AGREE_POLL_S)
+    found: dict[int, Answer] = {}
     while True:
         ends = shutdown.process.passed(shutdown.AGREE_PART)
-        look_at_all = ends or patience.due()
-        for rank in sorted(set(range(seen.place.world_size)) - set(steps)):
+        look_at_all = ends or wait.due()
+        for rank in sorted(set(range(seen.place.world_size)) - set(found)):
             try:
-                steps[rank] = _ready(seen, rank)
+                found[rank] = _answer(seen, rank)
             except MissingObjectError:
                 if not look_at_all:
                     break
-        if len(steps) == seen.place.world_size:
-            return list(steps.values())
-        absent = sorted(set(range(seen.place.world_size)) - set(steps))
+        if len(found) == seen.place.world_size:
+            return list(found.values())
+        absent = sorted(set(range(seen.place.world_size)) - set(found))
         if look_at_all:
             logger.warning(
                 "the request for a checkpoint waits for %s of this job, after %.0f s; see whether it runs, and calls "
-                "archive.checkpoint.requests.requested() at every step", ranks(absent), patience.waited_s,
+                "archive.checkpointing.requested() at every step", ranks(absent), wait.waited_s,
             )  # fmt: skip
         if ends:
-            return list(steps.values())
-        if time.monotonic() > stop:
+            return list(found.values())
+        if wait.over:
             raise RanksMissingError(
                 f"ranks {absent} did not answer the request for a checkpoint within {AGREE_TIMEOUT_S:.0f} s; see "
-                "whether they run, and call archive.checkpoint.requests.requested() at every step"
+                "whether they run, and call archive.checkpointing.requested() at every step"
             )
-        time.sleep(AGREE_POLL_S)
+        wait.pause()
 
 
-def _ready(seen: _Watch, rank: int) -> int:
-    """At which call a rank is ready, by its own answer; another's in its place is an error."""
+def _answer(seen: _Watch, rank: int) -> Answer:
+    """The answer of a rank; another's in its place is an error."""
     key = agreement_key(seen.place.session, seen.round, rank)
     answer = smallfiles.read_small(seen.storage, key, Answer, CorruptStateError)
     for name, meant in (("session", seen.place.session), ("round", seen.round), ("rank", rank)):
@@ -315,19 +332,7 @@ def _ready(seen: _Watch, rank: int) -> int:
                 f"{seen.storage.full_url(key)} is not the answer of rank {rank} to round {seen.round}: somebody put it "
                 "there"
             )
-    return answer.ready
-
-
-# -- requests over HTTP --------------------------------------------------------------------------------------------
-
-
-def serve(port: int = 0, host: str = "127.0.0.1", *, token: str | None = None, hosts: Sequence[str] = ()) -> Endpoint:
-    """Listen for requests over HTTP on this rank: POST to its `url` with `Authorization: Bearer <its token>`.
-
-    token: made anew unless given (at least 16 characters).  hosts: names by which clients may call this machine,
-    beside localhost, its own name and addresses.
-    """
-    return Endpoint(host, port, request, token=token, hosts=hosts)
+    return answer
 
 
 # -- crashes -------------------------------------------------------------------------------------------------------

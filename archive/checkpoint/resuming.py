@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import CorruptManifestError, PartialCheckpointError, jsontree
+from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, jsontree
 from archive.checkpoint.staged import StagedFile
 from archive.manifest import (
     BufferResume,
+    Commit,
     EpisodeIndex,
     KnownEpisode,
-    Located,
     Origin,
     Resume,
     Runs,
@@ -24,7 +25,11 @@ from archive.manifest import (
     Stream,
     Unfinished,
     chains,
+    read_of,
+    tablefiles,
 )
+from archive.steps import Steps, places, row_codes
+from archive.store import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,13 +55,15 @@ class Source(Held, Protocol):
     """A checkpoint, as far as a resume needs it."""
 
     @property
-    def located(self) -> Located: ...
+    def located(self) -> Steps: ...
     @property
     def run(self) -> str: ...
     @property
     def world_size(self) -> int: ...
     @property
     def number(self) -> int: ...
+    @property
+    def seen(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property
@@ -72,25 +79,25 @@ def same_rank(source: Source, rank: int) -> Resume:
     if not source.replay_saved:
         empty = BufferResume(Runs.empty(), [], [], {}, {})
         return Resume(
-            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.number, source.origin, source.name,
-            saved_by=source.world_size,
+            rank, source.world_size, source.run, dict.fromkeys(about, empty), source.seen, source.number, source.origin,
+            source.name, saved_by=source.world_size,
         )  # fmt: skip
     ranks = source.live["rank"].to_numpy()
     names = np.array(source.live["buffer"].cast("string").to_pylist(), object)
     buffers = {}
     for name, entry in about.items():
         mine = (ranks == rank) & (names == name)
-        pieces = source.located.pick(mine[source.located.run])
-        env = source.live["env_id"].to_numpy()[pieces.run]
-        buffers[name] = take_over(source, pieces, env, pieces.position, entry.next_positions, entry.open_episodes)
-    taken = (source.number, source.origin, source.name, None, source.world_size, partial(holders, source))
+        pieces = source.located.pick(mine[source.located["run"]])
+        env = source.live["env_id"].to_numpy()[pieces["run"]]
+        buffers[name] = take_over(source, pieces, env, pieces["position"], entry.next_positions, entry.open_episodes)
+    taken = (source.seen, source.number, source.origin, source.name, None, source.world_size, partial(holders, source))
     return Resume(rank, source.world_size, source.run, buffers, *taken)
 
 
 def holders(source: Source) -> dict[str, int]:
     """Episode id -> the rank that has it live, the first if several have steps of it."""
-    ranks = source.live["rank"].to_numpy()[source.located.run]
-    return first_ranks(source.index, source.index.episode_of_row[source.located.row], ranks)
+    ranks = source.live["rank"].to_numpy()[source.located["run"]]
+    return first_ranks(source.index, source.index.episode_of_row[source.located.stream], ranks)
 
 
 def first_ranks(index: EpisodeIndex, episodes: Ints, ranks: Ints) -> dict[str, int]:
@@ -102,24 +109,26 @@ def first_ranks(index: EpisodeIndex, episodes: Ints, ranks: Ints) -> dict[str, i
 
 
 def take_over(
-    source: Held, pieces: Located, env: Ints, position: Ints, next_positions: Mapping[int, int],
+    source: Held, pieces: Steps, env: Ints, position: Ints, next_positions: Mapping[int, int],
     opened: Mapping[int, str], *, to_close: Sequence[str] = (),
 ) -> BufferResume:  # fmt: skip
     """A buffer that holds these pieces at these places; `opened`: env id -> id of the episode that is open there."""
-    numbers = source.index.episode_of_row[pieces.row]
+    numbers = source.index.episode_of_row[pieces.stream]
     if (numbers < 0).any():
         raise CorruptManifestError("live steps belong to an episode that was replaced; run `archive verify`")
     distinct = list(dict.fromkeys(numbers.tolist()))
     unfinished = sorted({*opened.values(), *to_close})
-    known = _known(source.index, distinct, _begins(source, pieces, env, position), unfinished)
+    begins, bare = _begins(source, pieces, env, position)
+    known = _known(source.index, distinct, begins, unfinished)
     known += _without_pieces(source, [name for name in unfinished if name not in {one.id for one in known}])
     at = {one.id: i for i, one in enumerate(known)}
-    known = _without_live_steps(known, {at[name]: e for e, name in opened.items()}, next_positions)
+    bare = {place for place, number in enumerate(distinct) if number in bare}
+    known = _without_live_steps(known, bare, {at[name]: e for e, name in opened.items()}, next_positions)
     streams, codes = _streams(source, pieces)
-    starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.row] + pieces.lo
+    starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
-    runs = Runs(env, position, pieces.hi - pieces.lo, episode, codes, starts)
+    runs = Runs(env, position, pieces.length, episode, codes, starts)
     return BufferResume(
         runs.pick(np.lexsort((runs.position, runs.env))), known, streams, next_positions,
         {e: at[name] for e, name in opened.items()}, [at[name] for name in to_close],
@@ -144,14 +153,18 @@ def _numbers_of(index: EpisodeIndex, ids: Sequence[str]) -> dict[str, int]:
     return out
 
 
-def _begins(source: Held, pieces: Located, env: Ints, position: Ints) -> dict[int, tuple[int, int]]:
-    """Number of an episode -> the env row of its first piece, and where in it the episode begins."""
-    start = source.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.row] + pieces.lo
-    number = source.index.episode_of_row[pieces.row]
+def _begins(
+    source: Held, pieces: Steps, env: Ints, position: Ints
+) -> tuple[dict[int, tuple[int, int]], set[int]]:  # fmt: skip
+    """Number of an episode -> the env row of its earliest steps that are live, and where in it the episode begins; and
+    the numbers of those that have none."""
+    start = source.snapshot.columns(["episode_start"])["episode_start"].to_numpy()[pieces.stream] + pieces.lo
+    number, bare = source.index.episode_of_row[pieces.stream], pieces.length == 0
+    order = np.lexsort((start, bare))
     out: dict[int, tuple[int, int]] = {}
-    for n, e, begin in zip(number.tolist(), env.tolist(), (position - start).tolist(), strict=True):
+    for n, e, begin in zip(*(of[order].tolist() for of in (number, env, position - start)), strict=True):
         out.setdefault(n, (e, begin))
-    return out
+    return out, out.keys() - {*number[~bare].tolist()}
 
 
 def _known(
@@ -165,33 +178,73 @@ def _known(
     for number, row, first in zip(numbers, rows, begun, strict=True):
         e, begin = begins.get(number, (-1, 0))
         rest = _unfinished(row) if row["episode_id"] in unfinished else None
-        out.append(KnownEpisode(row["episode_id"], e, begin, not first, not row["last"] and rest is None, rest))
+        stored, broken = row["episode_start"] + row["length"], not row["last"] and rest is None
+        out.append(KnownEpisode(row["episode_id"], e, begin, stored, not first, broken, rest))
     return out
 
 
 def _without_live_steps(
-    known: Sequence[KnownEpisode], open_at: Mapping[int, int], next_positions: Mapping[int, int]
+    known: Sequence[KnownEpisode], bare: Collection[int], open_at: Mapping[int, int], next_positions: Mapping[int, int]
 ) -> list[KnownEpisode]:
     """Open episodes whose steps have all left the buffer stand in the env row that they go on in."""
     out = list(known)
     for place, env in open_at.items():
-        rest = out[place].unfinished
-        if out[place].env_id != env and rest is not None:
-            out[place] = replace(out[place], env_id=env, begin=next_positions.get(env, rest.stored) - rest.stored)
+        one = out[place]
+        if one.env_id != env or place in bare:
+            out[place] = replace(one, env_id=env, begin=next_positions.get(env, one.stored) - one.stored)
     return out
 
 
 def _unfinished(row: dict[str, Any]) -> Unfinished:
     metadata = jsontree.loads(row["metadata"]) if row["metadata"] else {}
     address = chains.address(row["session"], row["rank"], row["sequence"])
-    stored = row["episode_start"] + row["length"]
-    return Unfinished(address, stored, row["return"], metadata)
+    return Unfinished(address, row["return"], metadata)
 
 
-def _streams(source: Held, pieces: Located) -> tuple[list[Stream], Ints]:
+def _streams(source: Held, pieces: Steps) -> tuple[list[Stream], Ints]:
     """The streams that the pieces lie in, and each piece's place among them."""
-    live = source.live.select(["session", "stream_rank", "stream_env"]).to_pylist()
-    names = [(live[r]["session"], live[r]["stream_rank"], live[r]["stream_env"]) for r in pieces.run.tolist()]
-    distinct = list(dict.fromkeys(names))
-    place = {name: i for i, name in enumerate(distinct)}
-    return distinct, np.array([place[n] for n in names], np.int64)
+    live = source.live.select(["session", "stream_rank", "stream_env"])
+    stream = row_codes(live)[0][pieces["run"]]
+    numbers, first = np.unique(stream, return_index=True)
+    names = live.take(pieces["run"][first]).to_pylist()
+    return [(one["session"], one["stream_rank"], one["stream_env"]) for one in names], places(stream, numbers)
+
+
+# -- where a checkpoint is damaged -------------------------------------------------------------------------------------
+
+_TRIED = 5  # earlier checkpoints, at most
+
+
+def remedy(storage: Storage, commit: Commit) -> str:
+    """What somebody is told who cannot go on from the checkpoint of a commit."""
+    name = "" if commit.checkpoint is None else commit.checkpoint.name
+    told = f"Checkpoint {name!r} (commit {commit.number}) of run {commit.run!r} cannot be resumed."
+    try:
+        before = _sound_before(storage, commit)
+    except ArchiveError:  # other damage, of which `verify` tells
+        before = None
+    if before is None or before.checkpoint is None:
+        return f"{told} `archive verify {storage.url}` says what is sound"
+    return (
+        f"{told} The newest before it whose states are there is {before.checkpoint.name!r} (commit {before.number}): "
+        f"{go_on(storage.url, before.number)}; `archive verify {storage.url}` says what else is damaged"
+    )
+
+
+def go_on(url: str, number: int) -> str:
+    """The command that makes a checkpoint the newest again."""
+    return f"`archive restore {url} --commit {number} --yes` goes on from it"
+
+
+def _sound_before(storage: Storage, commit: Commit) -> Commit | None:
+    """The commit of the newest whole checkpoint of the same run before it, of which all ranks' states are there."""
+    names = ("commit", "run", "whole")
+    rows = tablefiles.load(storage, "checkpoints", commit.files("checkpoints"), names).to_pylist()
+    mine = (row["commit"] for row in rows if row["whole"] and row["run"] == commit.run)
+    for number in sorted((n for n in mine if n < commit.number), reverse=True)[:_TRIED]:
+        with suppress(ArchiveError):
+            found = read_of(storage, number, commit)
+            for one in () if found.checkpoint is None else found.checkpoint.ranks:
+                StagedFile(storage, one.key, one.nonce).index  # noqa: B018
+            return found
+    return None

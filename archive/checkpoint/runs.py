@@ -1,4 +1,4 @@
-"""Engine: the runs of an archive: what each is, its checkpoints and episodes, and several of them side by side."""
+"""The runs of an archive: what each is, its checkpoints and episodes, and several of them side by side."""
 
 from __future__ import annotations
 

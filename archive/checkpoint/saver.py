@@ -7,11 +7,12 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from archive.base import Losses, check_text, jsontree, logger, ranks, shutdown, size, thread_pool
+from archive.base import Losses, check_text, jsontree, layout, logger, ranks, shutdown, size, thread_pool
 from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.drafting import Joint
@@ -45,6 +46,7 @@ class Saver:
         self._thread = thread_pool(1, "archive-checkpoint")
         self._pending: Pending | None = None
         self._columns = SavedColumns()
+        self._names: set[str] = set()  # of what was staged: none twice, also where it was pruned since
         self._ordinal = 0
         self.durable: int | None = None
         self.committed = 0  # segments of this rank below this number are committed
@@ -142,7 +144,12 @@ class Saver:
             written = self._wait(pending.works)
             pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
             pending.tell("staging", bytes=sum(w.data_bytes for w in written))
+            name = pending.request.name
+            if name in self._names:
+                key = layout.state_key(self._place.session, name, self._place.rank)
+                raise saving.name_taken(self._storage, key)
             index = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+            self._names.add(name)
             pending.columns = SavedColumns.of(index)
         return sum(w.stored_bytes for w in written)
 
@@ -154,7 +161,8 @@ class Saver:
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.reported(counts)
-            self._columns, self.durable = pending.columns, request.step
+            self._columns = replace(pending.columns, gone=partial(self._log.gone, since=made.number))
+            self.durable = request.step
         self._committed(made, pending.kept)
         checkpoint = Checkpoint(self._storage, made)
         _log_left_out(checkpoint.record)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from archive.base import AlreadyExistsError, CheckpointError, escape, git_revision, layout
-from archive.checkpoint.creating import create_once
+from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
 from archive.checkpoint.stagedindex import (
     LEDGER,
+    LEFT_OUT,
     UNCONSUMED,
     AttributeRef,
     ColumnRef,
@@ -56,7 +56,7 @@ class Request:
 
 
 class RankRows(NamedTuple):
-    """RankRows of one rank for tables of a commit. Those of segments and of the ledger are numbered together."""
+    """Rows of one rank for tables of a commit. Those of segments and of the ledger are numbered together."""
 
     segments: pa.Table
     chunks: pa.Table
@@ -70,10 +70,14 @@ class RankRows(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedColumns:
-    """Columns and attributes of the last committed checkpoint, by array or member: to refer to when unchanged."""
+    """Columns and attributes of the last committed checkpoint, by array or member: to refer to when unchanged.
+
+    gone: gives which of some objects were forgotten or pruned since that was committed.
+    """
 
     columns: Mapping[str, ColumnRef] = field(default_factory=dict)
     attributes: Mapping[str, AttributeRef] = field(default_factory=dict)
+    gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()
 
     @classmethod
     def of(cls, index: StagedIndex) -> SavedColumns:
@@ -93,6 +97,16 @@ class Here:
     saved: SavedColumns
     arrays: dict[str, Array] = field(default_factory=dict)
 
+    @cached_property
+    def _gone(self) -> Collection[str]:
+        """The objects of what was staged before that were let go of; asked once something is unchanged."""
+        refs: list[ColumnRef | AttributeRef] = [*self.saved.columns.values(), *self.saved.attributes.values()]
+        return self.saved.gone({ref.object for ref in refs})
+
+    def same(self, earlier: ColumnRef | AttributeRef, mark: str) -> bool:
+        """Whether an earlier one has the same values, and can be referred to."""
+        return earlier.digest == mark and earlier.object not in self._gone
+
 
 def stage(
     storage: Storage,
@@ -110,6 +124,7 @@ def stage(
     here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     rows = rows_of(written if keeps_rows(request, written) else [])
+    left_out = tables.concat("live", [c.left_out for c in cuts if len(c.left.env)])
     index = StagedIndex(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
@@ -120,24 +135,30 @@ def stage(
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
         states={**(states or {}), **{c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None}},
-        rows=StagedRows(*(table.num_rows for table in rows)), buffers={c.name: _buffer(c) for c in cuts},
+        rows=StagedRows(*(table.num_rows for table in (*rows, left_out))), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
     members = [
         file_member("segments.parquet", tables.dumps(rows.segments)),
         file_member("chunks.parquet", tables.dumps(rows.chunks)),
         file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
         *([file_member(LEDGER, tables.dumps(rows.ledger))] if rows.ledger.num_rows else []),
+        *([file_member(LEFT_OUT, tables.dumps(left_out))] if left_out.num_rows else []),
         *_text_members(index, cuts, request.unconsumed, here),
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
     try:
-        create_once(storage, here.key, indexed.pack(index, members)[0], here.nonce)
+        storage.create_once(here.key, indexed.pack(index, members)[0])
     except AlreadyExistsError as e:
-        raise CheckpointError(
-            f"{storage.full_url(here.key)} is there already: this session has staged a checkpoint of this name before; "
-            "give the checkpoint another name"
-        ) from e
+        raise name_taken(storage, here.key) from e
     return index
+
+
+def name_taken(storage: Storage, key: str) -> CheckpointError:
+    """The error of a checkpoint whose staged object would have the name of another one."""
+    return CheckpointError(
+        f"{storage.full_url(key)} is, or was, there already: this session has staged a checkpoint of this name before; "
+        "give the checkpoint another name"
+    )
 
 
 def keeps_rows(request: Request, written: Sequence[Written]) -> bool:
@@ -172,7 +193,7 @@ def _journal(request: Request, written: Sequence[Written]) -> int | None:
 
 
 def _without_replay(cut: Cut) -> Cut:
-    return replace(cut, runs=Runs.empty(), columns={}, attributes={}, discarded={})
+    return replace(cut, runs=Runs.empty(), columns={}, attributes={}, discarded={}, left=Runs.empty())
 
 
 def _buffer(cut: Cut) -> StagedBuffer:
@@ -183,7 +204,7 @@ def _buffer(cut: Cut) -> StagedBuffer:
 def _column(buffer: str, name: str, column: Column, here: Here) -> ColumnRef:
     path = column_path(buffer, name)
     earlier = here.saved.columns.get(path)
-    if earlier is not None and earlier.digest == column.digest:
+    if earlier is not None and here.same(earlier, column.digest):
         return earlier
     here.arrays[path] = column.array
     rows, *shape = column.array.shape
@@ -194,8 +215,9 @@ def _attribute(buffer: str, name: str, text: str, here: Here) -> AttributeRef:
     member = f"attributes/{escape(buffer)}/{escape(name)}.json"
     mark = digest(np.frombuffer(text.encode(), np.uint8))
     earlier = here.saved.attributes.get(member)
-    unchanged = earlier is not None and earlier.digest == mark
-    return earlier if unchanged and earlier else AttributeRef(member, mark, here.key, here.nonce)
+    if earlier is not None and here.same(earlier, mark):
+        return earlier
+    return AttributeRef(member, mark, here.key, here.nonce)
 
 
 def _text_members(index: StagedIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[packing.Member]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from archive.base import ByteRange, CorruptStateError, IntegrityError, cached_property
+from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property
 from archive.checkpoint import staging
-from archive.checkpoint.stagedindex import ColumnRef, StagedIndex, StateRef
+from archive.checkpoint.stagedindex import LEFT_OUT, ColumnRef, StagedIndex, StateRef
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tables
@@ -24,9 +25,11 @@ class StagedFile:
     """One rank's part of a checkpoint. `nonce`: of the object that is meant, where what refers to it says so."""
 
     def __init__(
-        self, storage: Storage, key: str, nonce: str | None = None, index: StagedIndex | None = None
+        self, storage: Storage, key: str, nonce: str | None = None, index: StagedIndex | None = None,
+        remedy: Callable[[], str] | None = None,
     ) -> None:  # fmt: skip
-        """index: of an object that was just written."""
+        """index: of an object that was just written; remedy: what errors say of going on without it."""
+        self._remedy = remedy
         self.storage = storage
         self.key = key
         self._nonce = nonce
@@ -44,10 +47,21 @@ class StagedFile:
     @cached_property
     def index(self) -> StagedIndex:
         """What it says of itself; CorruptStateError if that is damaged, or if another object should lie here."""
-        start, stop = indexed.index_span(self._head, self.where)
-        index = staging.load_index(self._head[start:stop], self.where)
-        staging.check_place(index, self.key, self._nonce, self.where)
+        with self._told():
+            start, stop = indexed.index_span(self._head, self.where)
+            index = staging.load_index(self._head[start:stop], self.where)
+            staging.check_place(index, self.key, self._nonce, self.where)
         return index
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of what is damaged or gone say how to go on without it."""
+        try:
+            yield
+        except (IntegrityError, MissingObjectError) as e:
+            if self._remedy is None:
+                raise
+            raise type(e)(f"{e}. {self._remedy()}") from e
 
     @cached_property
     def _base(self) -> int:
@@ -66,12 +80,13 @@ class StagedFile:
         if absent := [n for n in names if not self.has(n)]:
             raise CorruptStateError(f"{self.where} has no member {absent[0]!r}; the state is damaged")
         wanted = [self._places[name] for name in names]
-        out = self._ranges([self._range(member) for member in wanted])
-        for member, data in zip(wanted, out, strict=True):
-            if checksum(data) != member.crc32c:
-                raise CorruptStateError(
-                    f"{member.name!r} in {self.where} does not match its checksum; the state is damaged"
-                )
+        with self._told():
+            out = self._ranges([self._range(member) for member in wanted])
+            for member, data in zip(wanted, out, strict=True):
+                if checksum(data) != member.crc32c:
+                    raise CorruptStateError(
+                        f"{member.name!r} in {self.where} does not match its checksum; the state is damaged"
+                    )
         return out
 
     def _ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -91,6 +106,12 @@ class StagedFile:
             tables.loads(d, kind, where=f"{kind} rows in {self.where}", committed=False)
             for d, kind in zip(files, kinds, strict=True)
         ]
+
+    def left_out(self) -> Any:
+        """Rows as of the live table: what is live in its writer, and not in the checkpoint."""
+        found = self.files([LEFT_OUT]) if self.index.rows is not None and self.index.rows.left_out else []
+        where = f"{LEFT_OUT} in {self.where}"
+        return tables.concat("live", [tables.loads(d, "live", where=where, committed=False) for d in found])
 
     @cached_property
     def arrays_index(self) -> ShardIndex:
@@ -121,7 +142,8 @@ class StagedFile:
             view = ShardView(bytes(chunks.pop("zarr.json")))
             return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
         except IntegrityError as e:
-            raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
+            with self._told():
+                raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
 
     def _check_there(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Arrays of which rows are wanted must have chunks; those of no rows have none."""
@@ -144,7 +166,7 @@ class StagedFile:
         if entry is None:
             return None
         if entry.object not in (None, self.key):
-            return StagedFile(self.storage, str(entry.object), entry.nonce).tree(entry, buffer)
+            return StagedFile(self.storage, str(entry.object), entry.nonce, remedy=self._remedy).tree(entry, buffer)
         return self.tree(entry, buffer)
 
     def tree(self, entry: StateRef, buffer: str) -> Any:

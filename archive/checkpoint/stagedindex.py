@@ -24,6 +24,7 @@ from archive.shard import Members
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
 LEDGER = "ledger.parquet"  # the member with rows of the ledger table, if there are any
+LEFT_OUT = "left_out.parquet"  # the member with these, if there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ class StagedBuffer(Record):
 
 @dataclass(frozen=True, slots=True)
 class StagedRows(Record):
-    """How many rows of the tables were staged."""
+    """How many rows of the tables were staged; `left_out`: as of the live table, of what its writer holds beside it."""
 
     segments: Count
     chunks: Count
     ledger: Count = 0
+    left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class StagedIndex(Record):
     """What a rank says of its part of a checkpoint, and where in the object the rest lies.
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
-    below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint; None in early archives.
+    below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint.
     `journal`: so are its journal objects below this number; None if it keeps none. `seen`: the newest commit that its
     writer knew.
     """
@@ -109,7 +111,7 @@ class StagedIndex(Record):
     partial: bool = stored(False, always=True)
     known_at: int = stored(-1, always=True)
     resumed_from: Count | None = stored(None, always=True)
-    sequence: Count | None = None
+    sequence: Count = stored(0, required=True)
     journal: Count | None = None
     seen: Sighting | None = None
     metrics: Mapping[str, float] = stored({}, always=True)

@@ -1,4 +1,4 @@
-"""Engine: where a writer begins: anew, where a checkpoint's run goes on, or where a new run forks off from it."""
+"""Where a writer begins: anew, where a checkpoint's run goes on, or where a new run forks off from it."""
 
 from __future__ import annotations
 

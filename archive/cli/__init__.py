@@ -1,4 +1,4 @@
-"""Tool: the command line. Each command opens an archive, calls the library and prints.
+"""The command line. Each command opens an archive, calls the library and prints.
 
 To add one: write a function in a module of this package (click, with the decorators of `options`), and name it in
 COMMANDS. Nothing heavy is imported before a command runs.

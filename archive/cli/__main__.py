@@ -1,4 +1,4 @@
-"""Tool: `python -m archive.cli`, for where the console script is not on the path."""
+"""`python -m archive.cli`, for where the console script is not on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool: what the library's messages advise, in words of the command line: an argument of Python is an option here.
+"""What the library's messages advise, in words of the command line: an argument of Python is an option here.
 
 A message that names an argument which no command has would send people to write a program; `tests/cli/test_advice.py`
 looks for such.
@@ -34,7 +34,6 @@ _EVERYWHERE = (
     (r"\bmax_length=", "--max-length "),
     (r"\bcapacity=", "--capacity "),
     (r"give another host= or port=", "give another --host or --port"),
-    (r"use engine='local', or ", "use "),
 )
 _OF_ADAPTERS = (  # options of an adapter are given with --set
     (r"\b([a-z_]+)='([^']*)'", r"--set \1=\2"),

@@ -1,4 +1,4 @@
-"""Tool: `archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes, and asking for one
+"""`archive checkpoints`, `plan`, `request-checkpoint`: what was saved, what resuming takes, and asking for one
 more; `tails`, `recover`: what was journaled since, and making a checkpoint of it."""
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from archive.cli.options import Target, of_run, on_archive, options_of, where
 from archive.cli.selecting import checkpoints_of, meeting, named_checkpoint
 
 if TYPE_CHECKING:
-    from archive import Archive
+    from archive import Archive, Checkpoint
+    from archive.journal import Tails
     from resharding import Plan
 
 SAVED = ("commit", "name", "step", "run", "world_size", "whole", "replay_saved", "metrics", "created_at")
@@ -61,15 +62,31 @@ def checkpoints(target: Target, where: str | None, run: str | None) -> None:
 @click.argument("world_size", type=click.IntRange(1))
 @planning
 def plan(target: Target, world_size: int, **how: Any) -> None:
-    """What resuming on WORLD_SIZE ranks takes: who gets what, bytes, requests, and what is dropped. Reads no data."""
-    made = planned(target.open(), world_size, **how)
+    """What resuming on WORLD_SIZE ranks takes: who gets what, bytes, requests, and what is dropped. Reads no data, and
+    writes nothing: what was journaled beyond the checkpoint, which a job's own plan makes a checkpoint of, is told
+    beside it."""
+    arc = target.open()
+    made = planned(arc, world_size, tails="ignore", **how)
+    beyond = _beyond(arc, made.checkpoint)
     if not target.as_json:  # each form asks for the costs anew
         output.say(str(made))
+        if beyond is not None:
+            found = f"{beyond.total.steps} steps of {beyond.total.episodes} episodes"
+            output.say(f"{found} are journaled beyond it: a job's own plan takes them in, `archive tails` shows them")
         return
     totals = zip(made.episodes, made.steps, made.cost(), strict=True)
     shares = [{"rank": i, "episodes": e, "steps": s} | cost for i, (e, s, cost) in enumerate(totals)]
-    about = {"checkpoint": made.checkpoint.name, "identity": made.is_identity}
+    about = {"checkpoint": made.checkpoint.name, "identity": made.is_identity, "tails": beyond and beyond.to_json()}
     output.as_json(about | {"ranks": shares, "dropped": made.dropped})
+
+
+def _beyond(arc: Archive, checkpoint: Checkpoint) -> Tails | None:
+    """What is journaled beyond a checkpoint, if it is the one that a job would go on from."""
+    entry = arc.head.runs[checkpoint.run]
+    newest = arc.checkpoints.newest(run=checkpoint.run, replay=True)
+    if entry.journal is None or arc.pinned or newest is None or newest.number != checkpoint.number:
+        return None
+    return arc.tails(checkpoint.run) or None
 
 
 @click.command("request-checkpoint")
@@ -102,9 +119,9 @@ def tails(target: Target, run: str) -> None:
 def recover(target: Target, run: str, dry_run: bool) -> None:
     """Make a checkpoint of what a dead job has journaled beyond its newest one. The next job does so by itself."""
     arc = target.open()
-    found = arc.tails(run)
-    made = None if dry_run or not found else arc.recover(run)
-    if made is None:
+    found, before = arc.tails(run), arc.head.number
+    made = None if dry_run else arc.recover(run)
+    if made is None or made.number <= before:
         text = f"{found}\n{'nothing is recovered yet' if found else 'nothing is to be recovered'}"
         target.answer({"commit": None, "checkpoint": None, "tails": found.to_json()}, text)
         return

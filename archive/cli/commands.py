@@ -41,7 +41,6 @@ COMMANDS = {  # name: module and function; the order of --help
     "forget": "upkeep:forget",
     "undo": "upkeep:undo",
     "restore": "upkeep:restore",
-    "upgrade": "upkeep:upgrade",
     "prune": "upkeep:prune",
     "verify": "upkeep:verify",
     "repair": "upkeep:repair",

@@ -1,4 +1,4 @@
-"""Tool: `archive info`, `ls`, `log`, `ledger`: what an archive holds, where it lies, and how it came to be; and what
+"""`archive info`, `ls`, `log`, `ledger`: what an archive holds, where it lies, and how it came to be; and what
 became of its prompts."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _head(head: Commit) -> dict[str, Any]:
 def _episodes(arc: Archive) -> dict[str, Any]:
     import pyarrow.compute as pc
 
-    table = arc.episodes.table.select(("length", "complete", "update_count_min", "update_count_max", "buffer"))
+    table = arc.episodes.columns(("length", "complete", "update_count_min", "update_count_max", "buffer"))
     low, high = pc.min(table["update_count_min"]).as_py(), pc.max(table["update_count_max"]).as_py()
     return {
         "episodes": table.num_rows,

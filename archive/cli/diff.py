@@ -1,4 +1,4 @@
-"""Tool: `archive diff`: what came, went and changed between two commits or two checkpoints. Reads no data."""
+"""`archive diff`: what came, went and changed between two commits or two checkpoints. Reads no data."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def _named(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _episodes(before: Episodes, after: Episodes) -> dict[str, Any]:
     """Ids that came and went, and those that are longer or shorter now."""
-    old, new = (
-        {r["episode_id"]: r["length"] for r in found.table.select(_LENGTH).to_pylist()} for found in (before, after)
-    )
+    old, new = ({r["episode_id"]: r["length"] for r in found.columns(_LENGTH).to_pylist()} for found in (before, after))
     both = [name for name in new if name in old]
     return {
         "episodes": _change(len(old), len(new)),

@@ -1,4 +1,4 @@
-"""Tool: `archive episodes` and `show`: find episodes, and look at one."""
+"""`archive episodes` and `show`: find episodes, and look at one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def episodes(
     found = arc.episodes.filter(
         model_weights_uuid=weights or None, update_count=updates, buffer=buffer or None, run=runs or None, **how
     )
-    table = (found[-limit:] if limit else found).table
+    some = found[-limit:] if limit else found
+    table = some.columns(some.episode_index.names)
     rows = table.to_pylist()
     whole = [row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}} for row in rows]
 
@@ -62,6 +63,8 @@ def episodes(
         output.table(map(_in_short, whole), shown)
         more = f", the newest {len(rows)} shown; --limit 0 shows all" if len(rows) < len(found) else ""
         output.say(f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}")
+        for note in found.notes:
+            output.say(note)
 
     target.answer({"found": len(found), "episodes": whole}, show)
 

@@ -1,4 +1,4 @@
-"""Tool: the systems that `archive export` and `import` know; and `archive import`: what they saved as a checkpoint."""
+"""The systems that `archive export` and `import` know; and `archive import`: what they saved as a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool: `archive export`: episodes or a checkpoint as plain files, files of other systems, or a page."""
+"""`archive export`: episodes or a checkpoint as plain files, files of other systems, or a page."""
 
 from __future__ import annotations
 
@@ -130,6 +130,8 @@ def _episodes(
 def _to_system(
     target: Target, to: str, name: str, given: tuple[str, ...], *, yes: bool, fields: tuple[str, ...], **how: Any
 ) -> None:
+    from archive.adapters import Report
+
     arc = target.open()
     write = adapter("export", name, given)
     options: dict[str, Any] = {**stores_of(write, target), **option_values(given)}
@@ -139,8 +141,10 @@ def _to_system(
         source = _episodes(arc, **how)
         options |= {"fields": list(fields)} if fields else {}
     with bar(f"export {name}", [arc]):
-        write(source, to, **options)
-    target.answer({"to": to, "format": name, "source": str(source)}, f"{source} was written to {to} for {name}")
+        made = write(source, to, **options)
+    report = f": {made}" if isinstance(made, Report) else ""
+    about = {"to": to, "format": name, "source": str(source)}
+    target.answer(about | ({"report": str(made)} if report else {}), f"{source} was written to {to} for {name}{report}")
 
 
 def _checkpoint(

@@ -1,4 +1,4 @@
-"""Tool: `archive tag`, `tags`, `label` and `labels`: names for commits, and what is said of episodes."""
+"""`archive tag`, `tags`, `label` and `labels`: names for commits, and what is said of episodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def label(target: Target, labels: tuple[str, ...], ids: tuple[str, ...], where: 
     if bool(ids) == (where is not None):
         raise UsageError("say which episodes are meant: by --id, or by --where")
     arc = target.open()
-    names: list[str] = list(ids) if ids else arc.episodes.filter(where=where).table["episode_id"].to_pylist()
+    found = arc.episodes if ids else arc.episodes.filter(where=where)
+    names: list[str] = list(ids) or found.columns(["episode_id"])["episode_id"].to_pylist()
     arc.label(dict.fromkeys(names, said), by=by)
     commit = arc.head.number if names else None
     count = len(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Tool: what commands take: an archive, how to reach it and how to print; and options that several of them share."""
+"""What commands take: an archive, how to reach it and how to print; and options that several of them share."""
 
 from __future__ import annotations
 

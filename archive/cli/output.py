@@ -1,4 +1,4 @@
-"""Tool: printing. What comes from an archive is text to be shown, never markup or terminal commands."""
+"""Printing. What comes from an archive is text to be shown, never markup or terminal commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archive.base import plaintext
 MAX_CELL = 160
 UNWATCHED = 10_000  # columns where nobody watches: nothing needs to be cut
 NAMES = frozenset({"episode_id", "name", "url", "archive", "object", "field", "shard", "step"})  # columns that stay
-PROSE = frozenset({"what happened", "problem"})  # columns that go on in the next line
+PROSE = frozenset({"what happened", "problem", "what"})  # columns that go on in the next line, and stay, too
 PROSE_WIDTH = 30
 
 Row = Mapping[str, Any]
@@ -55,18 +55,30 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> None:
     """Print a table of these columns of the rows. Columns of numbers are aligned to the right.
 
     On a terminal that is too narrow for it nothing is cut: columns are left out that are empty, then those that tell
-    least, from the right; what things are called and where they lie stays.
+    least, from the right; what things are called, where they lie and what is wrong stays, below each other if need be.
     """
     rows = list(rows)
     width, shown = _terminal_width(), list(columns)
     if width is not None and _width(rows, shown) > width:
         shown = [name for name in shown if name in NAMES or any(row[name] is not None for row in rows)]
-        for name in [name for name in reversed(shown) if name not in NAMES]:
+        for name in [name for name in reversed(shown) if name not in NAMES | PROSE]:
             if _width(rows, shown) > width and len(shown) > 1:
                 shown.remove(name)
-    _draw(rows, shown, width)
+    if width is not None and _width(rows, shown) > width and PROSE.intersection(shown):
+        _tell(rows, shown)
+    else:
+        _draw(rows, shown, width)
     if left := [name for name in columns if name not in shown]:
         say(f"left out for want of room: {', '.join(left)} (--json has all)")
+
+
+def _tell(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print rows that no line has room for one below the other, what is wrong with each on lines of its own."""
+    for row in rows:
+        say("  ".join(_cell(name, row) for name in columns if name not in PROSE))
+        for name in columns:
+            if name in PROSE:
+                say(f"  {_cell(name, row)}")
 
 
 def _terminal_width() -> int | None:
@@ -82,7 +94,7 @@ def _width(rows: Sequence[Row], columns: Sequence[str]) -> int:
     from rich.cells import cell_len
 
     def needed(name: str) -> int:
-        widest = max([cell_len(name), *(cell_len(cell(row[name])) for row in rows)])
+        widest = max([cell_len(name), *(cell_len(_cell(name, row)) for row in rows)])
         return min(widest, PROSE_WIDTH) if name in PROSE else widest
 
     return 1 + sum(3 + needed(name) for name in columns)
@@ -99,7 +111,7 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], terminal_width: int | Non
         numbers = all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         drawn.add_column(Text(cell(name)), justify="right" if numbers else "left", no_wrap=name not in PROSE)
     for row in rows:
-        drawn.add_row(*(Text(cell(row[name])) for name in columns))
+        drawn.add_row(*(Text(_cell(name, row)) for name in columns))
     watched = terminal_width is not None
     width = max(terminal_width, _width(rows, columns)) if terminal_width is not None else UNWATCHED
     console = Console(width=width, highlight=False, markup=False, emoji=False, force_terminal=watched)
@@ -107,6 +119,11 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], terminal_width: int | Non
         console.print(drawn)
     # not by `say`: the colours are rich's own, and the cells have been made visible
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip()))
+
+
+def _cell(name: str, row: Row) -> str:
+    """A value as its column shows it: prose is never cut."""
+    return cell(row[name], limit=None if name in PROSE else MAX_CELL)
 
 
 def facts(pairs: Row) -> None:

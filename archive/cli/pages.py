@@ -1,4 +1,4 @@
-"""Tool: `archive export --html`: an episode, a checkpoint or a plan as one page that needs nothing else."""
+"""`archive export --html`: an episode, a checkpoint or a plan as one page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _plan(arc: Archive, name: str, run: str | None, world_size: int, **how: Any)
     import resharding
 
     checkpoint = _checkpoint(arc, name, run, "checkpoint")
-    plan = resharding.plan(checkpoint, world_size, **how)
+    plan = resharding.plan(checkpoint, world_size, tails="ignore", **how)  # whoever looks commits nothing
     return f"plan of {checkpoint.name} for {world_size} ranks", plan.to_html()
 
 
@@ -70,7 +70,7 @@ def _best(found: Episodes) -> Episode | None:
     """The one of the greatest return."""
     import pyarrow.compute as pc
 
-    returns = found.table["return"]
+    returns = found.columns(["return"])["return"]
     greatest = pc.max(returns)
     return found[pc.index(returns, greatest).as_py()] if greatest.is_valid else None
 

@@ -1,4 +1,4 @@
-"""Tool: a bar on the terminal for long work: objects, bytes, rate and time left.
+"""A bar on the terminal for long work: objects, bytes, rate and time left.
 Nothing where stderr is no terminal."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tool: `archive sample`: draw a batch of transitions as training would, and say what that took."""
+"""`archive sample`: draw a batch of transitions as training would, and say what that took."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import MissingPackageError
 from archive.cli import output
 from archive.cli.options import Target, of_run, on_archive, where
 from archive.cli.selecting import checkpoints_of
@@ -40,10 +39,8 @@ def sample(
 ) -> None:  # fmt: skip
     """Load trajectories and draw a batch of transitions once.
     A URL ending in rank_3 means rank 3 of the archive above."""
-    try:
-        from archive.adapters.rlinf import buffer as rlinf
-    except ImportError as e:
-        raise MissingPackageError(f"sampling needs torch ({e}): pip install 'trajectory-archive[torch]'") from e
+    from archive.adapters.rlinf import buffer as rlinf
+
     place = rlinf.where(target.url)
     arc = target.open(url=place.root)
     source, episodes = _episodes(arc, place.rank, name, run, buffer)

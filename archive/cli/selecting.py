@@ -1,4 +1,4 @@
-"""Tool: the checkpoint, the episodes and the rows that options of a command mean."""
+"""The checkpoint, the episodes and the rows that options of a command mean."""
 
 from __future__ import annotations
 

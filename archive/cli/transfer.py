@@ -1,4 +1,4 @@
-"""Tool: `archive merge`, `split`, `filter`, `reshard`, `compact`: episodes of some archives in another,
+"""`archive merge`, `split`, `filter`, `reshard`, `compact`: episodes of some archives in another,
 bytes moved together."""
 
 from __future__ import annotations

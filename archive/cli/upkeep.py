@@ -1,5 +1,5 @@
-"""Tool: looking after an archive: whether all is there as it was written (`verify`, `repair`, `upgrade`), and letting
-go of checkpoints and episodes (`forget`, `undo`, `restore`, `prune`)."""
+"""Looking after an archive: whether all is there as it was written (`verify`, `repair`), and which
+checkpoints and episodes are to go (`forget`, `undo`, `restore`, `prune`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from archive.cli.progress import bar
 
 if TYPE_CHECKING:
     from archive import Keep
-    from archive.maintain import ForgetPlan, maintenance
+    from archive.maintain import ForgetPlan, Report
 
 YES = click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 
 
 @click.command()
 @on_archive(time_travel=False)
-@click.option("--deep", is_flag=True, help="Read every byte, not only what comes first.")
+@click.option("--deep", is_flag=True, help="Read every byte, and every step as a reader does.")
 def verify(target: Target, deep: bool) -> None:
-    """Check commits, tables, staged states and shards against their checksums.
+    """Check commits, tables, staged states and shards against their checksums, and tables against each other.
 
     So is what was journaled since the newest checkpoints: what of it is damaged is a warning. What no commit names is
     noted, with what it would have been.
@@ -38,21 +38,40 @@ def verify(target: Target, deep: bool) -> None:
     with bar("verify", [arc]) as advance:
         total = len(arc.shards) + arc.head.number
         report = maintenance.verify(arc, deep=deep, progress=lambda r: advance(r.shards + r.commits, total))
-    target.answer({"sound": report.sound} | asdict(report), lambda: _show_report(report, deep))
+    target.answer({"sound": report.sound} | asdict(report), lambda: _show_report(report, deep, arc.url))
     if not report.sound:
         raise click.exceptions.Exit(1 if report.findings else 2)
 
 
-def _show_report(report: maintenance.Report, deep: bool) -> None:
+def _show_judged(report: Report, url: str, contents: str) -> None:
+    """Which checkpoints cannot be resumed, and what to go on from instead."""
+    from archive.checkpoint import resuming
+
+    broken = {one.run for one in report.checkpoints if one.problem}
+    for one in report.checkpoints:
+        about = f"checkpoint {one.name!r} (commit {one.commit}) of run {one.run!r}"
+        if one.problem:
+            output.say(f"{about} cannot be resumed: {one.problem}")
+        elif one.run in broken:
+            output.say(f"{about} is the newest sound one{contents}; {resuming.go_on(url, one.commit)}")
+        else:
+            output.say(f"{about} is sound{contents}; nothing above concerns it")
+    for run in sorted(broken - {one.run for one in report.checkpoints if not one.problem}):
+        output.say(f"no checkpoint of run {run!r} is sound: put what is missing back from a copy")
+
+
+def _show_report(report: Report, deep: bool, url: str) -> None:
     looked = f"{report.commits} commits, {report.manifests} tables, {report.states} states, {report.shards} shards"
     looked += f", {report.journaled} objects of journals" if report.journaled else ""
     output.say(f"{looked}, {size(report.bytes)} of shards read{'' if deep else ' (--deep reads all)'}")
+    contents = "" if deep else "; contents were not read: --deep does"
     if report.findings:
         example = "episodes there, for example"
         rows = [{"object": f.object, "problem": f.problem, example: list(f.episodes)} for f in report.findings]
         output.table(rows, ("object", "problem", example))
+        _show_judged(report, url, contents)
     elif report.sound:
-        output.say("all sound")
+        output.say(f"all sound{contents}")
     if report.warnings:
         output.say("what was journaled since the newest checkpoint cannot all be recovered:")
         output.table([{"object": f.object, "problem": f.problem} for f in report.warnings], ("object", "problem"))
@@ -186,15 +205,6 @@ def restore(target: Target, number: int, yes: bool) -> None:
     head = arc.restore(number).head
     text = f"commit {head.number} is as commit {number} was; open new writers"
     target.answer({"commit": head.number, "restores": number}, text)
-
-
-@click.command()
-@on_archive(time_travel=False, writes=True)
-def upgrade(target: Target) -> None:
-    """Go on in the newest version of the format, which forgetting, tags, labels and late fields need."""
-    head = target.open().upgrade().head
-    about = {"commit": head.number, "format": head.version}
-    target.answer(about, f"the archive is of format {head.version}, as of commit {head.number}")
 
 
 @click.command()

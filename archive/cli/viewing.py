@@ -1,4 +1,4 @@
-"""Tool: `archive view`: the archive in a browser, until Ctrl-C."""
+"""`archive view`: the archive in a browser, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -55,13 +55,14 @@ def view(
 
     arc, settings = target.open(), Settings(read_only, _labels(file), by or _user(), tokenizer)
     with _until_told(), serve(arc, host=host, port=port, settings=settings) as viewer:
-        url = viewer.url + (f"#{at.removeprefix('#')}" if at else "")
+        place = f"#{at.removeprefix('#')}" if at else ""
+        url = viewer.url + place
         target.answer({"url": url}, f"{url}\nshows {target.url} until Ctrl-C")
         sys.stdout.flush()
         if not alone(host):
             output.warn("other machines can come in, with this URL; nothing is encrypted on the way")
         if not no_browser and _desktop():
-            webbrowser.open(url)
+            webbrowser.open(viewer.url_once() + place)
         viewer.wait()
 
 

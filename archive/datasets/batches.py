@@ -1,8 +1,7 @@
-"""On top of the archive: what the fields of a dataset's items are, and reading many parts of episodes at once."""
+"""What the fields of a dataset's items are, and reading many parts of episodes at once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,8 @@ import numpy as np
 
 from archive.arrays import Ints, fresh, spans
 from archive.datasets.items import Collation
-from archive.fields import Derivation, FieldSpec, Path, dtypes, put, schema
-from archive.read import Bounds, Empty, Episodes, Gather, Selection
-
-
-def schemas_of(episodes: Episodes) -> list[schema.ShardSchema]:
-    """The distinct schemas of all segments of some episodes; no data is read."""
-    return [schema.loads(text) for text in episodes.schema_texts]
+from archive.fields import Derivation, FieldSpec, Path, put, schema
+from archive.read import Bounds, Empty, Episodes, Gather, Selection, sizes
 
 
 def collation_of(
@@ -31,18 +25,14 @@ def collation_of(
 
 
 def row_bytes(schemas: Sequence[schema.ShardSchema], selection: Selection, derive: Sequence[Derivation]) -> int:
-    """Bytes of one step of the fields that are read, at most."""
+    """Bytes of one step of the fields that are read, of one row a step, at most."""
     wanted = _wanted(selection, derive)
-    return max((sum(_step_bytes(s) for w in wanted for s in w.specs(one).values()) for one in schemas), default=0)
+    return max((sizes.step_bytes(s for w in wanted for s in w.specs(one).values()) for one in schemas), default=0)
 
 
 def _wanted(selection: Selection, derive: Sequence[Derivation]) -> list[Selection]:
     """What is read: the fields chosen, and each set of fields that something is derived from."""
     return [selection, *(Selection(fields) for fields in dict.fromkeys(d.fields for d in derive if d.fields))]
-
-
-def _step_bytes(spec: FieldSpec) -> int:
-    return dtypes.to_numpy(spec.dtype).itemsize * math.prod(spec.shape) if _plain(spec) else 0
 
 
 class Batches:

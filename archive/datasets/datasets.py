@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from archive.arrays import Ints, fresh
+from archive.arrays import Ints, fresh, group_of, offsets_of
 from archive.base import UsageError, cached_property
-from archive.datasets.batches import Batches, alike, collation_of, row_bytes, schemas_of
+from archive.datasets.batches import Batches, alike, collation_of, row_bytes
 from archive.datasets.feeds import feed_of
 from archive.datasets.items import Collation, Items
 from archive.datasets.rows import filled, first_row, row_of, spread
@@ -136,7 +136,7 @@ class EpisodeDataset(Dataset[Any]):
 
     @cached_property
     def _schemas(self) -> list[ShardSchema]:
-        return schemas_of(self.episodes)
+        return self.episodes.schemas
 
     @cached_property
     def _collation(self) -> Collation:
@@ -185,10 +185,10 @@ class WindowDataset(EpisodeDataset):
         self.stride = stride
         self.pad = pad
         full = self._lengths if pad else self._lengths - length + 1
-        self._ends = np.cumsum(np.maximum(-(-full // stride), 0))
+        self._offsets = offsets_of(np.maximum(-(-full // stride), 0))
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._offsets[-1])
 
     @property
     def steps_per_item(self) -> float:
@@ -200,8 +200,8 @@ class WindowDataset(EpisodeDataset):
         return int(numbers[0]), int(starts[0])
 
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
-        numbers = np.searchsorted(self._ends, items, side="right")
-        starts = (items - np.where(numbers > 0, self._ends[numbers - 1], 0)) * self.stride
+        numbers = group_of(self._offsets, items)
+        starts = (items - self._offsets[numbers]) * self.stride
         return numbers, starts, np.minimum(starts + self.length, self._lengths[numbers])
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""On top of the archive: what batches can be drawn from: episodes, and the columns and new ids that come with them."""
+"""What batches can be drawn from: episodes, and the columns and new ids that come with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On top of the archive: the items of a batch, and all of them as one nest of tensors.
+"""The items of a batch, and all of them as one nest of tensors.
 
 Fields of one shape are stacked. A field whose items differ in length by nature (ragged fields, and every per-step
 field of whole episodes) becomes a Ragged of all items' rows end to end and the length of each, whatever the lengths

@@ -1,4 +1,4 @@
-"""On top of the archive: datasets that stream their items, each once an epoch over all workers of all ranks."""
+"""Datasets that stream their items, each once an epoch over all workers of all ranks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class StreamDataset(InEpochs, IterableDataset[Any]):
     dataset: one of this package, or any with a length and items by number. Episodes, an archive, a checkpoint or a
     share are streamed as whole episodes.
 
-    shuffle: "blocks" (default) shuffles within a pool of `pool_blocks` blocks of about `block_steps` neighbouring steps
-    each, and the blocks themselves, so that a reader keeps the chunks of one pool and decodes each once. "full" is any
-    order, None the dataset's own. The order follows from (seed, epoch) alone.
+    shuffle: "blocks" (default) shuffles within a pool of 32 blocks of about 256 neighbouring steps each, and the blocks
+    themselves, so that a reader keeps the chunks of one pool and decodes each once. "full" is any order, None the
+    dataset's own. The order follows from (seed, epoch) alone.
     rank, world_size: from torch.distributed, else RANK and WORLD_SIZE, else a world of one. Workers of a DataLoader
     share out what is their rank's. All items come once, so ranks and workers differ by up to one item.
 
@@ -43,22 +43,16 @@ class StreamDataset(InEpochs, IterableDataset[Any]):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
-        block_steps: int = BLOCK_STEPS,
-        pool_blocks: int = POOL_BLOCKS,
-        read_items: int = READ_ITEMS,
     ) -> None:
-        if read_items < 1 or block_steps < 1:
-            raise UsageError(f"read_items={read_items} and block_steps={block_steps} must both be at least 1")
         if isinstance(dataset, Episodes) or not hasattr(dataset, "__getitem__"):
             dataset = EpisodeDataset(dataset)
         here = place(rank, world_size, "data", "data")
         self.dataset = dataset
         self.rank = here.rank
         self.world_size = here.world_size
-        self.read_items = read_items
-        block_items = max(1, round(block_steps / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))
+        block_items = max(1, round(BLOCK_STEPS / max(getattr(dataset, "steps_per_item", 1.0), 1e-9)))
         how = _SHUFFLES.get(shuffle, shuffle)
-        self.order = Order(len(dataset), how, seed, min(block_items, max(1, len(dataset))), pool_blocks)
+        self.order = Order(len(dataset), how, seed, min(block_items, max(1, len(dataset))), POOL_BLOCKS)
         if how != "full" and hasattr(dataset, "keeping"):
             self.dataset = dataset.keeping(0 if how is None else self.order.pool_items * dataset.steps_per_item)
         self._epoch = Epoch(self.order, self.rank, self.world_size)
@@ -102,8 +96,8 @@ class StreamDataset(InEpochs, IterableDataset[Any]):
         raise UsageError(f"rank {self.rank} of {self.world_size} has no item of a dataset of {len(self.dataset)}")
 
     def _read(self, items: Ints) -> Iterator[tuple[Ints, Sequence[Any]]]:
-        for start in range(0, len(items), self.read_items):
-            some = items[start : start + self.read_items]
+        for start in range(0, len(items), READ_ITEMS):
+            some = items[start : start + READ_ITEMS]
             yield some, fetch(self.dataset, some)
 
 
@@ -115,7 +109,7 @@ def fetch(dataset: Any, items: Ints) -> Sequence[Any]:
     return [dataset[i] for i in items.tolist()]
 
 
-_OWN = frozenset({"shuffle", "seed", "rank", "world_size", "block_steps", "pool_blocks", "read_items"})
+_OWN = frozenset({"shuffle", "seed", "rank", "world_size"})
 
 
 class _Made(StreamDataset):

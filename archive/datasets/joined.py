@@ -1,4 +1,4 @@
-"""On top of the archive: several datasets as one, several batches as one."""
+"""Several datasets as one, several batches as one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from archive.arrays import Ints
+from archive.arrays import Ints, group_of, offsets_of
 from archive.base import FieldError, UsageError, show
 from archive.datasets.datasets import checked
 from archive.datasets.items import Collation, Items
@@ -55,10 +55,10 @@ class JoinedDataset(Dataset[Any]):
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = list(datasets)
-        self._ends: Ints = np.cumsum([len(d) for d in self.datasets])
+        self._offsets = offsets_of(np.array([len(d) for d in self.datasets], np.int64))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._offsets[-1])
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -79,10 +79,10 @@ class JoinedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The items of a batch: one read for each dataset that has some of them."""
         items = checked(indices, len(self))
-        owner = np.searchsorted(self._ends, items, side="right")
+        owner = group_of(self._offsets, items)
         places = [np.flatnonzero(owner == i) for i in range(len(self.datasets))]
         some = [(i, where) for i, where in enumerate(places) if len(where)]
-        parts = [fetch(self.datasets[i], items[where] - (self._ends[i - 1] if i else 0)) for i, where in some]
+        parts = [fetch(self.datasets[i], items[where] - self._offsets[i]) for i, where in some]
         back = np.argsort(np.concatenate([where for _, where in some]), kind="stable") if some else items
         return _joined(parts, back)
 

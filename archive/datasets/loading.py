@@ -1,4 +1,4 @@
-"""On top of the archive: a DataLoader whose state is what it delivered, and that resumes in a world of any size."""
+"""A DataLoader whose state is what it delivered, and that resumes in a world of any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from archive.datasets.collating import collate as collated
 from archive.datasets.datasets import EpisodeDataset
 from archive.datasets.epoch import Epoch, InEpochs
 from archive.datasets.items import Items
-from archive.datasets.iterable import StreamDataset, fetch
+from archive.datasets.iterable import READ_ITEMS, StreamDataset, fetch
 from archive.datasets.padding import Padded
 from archive.shard import rawchunks
 
@@ -118,7 +118,7 @@ class _Lane(IterableDataset[Any]):
         self._epoch = epoch
         self._batch_size = batch_size
         self._collate = collate
-        self._read_batches = max(1, stream.read_items // batch_size)
+        self._read_batches = max(1, READ_ITEMS // batch_size)
         self._held = held
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:

@@ -1,8 +1,7 @@
-"""On top of the archive: batches from several sources in exact proportions."""
+"""Batches from several sources in exact proportions."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from archive.base import DeadlineError, FieldError, UsageError
+from archive.base import DeadlineError, FieldError, UsageError, Wait
 from archive.datasets.collating import as_kind, check_kind, collate
 from archive.datasets.iterable import StreamDataset
 from archive.datasets.joined import concatenated
@@ -195,16 +194,16 @@ def _shares(
 
 
 def _wait(sources: Mapping[str, Any], min_sizes: Mapping[str, int], timeout_s: float | None) -> None:
-    until = None if timeout_s is None else time.monotonic() + timeout_s
+    wait = Wait(timeout_s, _POLL_S)
     for name, size in min_sizes.items():
         if not hasattr(sources.get(name), "is_ready"):
             raise UsageError(f"min_sizes names {name!r}, which is no source that tells by is_ready(size) what it holds")
         while not sources[name].is_ready(size):
-            if until is not None and time.monotonic() > until:
+            if wait.over:
                 raise DeadlineError(
                     f"source {name!r} did not hold {size} within {timeout_s} s; fill it, or wait longer"
                 )
-            time.sleep(_POLL_S)
+            wait.pause()
 
 
 def _checked(name: str, batch: Any, count: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from archive.arrays import Ints, merge_runs, offsets_of, spans
 from archive.base import UsageError
+from archive.steps import Steps
 
 SHUFFLES = (None, "full", "blocks")
 
@@ -87,12 +88,9 @@ class Positions:
 
     def without(self, other: Positions) -> Positions:
         """These positions but for the others."""
-        edges = np.concatenate([[0], np.stack([other.starts, other.stops], 1).ravel(), [np.iinfo(np.int64).max]])
-        gaps = edges.reshape(-1, 2)
-        first = np.searchsorted(gaps[:, 1], self.starts, side="right")
-        last = np.searchsorted(gaps[:, 0], self.stops, side="left")
-        own, gap = np.repeat(np.arange(len(first)), last - first), spans(first, last - first)
-        return Positions(np.maximum(self.starts[own], gaps[gap, 0]), np.minimum(self.stops[own], gaps[gap, 1]))
+        mine, theirs = (Steps(np.zeros_like(one.starts), one.starts, one.stops) for one in (self, other))
+        left = mine.minus(theirs)
+        return Positions(left.lo, left.hi)
 
     def as_lists(self) -> list[list[int]]:
         return [[int(a), int(b)] for a, b in zip(self.starts, self.stops, strict=True)]

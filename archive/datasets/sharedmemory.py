@@ -1,4 +1,4 @@
-"""On top of the archive: batches from workers in shared memory that is used again, as fresh memory costs more than
+"""Batches from workers in shared memory that is used again, as fresh memory costs more than
 copying.
 
 A worker writes a batch into one of its blocks of memory and sends where the tensors lie. The block is the worker's

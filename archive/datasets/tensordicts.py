@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 
-from archive.base import MissingPackageError
+from archive.base import package
 from archive.fields import Ragged
 
 
 def tensordict_of(nest: dict[str, Any], count: int) -> Any:
-    try:
-        from tensordict import TensorDict
-    except ImportError as e:
-        raise MissingPackageError(f"collate='tensordict' needs tensordict: pip install tensordict ({e})") from e
-    return TensorDict({k: _entry(v, count) for k, v in nest.items()}, batch_size=[count])
+    tensordict = package("tensordict", "collate='tensordict'", "tensordict")
+    return tensordict.TensorDict({k: _entry(v, count) for k, v in nest.items()}, batch_size=[count])
 
 
 def _entry(value: Any, count: int) -> Any:

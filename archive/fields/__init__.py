@@ -6,6 +6,7 @@ from __future__ import annotations
 from archive.fields import derived, dtypes, nesting, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
+from archive.fields.jsoncolumns import Objects, are_nested, typed
 from archive.fields.kinds import Kinds
 from archive.fields.nesting import (
     Array,
@@ -42,11 +43,13 @@ __all__ = [
     "FieldSpec",
     "Fields",
     "Kinds",
+    "Objects",
     "Path",
     "Ragged",
     "Rows",
     "Schema",
     "ShardSchema",
+    "are_nested",
     "derived",
     "dtypes",
     "flatten",
@@ -62,6 +65,7 @@ __all__ = [
     "to_numpy",
     "to_path",
     "to_tensors",
+    "typed",
     "unflatten",
     "unflatten_all",
 ]

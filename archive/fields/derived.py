@@ -223,27 +223,6 @@ def _parsed(given: Any) -> Derivation:
     )
 
 
-def apply(data: Mapping[str, Any], episode: Any, derive: Any) -> dict[str, Any]:
-    """The data of a whole episode with derived fields beside its own. `episode` is what it was read from."""
-    out: dict[str, Any] = dict(data)
-    for derivation in parse(derive):
-        for path in derivation.fields:
-            _check_whole(path, _found(data, path), int(episode.length))
-        out = put(out, derivation, derivation.of(data, whole_rows(episode)))
-    return out
-
-
-def whole_rows(episode: Any) -> Rows:
-    """All steps of an episode: anything with length, terminated and truncated, and `bounds` if it may have holes."""
-    steps, bounds = int(episode.length), getattr(episode, "bounds", None)
-    starts = np.zeros(min(1, steps), np.int64) if bounds is None else bounds.run_starts
-    stops = np.append(starts[1:], steps)[: len(starts)]
-    begin, stop = (np.repeat(edges, stops - starts) for edges in (starts, stops))
-    ends = (stop == steps) & (bounds is None or bool(bounds.ended[0]))
-    flags = (np.full(steps, bool(getattr(episode, name, False))) for name in ("terminated", "truncated"))
-    return Rows(np.arange(steps), begin, stop, ends, *flags)
-
-
 def put(data: dict[str, Any], derivation: Derivation, value: Any) -> dict[str, Any]:
     """The nest with a derived field in it; what was not derived from is never replaced."""
     if derivation.name not in derivation.fields and _at(data, derivation.name) is not _ABSENT:
@@ -275,17 +254,6 @@ def _with(nest: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     below = nest.get(path[0])
     inner = _with(below if isinstance(below, Mapping) else {}, path[1:], value) if len(path) > 1 else value
     return {**nest, path[0]: inner}
-
-
-def _check_whole(path: Path, value: Any, steps: int) -> None:
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            _check_whole((*path, key), below, steps)
-    elif isinstance(value, (np.ndarray, list)) and len(value) < steps:
-        raise UsageError(
-            f"field {show(path)!r} has {len(value)} rows and the episode {steps} steps; derive from whole episodes, or "
-            "read a part with derive=, which reads what it needs beyond"
-        )
 
 
 def _take(leaf: Any, places: Ints) -> Any:

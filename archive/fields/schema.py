@@ -161,14 +161,6 @@ class ShardSchema:
     def digest(self) -> str:
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:16]
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one step (fields of any length count as nothing), at least 1."""
-        from archive.fields.dtypes import to_numpy
-
-        sizes = (to_numpy(f.dtype).itemsize * prod(f.shape) for f in self.fields if f.per_step)
-        return max(1, sum(sizes))
-
     def describe(self) -> dict[str, str]:
         """Field path -> `dtype[shape] axis`, for people."""
         return {

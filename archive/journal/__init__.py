@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from archive.journal import tails
 from archive.journal.durable import Durable
-from archive.journal.entries import Entry, JournalColumn, Read, pack, parse, row_members
+from archive.journal.entries import Read, parse
 from archive.journal.keeping import Journal, seconds
 from archive.journal.objects import JournalPipeline
 from archive.journal.recovering import recover, tell_left
@@ -13,16 +13,12 @@ from archive.journal.tails import Tails
 
 __all__ = [
     "Durable",
-    "Entry",
     "Journal",
-    "JournalColumn",
     "JournalPipeline",
     "Read",
     "Tails",
-    "pack",
     "parse",
     "recover",
-    "row_members",
     "seconds",
     "tails",
     "tell_left",

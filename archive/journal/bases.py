@@ -1,16 +1,19 @@
-"""Engine: what a recovery begins with: the newest checkpoint of the session, or the one from which it went on."""
+"""What a recovery begins with: the newest checkpoint of the session, or the one from which it went on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from archive.checkpoint import UNCONSUMED, Checkpoint, StagedFile, StateRef, checkpoint_at
 from archive.journal import notes
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, Later, Lineage, Mark, RunEntry
+from archive.manifest import Commit, Later, Lineage, Mark, RunEntry, tables
 from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Base:
         origin = None if resumed is None else checkpoint_at(storage, head, resumed, None, Later(storage, head))
         held = origin if origin is not None and origin.replay_saved else None
         return cls(entry.session, held, False, newest or origin, resumed, ordinal)
+
+    @property
+    def own_newest(self) -> Checkpoint | None:
+        """The session's own newest, with or without buffers; None if it has none."""
+        return self.about if self.about is not None and self.about.session == self.session else None
 
     @property
     def name(self) -> str:
@@ -93,16 +101,28 @@ class Base:
 
     def sequence(self, rank: int) -> int:
         """The session's rows of a rank below this number are in it."""
-        return (self.held.record.sequences or {}).get(rank, 0) if self.own and self.held is not None else 0
+        return self.held.record.sequences.get(rank, 0) if self.own and self.held is not None else 0
+
+    def committed(self, rank: int) -> int:
+        """The session's rows of a rank below this number are in it, or in the newest one without buffers."""
+        newest = self.own_newest
+        return max(self.sequence(rank), 0 if newest is None else newest.record.sequences.get(rank, 0))
 
     def trained(self, rank: int) -> int:
         """Of the session's ledger rows "trained" of a rank those below this number are known to its weights."""
-        about = self.about
-        if about is None or about.session != self.session:
+        about = self.own_newest
+        if about is None:
             return 0
         if about.record.recovered is not None:
             return about.record.recovered.trained.get(rank, 0)
-        return (about.record.sequences or {}).get(rank, 0)
+        return about.record.sequences.get(rank, 0)
+
+    @property
+    def left_out(self) -> pa.Table:
+        """Rows as of the live table: what the session held beside its own newest one. Who goes on beside a recovery may
+        save it again."""
+        parts = [self.held.staged(rank) for rank in self.held.ranks] if self.own and self.held is not None else []
+        return tables.concat("live", [part.left_out() for part in parts])
 
     def states(self, rank: int) -> dict[str, StateRef]:
         """A rank's states, where they lie."""

@@ -17,8 +17,7 @@ from archive.shard import Member, Members, Placed, checksum, file_member, indexe
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Steps = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
-ROWS = ("segments", "ledger", "live")  # tables of which it may have rows, as members <table>.parquet
+Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
 _END, _END_BYTES = b"PK\x05\x06", 22  # of a ZIP: its last record
 _REMEDY = "what this rank journaled from here on is lost"
 
@@ -29,7 +28,7 @@ class JournalColumn(Record):
 
     array: str
     dtype: str
-    steps: tuple[Steps, ...]
+    steps: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Entry(Record):
     sequence: Count
     goes_on: bool = stored(False, always=True)
     rows: Mapping[str, Count] = stored({}, always=True)
-    gone: Mapping[str, tuple[Steps, ...]] = stored({}, always=True)
+    gone: Mapping[str, tuple[Stretch, ...]] = stored({}, always=True)
     columns: Mapping[str, Mapping[str, JournalColumn]] = stored({}, always=True)
     attributes: Mapping[str, Mapping[str, str]] = stored({}, always=True)
     progress: str | None = None
@@ -87,7 +86,7 @@ class Read:
     base: int  # where members' offsets count from
 
     def table(self, kind: str, where: str) -> pa.Table:
-        """Its rows of one of ROWS."""
+        """Its rows of a table, "segments", "ledger" or "live": the member <table>.parquet."""
         if not self.entry.rows.get(kind):
             return tables.schema(kind).empty_table()
         return tables.loads(self.member(f"{kind}.parquet"), kind, where=f"{kind} rows in {where}", committed=False)

@@ -11,10 +11,11 @@ from typing import Any
 
 from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.durable import Durable
+from archive.journal.heartbeat import Heartbeat
 from archive.journal.objects import JournalPipeline, Tick
 from archive.journal.saying import Saying
 from archive.journal.ticking import Ticker
-from archive.manifest import Place, tables
+from archive.manifest import CommitLog, Place, commits, tables
 from archive.observe import Label, Sample, source
 from archive.write import BufferWriter, Changes
 
@@ -27,7 +28,7 @@ class Journal:
 
     def __init__(
         self, place: Place, pipeline: JournalPipeline, changes: Changes, buffers: Mapping[str, BufferWriter],
-        send: Callable[[], object], background: Callable[[], None], within_s: float,
+        send: Callable[[], object], background: Callable[[], None], within_s: float, log: CommitLog,
     ) -> None:  # fmt: skip
         self._place = place
         self._pipeline = pipeline
@@ -36,7 +37,8 @@ class Journal:
         self.saying = Saying(changes.undo)
         self._durable: Mapping[tuple[str, int], int] = {}
         self._error: BaseException | None = None
-        self.ticker = Ticker(within_s, background)
+        self._heartbeat = Heartbeat(within_s, _Newest(log, place).check)
+        self.ticker = Ticker(within_s, background, self._heartbeat)
         _open.add(self)
         changes.kept = self._kept
         pipeline.failed = self.ticker.note
@@ -86,12 +88,22 @@ class Journal:
             logger.exception("the journal could not go on")
 
     def surface(self) -> None:
-        """Raise what failed in the thread."""
+        """Raise what failed in the thread; SupersededError if a newer session is known."""
+        self._heartbeat.surface()
         if (error := self._error) is not None:
             self._error = None
             raise error
 
     # -- how far it is ------------------------------------------------------------------------------------------
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer session is known, so that nobody takes over what is journaled."""
+        return self._heartbeat.superseded
+
+    def check_newest(self) -> None:
+        """Before anything is said to be durable: SupersededError if a newer session of the run was opened."""
+        self._heartbeat.check()
 
     @property
     def durable(self) -> Durable:
@@ -133,6 +145,7 @@ class Journal:
         try:
             self.send()
             self.await_durable(_AT_EXIT_S, time.monotonic() + _AT_EXIT_S, lambda: self.durable)
+            self.check_newest()
         except Exception:
             logger.warning("what was added last could not be journaled", exc_info=True)
 
@@ -146,6 +159,20 @@ class Journal:
         """End the thread."""
         _open.discard(self)
         self.ticker.stop()
+
+
+class _Newest:
+    """The newest commit as far as it is known, read on from there."""
+
+    def __init__(self, log: CommitLog, place: Place) -> None:
+        self._log, self._place = log, place
+        self._head = log.head
+
+    def check(self) -> None:
+        """SupersededError if a newer session of the run was opened."""
+        known = max(self._head, self._log.head, key=lambda commit: commit.number)
+        self._head = commits.newest_after(self._log.storage, known)
+        self._place.newest(self._head)
 
 
 def _done(future: Future[Any], stop: float) -> bool:

@@ -1,4 +1,5 @@
-"""Pure, no I/O: which steps are live after a crash: those of before, less what left, and those of the tails.
+"""Pure, no I/O: which steps are live after a crash: those of before, less what left, and those of the tails; and their
+values: for each live step the newest that was saved or journaled.
 
 Runs are those of a live set, but that every stream has a number: `Runs.stream` is a place in `Streams.names`.
 """
@@ -6,20 +7,22 @@ Runs are those of a live set, but that every stream has a number: `Runs.stream` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, merge_runs, spans
-from archive.base import CorruptStateError
-from archive.journal.entries import Steps
+from archive.arrays import Ints, offsets_of, spans
+from archive.fields import dtypes
+from archive.journal.entries import Stretch
 from archive.manifest import Runs, Stream
+from archive.steps import Steps
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Array = np.ndarray[Any, Any]
 Part = tuple[int, str]  # rank, buffer
-_MOST = 1 << 62
 
 
 class Streams:
@@ -41,12 +44,10 @@ class Streams:
         names = zip(session.to_pylist(), rank.to_pylist(), env.to_pylist(), strict=True)
         return np.array([self.number(name) for name in names], np.int64)
 
-    def steps(self, some: Sequence[Steps]) -> Runs:
-        """Steps of streams as runs that stand nowhere."""
+    def steps(self, some: Sequence[Stretch]) -> Steps:
+        """Steps of these streams."""
         columns = [(self.number((session, rank, env)), lo, hi) for session, rank, env, lo, hi in some]
-        stream, lo, hi = np.array(columns, np.int64).reshape(-1, 3).T
-        none = np.zeros(len(lo), np.int64)
-        return Runs(none, none, hi - lo, none, stream, lo)
+        return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
 
 
 def by_part(live: pa.Table, streams: Streams) -> dict[Part, Runs]:
@@ -77,8 +78,7 @@ def appended(segments: pa.Table, streams: Streams) -> dict[Part, Runs]:
 
 def together(*some: Runs) -> Runs:
     """All of them, in live order."""
-    every = Runs(*map(np.concatenate, zip(*some, strict=True)))
-    return every.pick(np.lexsort((every.length, every.position, every.env)))
+    return Runs.joined(some).ordered()
 
 
 def ends_of(runs: Runs) -> dict[int, int]:
@@ -87,50 +87,10 @@ def ends_of(runs: Runs) -> dict[int, int]:
     return dict(zip(runs.env[ordered].tolist(), ends[ordered].tolist(), strict=True))
 
 
-def span_of(*some: Runs) -> int:
-    """A number beyond all positions of their streams, by which streams are kept apart; CorruptStateError if there is
-    none."""
-    span = 2 + max([0, *(int((runs.lo + np.maximum(runs.length, 1)).max(initial=0)) for runs in some)])
-    streams = 1 + max([0, *(int(runs.stream.max(initial=0)) for runs in some)])
-    if min([0, *(int(runs.lo.min(initial=0)) for runs in some)]) < 0 or span * streams >= _MOST:
-        raise CorruptStateError("a journal has steps at positions that there cannot be; it is damaged")
-    return span
-
-
-def addresses(runs: Runs, span: int) -> Ints:
-    """A number for each step, in order."""
-    return spans(runs.stream * span + runs.lo, runs.length)
-
-
-def without(runs: Runs, gone: Runs) -> Runs:
+def without(runs: Runs, gone: Steps) -> Runs:
     """The runs less these steps, wherever they stand; an episode without steps goes with its position."""
-    if not len(runs.lo) or not len(gone.lo):
-        return runs
-    span = span_of(runs, gone)
-    holes = merge_runs(first := gone.stream * span + gone.lo, first + np.maximum(gone.length, 1))
-    empty = runs.pick(runs.length == 0)
-    empty = empty.pick(~_inside(empty.stream * span + empty.lo, holes))
-    return together(_cut(runs.pick(runs.length > 0), holes, span), empty)
-
-
-def _cut(runs: Runs, holes: tuple[Ints, Ints], span: int) -> Runs:
-    """Runs with steps, less those in the holes."""
-    runs = runs.pick(np.argsort(runs.stream * span + runs.lo, kind="stable"))
-    start = runs.stream * span + runs.lo
-    stop = start + runs.length
-    edges = np.unique(np.concatenate([start, stop, *holes]))
-    lo, hi = edges[:-1], edges[1:]
-    owner = np.searchsorted(start, lo, side="right") - 1
-    kept = (owner >= 0) & (hi <= stop[np.maximum(owner, 0)] if len(stop) else False) & ~_inside(lo, holes)
-    base = runs.pick(owner[kept])
-    ahead = lo[kept] - start[owner[kept]]
-    return base._replace(position=base.position + ahead, length=(hi - lo)[kept], lo=base.lo + ahead)
-
-
-def _inside(places: Ints, holes: tuple[Ints, Ints]) -> Any:
-    """Which places lie in a hole."""
-    at = np.searchsorted(holes[0], places, side="right") - 1
-    return (at >= 0) & (places < holes[1][np.maximum(at, 0)])
+    left = runs.written.minus(gone)
+    return Runs(left["env"], left["position"], left.length, left["episode"], left.stream, left.lo).ordered()
 
 
 def left_over(origin: Mapping[Part, Runs], taken: Mapping[Part, Runs], rank: int) -> dict[Part, Runs]:
@@ -141,7 +101,7 @@ def left_over(origin: Mapping[Part, Runs], taken: Mapping[Part, Runs], rank: int
     out: dict[Part, Runs] = {}
     for buffer in sorted({buffer for _, buffer in origin}):
         others = [runs for (_, name), runs in taken.items() if name == buffer]
-        gone = together(Runs.empty(), *others)
+        gone = together(Runs.empty(), *others).written.placed
         rest = [without(runs, gone) for (_, name), runs in sorted(origin.items()) if name == buffer]
         rest = [runs for runs in rest if len(runs.lo)]
         if rest:
@@ -163,4 +123,55 @@ def _apart(some: Sequence[Runs]) -> list[Runs]:
         ends = runs.position + np.maximum(runs.length, 1)
         rows += int(runs.env.max(initial=-1)) + 1
         position += int(ends[alone].max(initial=0))
+    return out
+
+
+# -- values of columns -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Values in stored form, and the steps that they are of, in their order."""
+
+    dtype: str
+    array: Array
+    steps: Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A value for each step that was asked for. lacking: of so many none was known."""
+
+    dtype: str
+    array: Array
+    lacking: int
+
+
+def fill(wanted: Steps, given: Sequence[Given]) -> Filled:
+    """The newest value of each step, of those given from the oldest to the newest; of another dtype or shape than the
+    newest ones none counts. A step without a value gets NaN where there is one, else the dtype's zero."""
+    newest = given[-1]
+    own = offsets_of(wanted.length)
+    out = blank(newest.dtype, int(own[-1]), newest.array.shape[1:])
+    known = np.zeros(len(out), bool)
+    for one in given:
+        if one.dtype == newest.dtype and one.array.shape[1:] == newest.array.shape[1:]:
+            met = wanted.meet(one.steps)
+            count = met.hi - met.lo
+            at = spans(own[met.left] + met.lo - wanted.lo[met.left], count)
+            theirs = offsets_of(one.steps.length)[met.right] + met.lo - one.steps.lo[met.right]
+            out[at] = one.array[spans(theirs, count)]
+            known[at] = True
+    return Filled(newest.dtype, out, int((~known).sum()))
+
+
+def blank(dtype: str, count: int, shape: tuple[int, ...]) -> Array:
+    """Rows in stored form, of this shape each, of steps whose value nobody knows."""
+    kind = dtypes.to_numpy(dtype)
+    if kind.kind in "OUT":
+        return np.full((count, *shape), "null" if dtype == "json" else "", object)
+    has_nan = kind.kind in "fc" or dtype in dtypes.ML_NAMES
+    unknown, _ = dtypes.to_stored(np.full(1, np.nan).astype(kind) if has_nan else np.zeros(1, kind))
+    out: Array = np.empty((count, *shape), unknown.dtype)
+    out[...] = unknown[0]
     return out

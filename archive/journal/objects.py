@@ -12,10 +12,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from archive.base import AlreadyExistsError, SessionInUseError, layout
-from archive.checkpoint import create_once, next_sequence
+from archive.checkpoint import next_sequence
 from archive.journal.entries import Entry, pack, row_members
 from archive.journal.saying import Said
-from archive.manifest import Place, Sighting, tablefiles, tables
+from archive.manifest import Place, Sighting, attempts, tablefiles, tables
 from archive.shard import Member, groups
 from archive.store import Storage
 from archive.write import Describe, Job, Pipeline, Slab, Work, Written
@@ -134,7 +134,7 @@ class ObjectJob(Job):
                 self._packed = self._pack()
                 self._objects.packed(self._made)
             buffers, chunks = self._packed
-            self._objects.create(self.key, buffers, self._nonce)
+            self._objects.create(self.key, buffers)
         except BaseException as error:
             self.standing = error
             raise
@@ -224,7 +224,7 @@ class JournalPipeline(Pipeline):
         if len(new) < FOLD_FROM:
             return
         rows = [work.rows for work in folded if isinstance(work, Folded)]
-        keep = tablefiles.files_to_keep(rows, [0] * len(rows), _rows_of([work.written(self) for work in new]))
+        keep = attempts.files_to_keep(rows, [0] * len(rows), _rows_of([work.written(self) for work in new]))
         stop = first + len(folded) + len(new)
         works[first + keep : stop] = [Folded([work.written(self) for work in works[first + keep : stop]])]
 
@@ -326,10 +326,10 @@ class JournalPipeline(Pipeline):
         if made is not None:
             self.took(time.monotonic() - made)
 
-    def create(self, key: str, buffers: list[Any], nonce: str) -> None:
+    def create(self, key: str, buffers: list[Any]) -> None:
         """Store an object, create-only."""
         try:
-            create_once(self._storage, key, buffers, nonce)
+            self._storage.create_once(key, buffers)
         except AlreadyExistsError as e:
             raise SessionInUseError(
                 f"{self._storage.full_url(key)} is there already: another process writes, or wrote, as this rank of "

@@ -1,4 +1,4 @@
-"""Engine: a checkpoint made of the newest one and of what ranks have journaled since, on behalf of ranks that died.
+"""A checkpoint made of the newest one and of what ranks have journaled since, on behalf of ranks that died.
 
 It is one commit of their session, as if all of them had made a checkpoint after their last whole tick. It fences nobody
 off: as long as no other session of the run is opened, what a rank writes beyond can still be committed.
@@ -7,7 +7,7 @@ off: as long as no other session of the run is opened, what a rank writes beyond
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -41,7 +41,8 @@ class _MovedError(Exception):
 
 
 def recover(log: CommitLog, run: str) -> Commit | None:
-    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one.
+    """Commit a checkpoint with all that the newest session of a run has journaled beyond its newest one; of a newest
+    one without buffers with those of the one before.
 
     None if there is nothing, or if another session of the run was opened meanwhile, which is logged. Whoever does it
     first has done it for all.
@@ -49,15 +50,16 @@ def recover(log: CommitLog, run: str) -> Commit | None:
     while True:
         head = log.catch_up()
         entry = head.runs.get(run)
-        if entry is None or not entry.journal:
+        if entry is None:
             return None
         found = tails.read(log.storage, head, run)
-        if not any(one.objects for one in found.values()):
+        base = Base.of(log.storage, head, entry, found) if _has_more(entry, found) else None
+        if base is None or (base.held is None and not any(one.objects for one in found.values())):
             _tell_damage(run, found)
             return None
         with operation("recover", run=run, session=entry.session):
             try:
-                return _committed(log, head, run, found)
+                return _committed(log, head, run, base, found)
             except _MovedError:
                 continue
             except SupersededError as e:
@@ -65,9 +67,15 @@ def recover(log: CommitLog, run: str) -> Commit | None:
                 return None
 
 
-def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankTail]) -> Commit:
+def _has_more(entry: RunEntry, found: Mapping[int, RankTail]) -> bool:
+    """Whether a session journaled something, or made its newest checkpoint without its buffers."""
+    newest = entry.latest
+    light = newest is not None and newest.session == entry.session and newest != entry.latest_replay
+    return light or any(one.objects for one in found.values())
+
+
+def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mapping[int, RankTail]) -> Commit:
     entry = head.runs[run]
-    base = Base.of(log.storage, head, entry, found)
     left = Survivors(log.storage, head, entry, base, found)
     place = Place(0, left.world_size, run, entry.session)
     name = _name(base)
@@ -76,7 +84,12 @@ def _committed(log: CommitLog, head: Commit, run: str, found: Mapping[int, RankT
         parts = list(pool.map(partial(_staged, log, place, name, base, left, found), ranks))
     rows = {rank: StagedTables(_rows(found.get(rank)), left.live(rank)) for rank in ranks}
     made = commit_recovered(
-        log, Joint(place, name, base.ordinal), parts, rows, _recovered(base, found), partial(_check_same, run, entry)
+        log,
+        Joint(place, name, base.ordinal),
+        parts,
+        rows,
+        _recovered(base, found, ranks),
+        partial(_check_same, run, entry),
     )
     _tell(run, made, found, left)
     return made
@@ -113,7 +126,7 @@ def _staged(
         name=name, step=base.step, ordinal=base.ordinal, save_replay=True,
         progress=base.progress(rank) if held is None or held.progress is None else held.progress,
         unconsumed=base.unconsumed(rank), metrics=base.metrics, config=None, folder="", resumed_from=base.resumed_from,
-        committed=base.sequence(rank) if held is None or held.sequence is None else held.sequence,
+        committed=max(base.committed(rank), 0 if held is None or held.sequence is None else held.sequence),
         journal=None if tail is None else tail.next, lineage=base.lineage,
         seen=log.head.sighting,
     )  # fmt: skip
@@ -132,10 +145,10 @@ def _rows(tail: RankTail | None) -> RankRows:
     return RankRows(*(tail.held.table(kind) for kind in RankRows._fields))
 
 
-def _recovered(base: Base, found: Mapping[int, RankTail]) -> Recovered:
+def _recovered(base: Base, found: Mapping[int, RankTail], ranks: Iterable[int]) -> Recovered:
     """What the commit says of where it comes from."""
     taken = {r: Tail(one.next, one.objects, one.steps, one.episodes, one.ended) for r, one in found.items()}
-    return Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in found}, taken)
+    return Recovered(base.commit, base.name, {rank: base.trained(rank) for rank in ranks}, taken)
 
 
 def _tell(run: str, made: Commit, found: Mapping[int, RankTail], left: Survivors) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import ColumnError, Undo, escape, jsontree
-from archive.journal.entries import JournalColumn, Steps
+from archive.journal.entries import JournalColumn, Stretch
 from archive.write import BufferWriter, Column, cut
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ALL = ""  # in place of an episode's id: all live steps
 class Values:
     """Values of a column for the live steps of one episode."""
 
-    steps: tuple[Steps, ...]
+    steps: tuple[Stretch, ...]
     column: Column
 
 
@@ -32,7 +32,7 @@ class Said:
     """What one tick says. `live`: rows of what a resumed rank began with. By buffer and name: column values by
     episode, the newest alone; attributes by episode id."""
 
-    gone: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
+    gone: Mapping[str, tuple[Stretch, ...]] = field(default_factory=dict)
     live: pa.Table | None = None
     columns: Mapping[Name, Mapping[str, Values]] = field(default_factory=dict)
     attributes: Mapping[Name, Mapping[str, Any]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Saying:
         """What a resumed rank began with."""
         self._live = rows
 
-    def take(self, gone: Mapping[str, tuple[Steps, ...]]) -> Said:
+    def take(self, gone: Mapping[str, tuple[Stretch, ...]]) -> Said:
         """All of it, and what is gone; the next tick begins anew."""
         self._undo.attributes(self, "_columns", "_attributes", "_progress", "_live")
         said = Said(gone, self._live, self._columns, self._attributes, self._progress)

@@ -1,4 +1,4 @@
-"""Engine: what the buffers of dead ranks held when their journals ended, as cuts that can be staged."""
+"""What the buffers of dead ranks held when their journals ended, as cuts that can be staged."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import numpy as np
 
 from archive.base import cached_property, jsontree
 from archive.checkpoint import Checkpoint
+from archive.journal.awaiting import awaited_steps, fresh_rows
 from archive.journal.bases import Base
 from archive.journal.liveruns import (
+    Given,
     Part,
     Streams,
-    addresses,
     appended,
+    blank,
     by_part,
     ends_of,
+    fill,
     left_over,
-    span_of,
     together,
     without,
 )
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
-from archive.journal.values import Given, fill
 from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview, tables
 from archive.store import Storage
+from archive.tables import coded
 from archive.write import Column, Cut, live_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
 _ROWS = ("episode_id", *liveview.SEGMENT_COLUMNS)
 
 
@@ -46,13 +49,15 @@ class Survivors:
         self._found = found
         self._streams = Streams()
         self._before = {} if base.held is None else by_part(base.held.live, self._streams)
-        self.world_size = max([1 + max(entry.journal or {0: 0}), *([base.held.world_size] if base.held else [])])
+        self._left_out = by_part(base.left_out, self._streams)
+        known = [one.world_size for one in (base.held, base.own_newest) if one is not None]
+        self.world_size = max([1 + max(entry.journal or {0: 0}), *known])
         self._held = self._before if self._base.own else self._resumed()  # when the tails began
+        self._awaited = awaited_steps(storage, head, entry, base, found)
         runs = self._runs()
         self._tables = {part: self._table(part, one) for part, one in runs.items()}
         self._ids: list[str] = []
         self._located = self._episodes(storage, head, entry, runs)
-        self._span = span_of(*self._located.values(), *self._before.values(), *self._journaled())
         self.lacking: dict[tuple[int, str, str], int] = {}  # rank, buffer, column -> steps without a value
 
     # -- live steps ----------------------------------------------------------------------------------------------
@@ -76,8 +81,8 @@ class Survivors:
 
     def _left(self, part: Part, runs: Runs) -> Runs:
         tail = self._found.get(part[0])
-        gone = [] if tail is None else tail.held.gone.get(part[1], [])
-        left = without(runs, self._streams.steps(gone))
+        gone = self._streams.steps([] if tail is None else tail.held.gone.get(part[1], []))
+        left = without(runs, gone.placed.minus(self._streams.steps(self._awaited.get(part[1], []))))
         return together(Runs.empty(), left)
 
     def _resumed(self) -> dict[Part, Runs]:
@@ -86,7 +91,9 @@ class Survivors:
         taken: dict[Part, Runs] = {}
         for table in began:
             taken |= by_part(table, self._streams)
-        dead = sorted(rank for rank, tail in self._found.items() if not tail.objects)
+        dead = [rank for rank in range(self.world_size) if rank not in self._found or not self._found[rank].objects]
+        if self._base.held is not None and len(dead) == self.world_size == self._base.held.world_size:
+            return self._before
         if self._base.held is not None and dead:
             taken |= left_over(self._before, taken, dead[0])
         return taken
@@ -109,15 +116,13 @@ class Survivors:
         every = tables.concat("live", self._tables.values())
         segments = _segments(storage, head, entry, self._found)
         located = liveview.locate(every, segments)
-        names = segments["episode_id"].cast("string").combine_chunks().dictionary_encode()
-        self._ids = names.dictionary.to_pylist()
-        episode, position = names.indices.to_numpy().astype(np.int64), segments["position"].to_numpy()
-        env = every["env_id"].to_numpy()[located.run]
-        stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located.run]
-        lo = position[located.row] + located.lo
-        found = Runs(env, located.position, located.hi - located.lo, episode[located.row], stream, lo)
-        edges = np.cumsum([0, *(table.num_rows for table in self._tables.values())])
-        owner = np.searchsorted(edges, located.run, side="right") - 1
+        (self._ids, episode), position = coded(segments["episode_id"]), segments["position"].to_numpy()
+        env = every["env_id"].to_numpy()[located["run"]]
+        stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located["run"]]
+        lo = position[located.stream] + located.lo
+        found = Runs(env, located["position"], located.length, episode[located.stream], stream, lo)
+        counts = [table.num_rows for table in self._tables.values()]
+        owner = np.repeat(np.arange(len(counts)), counts)[located["run"]]
         return {part: together(Runs.empty(), found.pick(owner == at)) for at, part in enumerate(self._tables)}
 
     # -- cuts ----------------------------------------------------------------------------------------------------
@@ -136,6 +141,7 @@ class Survivors:
         return Cut(
             part[1], (self._session, part[0]), runs, tuple(self._streams.names), ends.next, ends.open,
             self._columns(part, runs), self._attributes(part, set(names)), None, {},
+            self._left_out.get(part, Runs.empty()),
         )  # fmt: skip
 
     def _began(self, part: Part, runs: Runs, names: list[str]) -> tuple[dict[int, int], dict[int, str]]:
@@ -178,28 +184,38 @@ class Survivors:
     def _columns(self, part: Part, runs: Runs) -> dict[str, Column]:
         given: dict[str, list[Given]] = {}
         for held, source in self._sources(part):
-            keys = addresses(self._before.get(source, Runs.empty()), self._span)
+            steps = self._before.get(source, Runs.empty()).written
             for name, ref in held.staged(source[0]).index.columns.get(part[1], {}).items():
                 (array,) = held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array]
-                given.setdefault(name, []).append(Given(ref.dtype, array, keys))
+                given.setdefault(name, []).append(Given(ref.dtype, array, steps))
         tail = self._found.get(part[0])
         for name, journaled in ({} if tail is None else tail.held.columns.get(part[1], {})).items():
             for one in journaled:
-                keys = addresses(self._streams.steps(one.steps), self._span)
-                given.setdefault(name, []).append(Given(one.dtype, one.array, keys))
+                given.setdefault(name, []).append(Given(one.dtype, one.array, self._streams.steps(one.steps)))
+        for name, (dtype, shape) in self._kinds.get(part[1], {}).items():
+            given.setdefault(name, [Given(dtype, blank(dtype, 0, shape), self._streams.steps([]))])
         return {name: self._filled(part, name, runs, values) for name, values in given.items()}
 
+    @cached_property
+    def _kinds(self) -> dict[str, dict[str, Kind]]:
+        """Of each buffer the columns that some rank has values of: a plan may deal its steps to any rank."""
+        out: dict[str, dict[str, Kind]] = {}
+        held = self._base.held
+        indexes = [] if held is None else [held.staged(rank).index for rank in held.ranks]
+        for index in indexes:
+            for buffer, refs in index.columns.items():
+                out.setdefault(buffer, {}).update((name, (ref.dtype, ref.shape)) for name, ref in refs.items())
+        for tail in self._found.values():
+            for buffer, of in tail.held.columns.items():
+                kinds = {name: (values[-1].dtype, values[-1].array.shape[1:]) for name, values in of.items()}
+                out.setdefault(buffer, {}).update(kinds)
+        return out
+
     def _filled(self, part: Part, name: str, runs: Runs, given: list[Given]) -> Column:
-        found = fill(addresses(runs, self._span), given)
+        found = fill(runs.written, given)
         if found.lacking:
             self.lacking[*part, name] = found.lacking
         return Column(found.array, found.dtype)
-
-    def _journaled(self) -> Iterator[Runs]:
-        """The steps that journaled values are of."""
-        for tail in self._found.values():
-            for of in tail.held.columns.values():
-                yield from (self._streams.steps(one.steps) for values in of.values() for one in values)
 
     def _attributes(self, part: Part, names: set[str]) -> dict[str, str]:
         values: dict[str, dict[str, Any]] = {}
@@ -216,12 +232,6 @@ class Survivors:
 def _segments(storage: Storage, head: Commit, entry: RunEntry, found: Mapping[int, RankTail]) -> pa.Table:
     """Rows of the segments table, as far as live steps are found by them: those of the commit, and those to come."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    present = Snapshot(storage, head).columns(_ROWS)
-    fresh = [
-        rows.filter(pc.greater_equal(rows["sequence"], entry.sequences.get(rank, 0))).select(_ROWS)
-        for rank, tail in found.items()
-        if (rows := tail.held.table("segments")).num_rows
-    ]
-    return pa.concat_tables([present, *fresh]).unify_dictionaries()
+    fresh = fresh_rows("segments", entry, found).select(_ROWS)
+    return pa.concat_tables([Snapshot(storage, head).columns(_ROWS), fresh]).unify_dictionaries()

@@ -7,6 +7,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+from archive.journal.heartbeat import Heartbeat
+
 QUIET_S = 0.02  # without a call: what belongs together was said
 SOON_S = 0.1  # at most, where a shard is full
 _PATIENCE = 0.25  # of the time within which a tick is due: how long before a quiet moment is waited for
@@ -22,13 +24,14 @@ class Ticker:
     It belongs to the process that made it: a forked child has no such thread.
     """
 
-    def __init__(self, within_s: float, work: Callable[[], None]) -> None:
+    def __init__(self, within_s: float, work: Callable[[], None], heartbeat: Heartbeat) -> None:
         self.within_s = within_s
         self.oldest: float | None = None
         self._latest = 0.0
         self._hurry: float | None = None  # since when the next tick is to come soon
         self._lead_s = 0.0  # before what was added is on its way to the store
         self._work = weakref.WeakMethod(work)
+        self._heartbeat = heartbeat
         self._woken = threading.Event()
         self._stopped = False
         self._wanted: float | None = None
@@ -104,5 +107,8 @@ class Ticker:
         return None
 
     def _wait(self, seconds: float | None) -> None:
-        self._woken.wait(seconds)
+        every_s = self._heartbeat.every_s
+        self._woken.wait(every_s if seconds is None else min(seconds, every_s))
         self._woken.clear()
+        if not self._stopped:
+            self._heartbeat.beat()

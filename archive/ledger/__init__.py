@@ -4,33 +4,15 @@ and what is to be done again."""
 from __future__ import annotations
 
 from archive.ledger import loading
+from archive.ledger.archived import Archived
 from archive.ledger.batches import Batch, batches
 from archive.ledger.folding import Seen
 from archive.ledger.ledger import Ledger, Ledgers, TakenOver
-from archive.ledger.looking import Standing
-from archive.ledger.rows import Said
-from archive.ledger.terms import (
-    CURSOR,
-    DRAWN,
-    DROPPED,
-    SEALED,
-    STARTED,
-    TRAINED,
-    WHOLE_KEY,
-    Group,
-    Key,
-    Rollout,
-)
+from archive.ledger.terms import Group, Key, Rollout
 from archive.ledger.views import LedgerView, left_in_flight, of_run
 
 __all__ = [
-    "CURSOR",
-    "DRAWN",
-    "DROPPED",
-    "SEALED",
-    "STARTED",
-    "TRAINED",
-    "WHOLE_KEY",
+    "Archived",
     "Batch",
     "Group",
     "Key",
@@ -38,9 +20,7 @@ __all__ = [
     "LedgerView",
     "Ledgers",
     "Rollout",
-    "Said",
     "Seen",
-    "Standing",
     "TakenOver",
     "batches",
     "left_in_flight",

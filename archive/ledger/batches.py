@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.ledger.keys import parsed
 from archive.ledger.terms import DROPPED, SEALED, TRAINED, Key
+from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_TOLD = ("session", "rank", "created_at", "update_count", "key", "round")
+_TOLD = ("session", "rank", "sequence", "created_at", "update_count", "key", "round")
 SAID = (*_TOLD, "state", "sibling", "episode_id")
 
 
@@ -30,16 +31,12 @@ class Batch(NamedTuple):
 def batches(rows: pa.Table) -> list[Batch]:
     """The batches that these rows tell of, oldest first. A step is the update count, over the ranks of a session; where
     none was told, each call of `train` is one, and its place is the step."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    state = rows["state"].cast(pa.string())
-    sealed = _sealed(rows.filter(pc.is_in(state, pa.array([SEALED, DROPPED]))))
-    trained = list(_tuples(rows.filter(pc.equal(state, TRAINED)), _TOLD))
+    sealed = _sealed(rows.filter(among(rows["state"], (SEALED, DROPPED))))
+    trained = list(_tuples(rows.filter(among(rows["state"], (TRAINED,))), _TOLD))
     out: dict[tuple[Any, ...], Batch] = {}
     for key, told in zip(parsed([text for *_, text, _ in trained]), trained, strict=True):
-        session, rank, at, step, text, number = told
-        call = (session, step) if step is not None else (session, rank, at)
+        session, rank, sequence, at, step, text, number = told
+        call = (session, step) if step is not None else (session, rank, sequence, at)
         batch = out.setdefault(call, Batch(len(out) if step is None else step, at, [], []))
         of = sealed.get((text, number), {})
         batch.keys.append(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +10,12 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import jsontree
+from archive.ledger.cursors import Cursors, Spoken
 from archive.ledger.keys import Ended, parsed
 from archive.ledger.rounds import DONE, LEFT_RUNNING, LEFT_WAITING, LOST, Round, Rounds
 from archive.ledger.terms import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, WHOLE_KEY, Key
+from archive.steps import codes, places
+from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,20 +26,22 @@ _OPEN_COLUMNS = ("sibling", "siblings", "episode_id")
 
 
 class Seen(NamedTuple):
-    """The rows of one ledger that a session sees, in order; and those "trained" that do not count for it."""
+    """The rows of one ledger that a session sees, in order; and those "trained" that do not count for it. worlds: the
+    ranks of the sessions that it sees, as far as they are known, oldest first."""
 
     rows: pa.Table
     undone: pa.Table
+    worlds: Mapping[str, Collection[int]] = {}
 
 
 @dataclass(frozen=True)
 class Found:
-    """How things stand. `open`: in the order in which they were drawn; `cursors`: what each rank said last, the newest
-    last; `undone`: rounds that were trained and count as sealed again."""
+    """How things stand. `open`: in the order in which they were drawn; `cursors`: where the data set's readers stand;
+    `undone`: rounds that were trained and count as sealed again."""
 
     open: Mapping[Key, Rounds] = field(default_factory=dict)
     ended: Ended = field(default_factory=Ended.none)
-    cursors: Mapping[int, Any] = field(default_factory=dict)
+    cursors: Cursors = field(default_factory=Cursors)
     undone: int = 0
 
 
@@ -56,7 +61,7 @@ def fold(seen: Seen) -> Found:
     release()  # what reading took and these rows do not
     table = seen.rows
     word = _word(table)
-    cursors = _cursors(table.filter(pa.array(word == _WORDS.index(CURSOR))))
+    cursors = _cursors(table.filter(pa.array(word == _WORDS.index(CURSOR))), seen.worlds)
     said = np.flatnonzero((word >= 0) & (word != _WORDS.index(CURSOR)))
     if not len(said):
         return Found(cursors=cursors)
@@ -74,12 +79,12 @@ def fold(seen: Seen) -> Found:
     return Found(found, known, cursors, _undone(seen.undone, grouped, ended))
 
 
-def awaited(seen: Seen) -> pa.ChunkedArray:
-    """The ids of episodes that are sealed, of rounds that have not ended: finished work that nobody has trained on."""
+def awaited(seen: Seen, only: pa.Table | None = None) -> pa.ChunkedArray:
+    """The ids of episodes that are sealed, of rounds that have not ended: finished work that nobody has trained on.
+    only: rows of the ledger; of the rounds of these alone."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    table = seen.rows.filter(pc.not_equal(seen.rows["state"].cast(pa.string()), CURSOR))
+    table = seen.rows.filter(~among(seen.rows["state"], (CURSOR,)))
     if not table.num_rows:
         return table["episode_id"]
     word, grouped = _word(table), _grouped(table)
@@ -87,7 +92,10 @@ def awaited(seen: Seen) -> pa.ChunkedArray:
     rollout = grouped.group.astype(np.int64) * (int(sibling.max()) + 2) + sibling + 1
     newest_first = np.unique(rollout[::-1], return_index=True)[1]
     newest = len(rollout) - 1 - newest_first
-    waits = (word == _WORDS.index(SEALED)) & (_ended(table, word, grouped) < 0)[grouped.group]
+    is_open = _ended(table, word, grouped) < 0
+    if only is not None:
+        is_open &= _among(grouped, is_open, only)
+    waits = (word == _WORDS.index(SEALED)) & is_open[grouped.group]
     return table["episode_id"].take(pa.array(newest[waits[newest]]))
 
 
@@ -126,10 +134,10 @@ def _grouped(table: pa.Table) -> _Grouped:
         count = len(encoded.dictionary)
         number = np.full(count, rounds[0])
         return _Grouped(encoded.dictionary, np.arange(count), number, encoded.indices.to_numpy())
-    numbers, number = np.unique(rounds, return_inverse=True)
-    codes = encoded.indices.to_numpy().astype(np.int64) * len(numbers) + number
-    groups, group = np.unique(codes, return_inverse=True)
-    return _Grouped(encoded.dictionary, groups // len(numbers), numbers[groups % len(numbers)], group)
+    key = encoded.indices.to_numpy()
+    group = codes(key, rounds)
+    first = places(np.arange(int(group.max(initial=-1)) + 1), group)
+    return _Grouped(encoded.dictionary, key[first].astype(np.int64), rounds[first], group)
 
 
 def _ended(table: pa.Table, word: Ints, grouped: _Grouped) -> Ints:
@@ -216,24 +224,33 @@ def _by_key(grouped: _Grouped, groups: Sequence[int], rounds: Sequence[Round]) -
     return out
 
 
-def _cursors(rows: pa.Table) -> dict[int, Any]:
-    texts: dict[int, str] = {}
-    for rank, text in zip(rows["rank"].to_pylist(), rows["cursor"].to_pylist(), strict=True):
-        texts.pop(rank, None)
-        texts[rank] = text
-    return {rank: jsontree.loads(text, where="cursor") for rank, text in texts.items() if text is not None}
+def _cursors(rows: pa.Table, worlds: Mapping[str, Collection[int]]) -> Cursors:
+    columns = (rows[name].to_pylist() for name in ("session", "rank", "cursor"))
+    said: dict[str, dict[int, Any]] = {}
+    for session, rank, text in zip(*columns, strict=True):
+        if text is not None:
+            said.setdefault(session, {})[rank] = jsontree.loads(text, where="cursor")
+    order = [*worlds, *(session for session in said if session not in worlds)]
+    return Cursors(tuple(Spoken(said[one], worlds.get(one, ())) for one in order if one in said))
 
 
 def _undone(undone: pa.Table, grouped: _Grouped, ended: Ints) -> int:
     """How many rounds that were trained have not ended now."""
-    if not undone.num_rows:
-        return 0
-    keys = {(grouped.key[k].as_py(), n) for k, n in zip(*_those(grouped, ended < 0), strict=True)}
-    return len(keys.intersection(zip(undone["key"].to_pylist(), undone["round"].to_pylist(), strict=True)))
+    return int(_among(grouped, ended < 0, undone).sum()) if undone.num_rows else 0
 
 
-def _those(grouped: _Grouped, groups: Any) -> tuple[list[int], list[int]]:
-    return grouped.key_of[groups].tolist(), grouped.number[groups].tolist()
+def _among(grouped: _Grouped, groups: Any, rows: pa.Table) -> Any:
+    """Which of these groups are rounds of these rows."""
+    named = set(zip(rows["key"].to_pylist(), rows["round"].to_pylist(), strict=True))
+    out = np.zeros(len(grouped.number), bool)
+    at = np.flatnonzero(groups)
+    out[at] = [one in named for one in zip(*_those(grouped, at), strict=True)]
+    return out
+
+
+def _those(grouped: _Grouped, groups: Ints) -> tuple[list[str], list[int]]:
+    """The keys (as texts) and numbers of some groups."""
+    return grouped.key.take(grouped.key_of[groups]).to_pylist(), grouped.number[groups].tolist()
 
 
 def dealt(found: Found, world_size: int, holder: Callable[[str], int | None]) -> dict[Key, Rounds]:

@@ -12,6 +12,7 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import CorruptManifestError, UsageError, check_text
 from archive.ledger.terms import Key
+from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +107,31 @@ def _parsed(text: str) -> Key:
     return key  # type: ignore[no-any-return]
 
 
+class Places:
+    """Where texts stand among millions, some 12 bytes each."""
+
+    def __init__(self, texts: Any) -> None:
+        """texts: an Arrow array of strings."""
+        self.texts = texts
+        parts = (texts[at : at + _AT_ONCE].to_pylist() for at in range(0, len(texts), _AT_ONCE))
+        hashes = np.fromiter((hash(text) for part in parts for text in part), np.int64, len(texts))
+        self._order = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._hashes = hashes[self._order]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def of(self, wanted: Sequence[str]) -> list[int | None]:
+        """The place of each of these; None where it is not there."""
+        hashes = np.fromiter(map(hash, wanted), np.int64, len(wanted))
+        low, high = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
+        out: list[int | None] = [None] * len(wanted)
+        for i in np.flatnonzero(low < high).tolist():
+            some = self._order[low[i] : high[i]].tolist()
+            out[i] = next((place for place in some if self.texts[place].as_py() == wanted[i]), None)
+        return out
+
+
 class Ended:
     """Keys of which every round has ended, some 50 bytes each: which round was their last, and how it ended."""
 
@@ -115,10 +141,7 @@ class Ended:
         self.rounds = rounds.astype(np.int32)
         self._states = states
         self._state = state.astype(np.int8)
-        parts = (keys[at : at + _AT_ONCE].to_pylist() for at in range(0, len(keys), _AT_ONCE))
-        hashes = np.fromiter((hash(text) for part in parts for text in part), np.int64, len(keys))
-        self._order = np.argsort(hashes, kind="stable").astype(np.int32)
-        self._hashes = hashes[self._order]
+        self._places = Places(keys)
 
     @classmethod
     def none(cls) -> Ended:
@@ -134,15 +157,12 @@ class Ended:
         """Of those of these keys that are there: the last round, and how it ended."""
         if not len(self):
             return {}
-        text = texts(keys)
-        hashes = np.fromiter(map(hash, text), np.int64, len(text))
-        low, high = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
-        found: dict[Key, tuple[int, str]] = {}
-        for i in np.flatnonzero(low < high).tolist():
-            for place in self._order[low[i] : high[i]].tolist():
-                if self.keys[place].as_py() == text[i]:
-                    found[keys[i]] = int(self.rounds[place]), self._states[self._state[place]]
-        return found
+        found = zip(keys, self._places.of(texts(keys)), strict=True)
+        return {
+            key: (int(self.rounds[place]), self._states[self._state[place]])
+            for key, place in found
+            if place is not None
+        }
 
     def counts(self) -> dict[str, int]:
         """How many ended how."""
@@ -151,9 +171,6 @@ class Ended:
 
     def columns(self, without: Iterable[Key]) -> tuple[pa.Array, Ints, list[str]]:
         """Key (as text), last round and state of all, but for these keys."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        left = pc.invert(pc.is_in(self.keys, pa.array(texts(without), pa.string()))).to_numpy(zero_copy_only=False)
+        left = ~among(self.keys, texts(without))
         state = [self._states[code] for code in self._state[left].tolist()]
-        return self.keys.filter(pa.array(left)), self.rounds[left].astype(np.int64), state
+        return self.keys.filter(left), self.rounds[left].astype(np.int64), state

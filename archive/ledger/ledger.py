@@ -9,14 +9,17 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from archive.base import UsageError, check_text, jsontree, logger
+from archive.ledger.archived import Archived
 from archive.ledger.changing import Changed, Held
+from archive.ledger.cursors import Cursors
 from archive.ledger.folding import Seen, dealt, fold, release
 from archive.ledger.keys import Ended, normalised
 from archive.ledger.looking import Standing
 from archive.ledger.rounds import DONE, LEFT_RUNNING, LEFT_WAITING, Rounds
 from archive.ledger.rows import Said, rows
 from archive.ledger.terms import CURSOR, DRAWN, DROPPED, SEALED, STARTED, TRAINED, Key
-from archive.manifest import MOST_SIBLINGS, Place
+from archive.manifest import Place
+from archive.tables import MOST_SIBLINGS
 from archive.write import Changes, EpisodeRecord, Ids, ledger_rows
 
 if TYPE_CHECKING:
@@ -37,10 +40,12 @@ class Guard(Protocol):
 
 
 class TakenOver(NamedTuple):
-    """What a session finds of the ledgers of those that it goes on from: their rows, and who holds which episodes."""
+    """What a session finds of the ledgers of those that it goes on from: their rows, who holds which episodes, and
+    these themselves."""
 
     load: Load
     holders: Holders
+    archived: Archived
     left: Callable[[str], int] = lambda _: 0  # keys in flight of an earlier session that this one knows nothing of
 
 
@@ -64,12 +69,17 @@ class Ledger(Standing):
     def draw(self, keys: Key | Iterable[Key], siblings: int = 1, cursor: Any = None) -> None:
         """These prompts were taken from the data set.
 
-        siblings: how many rollouts are planned of each. cursor: JSON value, where the data set's reader stands now;
-        `.cursor` gives it back after a resume. Each rank has one, which takes the place of what a rank of that number
-        said before, also in a world of another size: say all that is known, not only of this rank's part. UsageError
-        for a key that is still in flight. Ranks know nothing of each other's until a resume: deal the data set out to
-        them. Of a key that two ranks have drawn, a resume finds one round: of each sibling what was said last, and
-        ended if one rank has trained on it or dropped it.
+        siblings: how many rollouts are planned of each. cursor: JSON value, where this rank's reader of the data set
+        stands now, of numbers that count up: a row, or lists or objects of them, as {"epoch": 0, "row": 7}. After a
+        resume `.cursor` gives back the lowest that all ranks had passed, and `undrawn()` what nobody drew beyond it:
+
+            rows = prompts.undrawn(range(prompts.cursor or 0, len(prompts_of_the_data_set)))
+            for row in rows[rank::world_size]:  # made before the first draw, so all ranks have the same
+                prompts.draw(row, cursor=row + 1)
+
+        UsageError for a key that is still in flight. Ranks know nothing of each other's until a resume: deal the data
+        set out to them. Of a key that two ranks have drawn, a resume finds one round: of each sibling what was said
+        last, and ended if one rank has trained on it or dropped it.
         """
         names = normalised(keys)
         if not 1 <= index(siblings) <= MOST_SIBLINGS:
@@ -140,10 +150,12 @@ class Ledger(Standing):
     # -- looking ------------------------------------------------------------------------------------------------
 
     @property
-    def cursors(self) -> Mapping[int, Any]:
-        """Where the data set's readers stand: what each rank said last, by rank, as far as this session knows."""
+    def _cursors(self) -> Cursors:
         with self._writer._entered():
-            return self._loaded.cursors
+            book = self._loaded
+            if not book.spoken:
+                return book.cursors
+            return book.cursors.saying(self._place.rank, book.spoken[0], self._place.world_size)
 
     @property
     def _rounds(self) -> Mapping[Key, Rounds]:
@@ -157,6 +169,10 @@ class Ledger(Standing):
     @property
     def _rank(self) -> int:
         return self._place.rank
+
+    @property
+    def _archived(self) -> Archived:
+        return self._taken.archived
 
     def __repr__(self) -> str:
         return f"<Ledger {self.name!r} of rank {self._place.rank}>"
@@ -177,14 +193,14 @@ class Ledger(Standing):
     def _load(self) -> _Book:
         found = fold(self._taken.load(self.name))
         if not found.open and not len(found.ended):
-            return _Book({}, found.ended, dict(found.cursors))
+            return _Book({}, found.ended, found.cursors)
         release()
         kinds = Counter(map(id, found.open.values()))  # most share their rounds
         by_kind = {id(rounds): rounds for rounds in found.open.values()}
         holders = self._taken.holders() if any(one.sealed for r in by_kind.values() for one in r) else {}
         _log_left(self.name, [(by_kind[kind], count) for kind, count in kinds.items()], found.undone)
         rounds = dealt(found, self._place.world_size, holders.get)
-        return _Book(rounds, found.ended, dict(found.cursors))
+        return _Book(rounds, found.ended, found.cursors)
 
     def _keep(self, changed: Changed, state: str, **more: Any) -> None:
         """Take over what becomes of keys, and note what is to be said of it."""
@@ -200,9 +216,8 @@ class Ledger(Standing):
 
     def _keep_cursor(self, value: Any, text: str) -> None:
         book, undo = self._loaded, self._writer._changes.undo
-        undo.attributes(book, "cursors")
-        others = {rank: said for rank, said in book.cursors.items() if rank != self._place.rank}
-        book.cursors = {**others, self._place.rank: value}
+        undo.attributes(book, "spoken")
+        book.spoken = (value,)
         self._say(Said(self.name, CURSOR, datetime.now(UTC), ("",), (0,), cursor=text))
 
     def _say(self, said: Said) -> None:
@@ -226,12 +241,14 @@ class Ledger(Standing):
 
 
 class _Book:
-    """How prompts stand for a writer: `rounds` changes in place."""
+    """How prompts stand for a writer: `rounds` changes in place. cursors: of the sessions before; spoken: what this
+    rank has said since, or nothing."""
 
-    def __init__(self, rounds: dict[Key, Rounds], ended: Ended, cursors: dict[int, Any]) -> None:
+    def __init__(self, rounds: dict[Key, Rounds], ended: Ended, cursors: Cursors) -> None:
         self.rounds = rounds
         self.ended = ended
         self.cursors = cursors
+        self.spoken: tuple[Any, ...] = ()
 
 
 class Ledgers:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.base import UsageError
+from archive.ledger.archived import Archived
+from archive.ledger.cursors import Cursors
 from archive.ledger.keys import Ended, normalised, texts
 from archive.ledger.rounds import NAMES, Round, Rounds
 from archive.ledger.terms import STATES, Granularity, Group, Key, Rollout
@@ -33,14 +35,38 @@ class Standing(ABC):
 
     @property
     @abstractmethod
+    def _archived(self) -> Archived:
+        """Where episodes are read from."""
+
+    @property
+    @abstractmethod
+    def _cursors(self) -> Cursors: ...
+
+    @property
     def cursors(self) -> Mapping[int, Any]:
-        """Where the data set's readers stand: what each rank said last, by rank; the newest last."""
+        """What each rank said last, by rank, as far as is known; those of the newest session last."""
+        return self._cursors.by_rank
 
     @property
     def cursor(self) -> Any:
-        """Where the data set's reader stands: what was said last, by whichever rank; None if nobody did."""
-        values = list(self.cursors.values())
-        return values[-1] if values else None
+        """Up to where the data set was read by all: the lowest of what the ranks of the newest session said last, part
+        by part of lists and objects. A rank that has said nothing stands where the session before had come to. None: at
+        the beginning. `undrawn()` says what is left beyond it. UsageError where cursors cannot be compared."""
+        return self._cursors.joint
+
+    def undrawn(self, keys: Key | Iterable[Key], rounds: int = 1) -> list[Key]:
+        """Those of these keys (a range, a list) that were drawn fewer than so many times, as far as is known, in their
+        order: what a data set still has for its `rounds`-th epoch."""
+        names = normalised(keys)
+        ended = self._ended.last(names)
+        known = self._rounds
+
+        def drawn(key: Key) -> int:
+            if key in known:
+                return known[key][-1].number + 1
+            return ended[key][0] + 1 if key in ended else 0
+
+        return [key for key in names if drawn(key) < rounds]
 
     def to_reissue(self, granularity: Granularity = "sibling", *, all_ranks: bool = False) -> list[Any]:
         """What earlier sessions drew and did not seal, in the order in which it was drawn: this rank's part of it.
@@ -59,9 +85,9 @@ class Standing(ABC):
         return [Rollout(key, sibling) for key, siblings in left for sibling in siblings]
 
     def to_train(self, *, all_ranks: bool = False) -> list[Group]:
-        """Keys of which all rollouts are sealed (or dropped) and that were not trained on, with their episodes; of
-        those that earlier sessions left, this rank's part."""
-        return [Group(key, one.episodes) for key, one in self._open(all_ranks) if one.complete]
+        """Keys of which all rollouts are sealed (or dropped) and that were not trained on, with their episodes, which
+        `group.read()` reads; of those that earlier sessions left, this rank's part."""
+        return [Group.of(key, one.episodes, self._archived) for key, one in self._open(all_ranks) if one.complete]
 
     def sealed(self, key: Key) -> dict[int, str]:
         """Sibling -> id of its episode, of a key's newest round that has not ended; empty if there is none."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from archive.base import NotFoundError, cached_property
 from archive.ledger import loading
+from archive.ledger.archived import Archived
 from archive.ledger.batches import SAID
+from archive.ledger.cursors import Cursors
 from archive.ledger.folding import Found, Seen, awaited, fold, in_flight, release
 from archive.ledger.keys import Ended
 from archive.ledger.looking import Standing
@@ -67,8 +69,12 @@ class LedgerView(Standing):
         release()
         return found
 
+    @cached_property
+    def _archived(self) -> Archived:
+        return Archived(self._storage, lambda: self._commit, (self._session, self._own))
+
     @property
-    def cursors(self) -> Mapping[int, Any]:
+    def _cursors(self) -> Cursors:
         return self._found.cursors
 
     @property

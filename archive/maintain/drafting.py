@@ -1,25 +1,22 @@
-"""Engine: the commit of a forgetting, made of what stays: written, or only counted."""
+"""The commit of a forgetting, made of what stays: written, or only counted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.base import layout
-from archive.maintain import sealing
 from archive.maintain.keeping import CheckpointFate
-from archive.maintain.moving import Moved, replaced
+from archive.maintain.moving import Moved
 from archive.maintain.objects import Sizes, no_longer
-from archive.maintain.retained import walk
 from archive.maintain.serving import serves
 from archive.maintain.standing import Mask
-from archive.manifest import Commit, FileRef, Mark, RunEntry, Snapshot, commits, tablefiles, tables
-from archive.read import latefields
+from archive.manifest import Commit, FileRef, Mark, RunEntry, Snapshot, Walk, commits, tablefiles, tables
 from archive.store import Storage
+from archive.tables import FOLLOWING, KEYS, follow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +56,9 @@ class Decided:
         """The rows of the segments table that stay."""
         table = self.snapshot.columns(tables.schema("segments").names)
         if self.moved is not None and len(self.moved.rows):
-            table = replaced(table, self.moved)
+            rows = table.take(self.moved.rows).to_pylist()
+            new = [(at, row | place) for at, row, place in zip(self.moved.rows, rows, self.moved.places, strict=True)]
+            table = tables.replaced("segments", table, self.moved.rows, new)
         return _taken(table, self.rows)
 
 
@@ -71,6 +70,7 @@ class Draft:
     commit: Commit
     gone: Sizes
     places: frozenset[Place]
+    finds: Walk = field(repr=False)
 
 
 def unwritten(kind: str, table: pa.Table) -> FileRef:
@@ -81,7 +81,7 @@ def unwritten(kind: str, table: pa.Table) -> FileRef:
 def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Commit]) -> Draft:
     """The commit that lets go, as it would follow its parent. known: commits of the checkpoints that stay."""
     parent, storage = decided.parent, decided.snapshot.storage
-    finds = walk(storage)
+    finds = Walk(storage)
     before = finds.reach(parent)
     made = replace(_numbered(parent, session), chunks=None if decided.moved is None else decided.moved.chunks)
     rows = decided.snapshot
@@ -90,17 +90,58 @@ def draft(decided: Decided, session: str, write: Write, known: Mapping[int, Comm
         ref = write("segments", table)
         finds.know(ref, table)
         rows = Snapshot.of(storage, made, table)
-        made = replace(made, segments=(ref,) if table.num_rows else (), ledger=_ledger(decided, table, write))
-        labels, late = _beside(decided, table, write, finds.know)
-        made = replace(made, labels=labels, late=late)
+        made = replace(made, segments=(ref,) if table.num_rows else ())
+        made = replace(made, **_following(decided, table, write, finds))
     served = _Serving(storage, parent, known, rows, made.number)
     places = {one.commit: served.manifest(one.commit, one.manifest) for one in decided.kept}
-    runs = {run: _marked(entry, served) for run, entry in parent.runs.items()}
-    made = replace(made, runs=runs, checkpoints=_checkpoint_files(storage, parent, places, write))
+    runs = {run: _marked(entry, served.manifest) for run, entry in parent.runs.items()}
+    made = replace(made, runs=parent.runs_with(runs), checkpoints=_checkpoint_files(storage, parent, places, write))
     marks = {(m.commit, m.manifest) for entry in runs.values() for m in entry.marks.values()}
     every = {*places.items()} | marks
     after = finds.reach(made, every)
-    return Draft(made, no_longer(storage, before.keys, after.keys), frozenset(every))
+    return Draft(made, no_longer(storage, before.keys, after.keys), frozenset(every), finds)
+
+
+def redrafted(
+    done: Draft, decided: Decided, parent: Commit, run: str | None, session: str, write: Write
+) -> Draft | None:
+    """The draft as it would follow a newer commit, without a look at what is there; None where others have done more
+    since than add rows, and checkpoints of other runs than `run` that cannot hold anything of it."""
+    storage, since = decided.snapshot.storage, decided.parent.number
+    between = [one for _, one in read_commits(storage, parent, range(since + 1, parent.number + 1))]
+    if not all(_only_adds(one, run) for one in between):
+        return None
+    old, number = done.commit, parent.number + 1
+    places = {(c, number if m == old.number else m) for c, m in done.places}
+    places |= {(one.number, None) for one in between if one.checkpoint is not None}
+    renumbered = dict(places)
+    runs = {name: _marked(entry, lambda commit, _: renumbered[commit]) for name, entry in parent.runs.items()}
+    made = replace(_numbered(parent, session), runs=parent.runs_with(runs))
+    if not decided.rows.all():
+        segments = with_since(storage, "segments", old.files("segments"), parent, since, write)
+        made = replace(made, segments=segments, **{kind: getattr(old, kind) for kind in FOLLOWING})
+    made = replace(made, checkpoints=_checkpoint_files(storage, parent, renumbered, write))
+    after = done.finds.reach(made, places).keys
+    gone = {ref.path: ref.bytes for ref in decided.parent.all_files + parent.all_files} | done.gone
+    named = {ref.path for ref in parent.all_files} | done.gone.keys()
+    return Draft(made, {key: gone[key] for key in sorted(named - after)}, frozenset(places), done.finds)
+
+
+def _only_adds(commit: Commit, run: str | None) -> bool:
+    """Whether it leaves what was decided of a run's checkpoints, or of all runs', as it is."""
+    if commit.kind == "checkpoint":
+        return run not in (None, commit.run) and commit.runs[commit.run].forked_from is None
+    return commit.kind == "commit" and "ledger" not in commit.added
+
+
+def with_since(storage: Storage, kind: str, files: Files, parent: Commit, number: int, write: Write) -> Files:
+    """These files of a table, and one with the rows that commits after `number` brought to it."""
+    import pyarrow.compute as pc
+
+    newer = [ref for ref in parent.files(kind) if ref.commit is None or ref.commit[1] > number]
+    table = tablefiles.load(storage, kind, newer)
+    new = tables.only_used(table.filter(pc.greater(table["commit"], number)))
+    return (*(files or ()), write(kind, new)) if new.num_rows else files
 
 
 def commits_of(storage: Storage, parent: Commit, fates: Sequence[CheckpointFate]) -> dict[int, Commit]:
@@ -166,10 +207,10 @@ class _Serving:
         return self._known.get(number) or commits.read_of(self._storage, number, self._parent)
 
 
-def _marked(entry: RunEntry, served: _Serving) -> RunEntry:
+def _marked(entry: RunEntry, manifest: Callable[[int, int | None], int | None]) -> RunEntry:
     """A run's entry with the tables by which its newest checkpoints are read from now on."""
     marks: dict[str, Mark] = {
-        name: replace(mark, manifest=served.manifest(mark.commit, mark.manifest)) for name, mark in entry.marks.items()
+        name: replace(mark, manifest=manifest(mark.commit, mark.manifest)) for name, mark in entry.marks.items()
     }
     return replace(entry, **marks)  # type: ignore[arg-type]
 
@@ -192,61 +233,23 @@ def _checkpoint_files(
     return (write("checkpoints", tables.only_used(kept)),)
 
 
-# -- what is said of rows ----------------------------------------------------------------------------------------------
+# -- what hangs on rows ------------------------------------------------------------------------------------------------
 
 
-def _beside(
-    decided: Decided, kept: pa.Table, write: Write, know: Callable[[FileRef, pa.Table], None]
-) -> tuple[Files, Files]:  # fmt: skip
-    """The files of the tables of labels and of late fields, with the rows that are of segments that stay."""
+def _following(decided: Decided, kept: pa.Table, write: Write, finds: Walk) -> dict[str, Any]:
+    """The files of the tables whose rows are of segments, without those that go with them: as they are, where none
+    does."""
     storage, parent = decided.snapshot.storage, decided.parent
-    labels = tablefiles.load(storage, "labels", parent.files("labels"))
-    late = tablefiles.load(storage, "late", parent.files("late")) if decided.late is None else decided.late
-    left = _taken(late, _late_of(late, kept))
-    if decided.late is None:
-        late_files = _rewritten(late, left, parent.late, partial(write, "late"))
-    else:
-        late_files = (write("late", left),) if left.num_rows else None
-    if late_files != parent.late:
-        for ref in late_files or ():
-            know(ref, left)
-    return _rewritten(
-        labels, _taken(labels, _labels_of(labels, kept)), parent.labels, partial(write, "labels")
-    ), late_files
-
-
-def _ledger(decided: Decided, kept: pa.Table, write: Write) -> Files:
-    """The files of the ledger table, without what names an episode that goes."""
-    ledger = tablefiles.load(decided.snapshot.storage, "ledger", decided.parent.files("ledger"))
-    gone = sealing.of_gone(ledger, decided.snapshot.columns(["episode_id"]), kept)
-    return _rewritten(ledger, _taken(ledger, ~gone), decided.parent.ledger, partial(write, "ledger"))
-
-
-def _rewritten(table: pa.Table, left: pa.Table, files: Files, write: Callable[[pa.Table], FileRef]) -> Files:
-    """The files of a table of which these rows are left: as they are, where all are."""
-    if left.num_rows == table.num_rows:
-        return files
-    return (write(left),) if left.num_rows else None
-
-
-def _labels_of(labels: pa.Table, kept: pa.Table) -> Mask:
-    """Those that were said of a segment that stays."""
-    import pyarrow.compute as pc
-
-    out: Mask = pc.is_in(_addresses(labels), value_set=_addresses(kept)).to_numpy(zero_copy_only=False)
-    return out
-
-
-def _addresses(table: pa.Table) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    parts = [table[name].cast(pa.string()) for name in ("episode_id", "session", "rank", "sequence")]
-    return pc.binary_join_element_wise(*parts, "\n").combine_chunks()
-
-
-def _late_of(late: pa.Table, kept: pa.Table) -> Mask:
-    """Those of which a step is in a segment that stays."""
-    out = np.zeros(late.num_rows, bool)
-    out[latefields.overlaps(late, kept).late] = True
+    gone = decided.snapshot.take(np.flatnonzero(~decided.rows), KEYS)
+    out: dict[str, Any] = {}
+    for kind in FOLLOWING:
+        moved = decided.late if kind == "late" else None
+        table = tablefiles.load(storage, kind, parent.files(kind)) if moved is None else moved
+        goes = follow(kind, table, gone, kept)
+        out[kind] = getattr(parent, kind)
+        if moved is not None or goes.any():
+            left = _taken(table, ~goes)
+            out[kind] = files = (write(kind, left),) if left.num_rows else None
+            if files and kind == "late":
+                finds.know(files[0], left)
     return out

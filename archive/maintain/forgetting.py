@@ -1,33 +1,33 @@
-"""Engine: forgetting: what goes and what stays as of a commit, and the commit that lets go.
+"""Forgetting: what goes and what stays as of a commit, and the commit that lets go.
 
 Nothing is deleted: `undo` brings back what was forgotten, until it is pruned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from archive.base import ConflictError, UsageError, logger
 from archive.checkpoint import Keep
 from archive.maintain.asking import UNREFERENCED, Asked
-from archive.maintain.drafting import Decided, Draft, commits_of, draft, unwritten
+from archive.maintain.drafting import Decided, Draft, commits_of, draft, redrafted, unwritten
 from archive.maintain.keeping import fates
 from archive.maintain.letting import ForgetPlan, Redacted
 from archive.maintain.objects import note_forgotten
 from archive.maintain.standing import Standing, standing
-from archive.manifest import Commit, CommitLog, Place, Snapshot, commits, new_session, tablefiles
+from archive.manifest import Attempt, Commit, CommitLog, Place, Requirement, Snapshot, new_session, tablefiles
 from archive.observe import operation
 from archive.store import Storage
+from archive.tables import ADDRESS, Address, addresses
 
-_ADDRESS = ("session", "rank", "sequence")
 CHECKPOINTS = "checkpoints"
+MOST_TRIES = 16
 Shown = Callable[[Commit], None]
-Check = Callable[[Commit], None]
 
 
 class Redacting(Protocol):
@@ -46,7 +46,6 @@ class Redacting(Protocol):
 def plan(log: CommitLog, asked: Asked, shown: Shown, redacting: Redacting | None = None) -> ForgetPlan:
     """What a forgetting would do to the newest commit. Writes nothing. shown: called with the commit, once made."""
     parent = log.catch_up()
-    commits.check_can_let_go(parent)
     found = decide(log.storage, parent, asked)
     decided = found.decided if redacting is None else redacting.planned(found)
     made = None if decided.empty else draft(decided, new_session(), unwritten, found.known)
@@ -56,13 +55,13 @@ def plan(log: CommitLog, asked: Asked, shown: Shown, redacting: Redacting | None
     return replace(planned, redacted=redacted)
 
 
-def commit_now(log: CommitLog, asked: Asked, transaction: str, check: Check = lambda parent: None) -> Commit | None:
-    """Forget, as of whichever commit is the newest then; None if nothing is to go. check: of each commit before it."""
-    commits.check_can_let_go(log.catch_up())
-    making = _Making(log.storage, asked, check=check)
+def commit_now(log: CommitLog, asked: Asked, transaction: str, requires: Sequence[Requirement] = ()) -> Commit | None:
+    """Forget, as of whichever commit is the newest then; None if nothing is to go."""
+    log.catch_up()
+    making = _Making(log.storage, asked)
     with operation("forget") as done:
         try:
-            made = log.append(transaction, making.build)
+            made = log.append(transaction, making.build, requires)
         except NothingToForgetError:
             return None
     logger.info("commit %d let go of what %s does not want, %.1f s", made.number, asked, done.seconds)
@@ -71,7 +70,6 @@ def commit_now(log: CommitLog, asked: Asked, transaction: str, check: Check = la
 
 def check_writer(head: Commit, run: str, keep: Keep | None, forget: str) -> None:
     """Refuse a writer that would forget nothing, or what nobody knows."""
-    commits.check_can_let_go(head)
     if forget not in (CHECKPOINTS, UNREFERENCED):
         raise UsageError(f"forget={forget!r}: give {CHECKPOINTS!r}, {UNREFERENCED!r} or None")
     known = head.runs.get(run)
@@ -88,10 +86,7 @@ def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: st
         entry = log.catch_up().runs[place.run]
         asked = Asked(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
         if entry.keep is not None:
-            commit_now(
-                log, asked, f"{place.session}/forget/{made.number}",
-                lambda parent: commits.fence(parent, place.run, place.session),
-            )  # fmt: skip
+            commit_now(log, asked, f"{place.session}/forget/{made.number}", [place.newest])
 
     return let_go
 
@@ -132,28 +127,44 @@ class _Making:
     """Makes the commit, again after each lost race; `planned`: what it may let go of, if that was shown before."""
 
     def __init__(
-        self, storage: Storage, asked: Asked, planned: Found | None = None, check: Check = lambda parent: None,
-        redacting: Redacting | None = None,
-    ) -> None:  # fmt: skip
+        self, storage: Storage, asked: Asked, planned: Found | None = None, redacting: Redacting | None = None
+    ) -> None:
         self._storage = storage
         self._asked = asked
         self._planned = planned
-        self._check = check
         self._redacting = redacting
+        self._done: tuple[Found, Draft] | None = None  # by an earlier try
 
-    def build(self, parent: Commit, attempt: int) -> Commit:
-        self._check(parent)
-        found = self._decided(parent)
-        if found.decided.empty:
-            raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
-        decided = found.decided if self._redacting is None else self._redacting.written(found)
-        session = new_session()
-        made = draft(decided, session, partial(tablefiles.write, self._storage, session), found.known)
+    def build(self, parent: Commit, attempt: Attempt) -> Commit:
+        if attempt.number == MOST_TRIES:
+            raise ConflictError(
+                f"others committed {MOST_TRIES} times at {self._storage.url} while {self._asked} was to be committed; "
+                "nothing was forgotten: ask again. A writer that forgets does so after its next checkpoint"
+            )
+        found, made = self._redrafted(parent) or self._drafted(parent)
         removed = {
             "checkpoints": len(found.decided.fates) - len(found.decided.kept), "episodes": found.standing.goes,
             "objects": len(made.gone), "bytes": sum(made.gone.values()), **self._redacted(found, made),
         }  # fmt: skip
         return replace(made.commit, forgotten=note_forgotten(self._storage, parent, made.gone), removed=removed)
+
+    def _drafted(self, parent: Commit) -> tuple[Found, Draft]:
+        found = self._decided(parent)
+        if found.decided.empty:
+            raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
+        decided = found.decided if self._redacting is None else self._redacting.written(found)
+        session = new_session()
+        self._done = found, draft(decided, session, partial(tablefiles.write, self._storage, session), found.known)
+        return self._done
+
+    def _redrafted(self, parent: Commit) -> tuple[Found, Draft] | None:
+        """What an earlier try has drafted, as it would follow this commit; None if it must be decided anew."""
+        if self._done is None or self._redacting is not None:
+            return None
+        (found, done), session = self._done, new_session()
+        write = partial(tablefiles.write, self._storage, session)
+        made = redrafted(done, found.decided, parent, self._asked.run, session, write)
+        return None if made is None else (found, made)
 
     def _redacted(self, found: Found, made: Draft) -> dict[str, int]:
         """Of how many episodes nothing is left; ConflictError if something stands in the way by now."""
@@ -180,11 +191,10 @@ class _Making:
         return found
 
 
-def _goes(decided: Decided) -> tuple[set[int], set[tuple[Any, ...]]]:
+def _goes(decided: Decided) -> tuple[set[int], set[Address]]:
     """The checkpoints and segments that go."""
-    table = decided.snapshot.take(np.flatnonzero(~decided.rows), _ADDRESS)
-    rows = set(zip(*(table[name].to_pylist() for name in _ADDRESS), strict=True))
-    return {one.commit for one in decided.fates if not one.stays}, rows
+    table = decided.snapshot.take(np.flatnonzero(~decided.rows), ADDRESS)
+    return {one.commit for one in decided.fates if not one.stays}, set(addresses(table))
 
 
 def _as_plan(

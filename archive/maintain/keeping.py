@@ -1,4 +1,4 @@
-"""Engine: which checkpoints stay when an archive lets go, each with its reasons: what the policy wants, and what is
+"""Which checkpoints stay when an archive lets go, each with its reasons: what the policy wants, and what is
 protected from any policy."""
 
 from __future__ import annotations

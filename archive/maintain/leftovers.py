@@ -13,7 +13,7 @@ from archive.base import ArchiveError, CorruptCommitError, escape, layout, size
 from archive.checkpoint import StagedFile
 from archive.journal import tails
 from archive.maintain.missing import Evidence
-from archive.manifest import Commit, FileRef, commits, tablefiles, tables
+from archive.manifest import Commit, FileRef, commits, files_there, tablefiles, tables
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Named:
         """One more, oldest first."""
         self.head = commit
         record = commit.checkpoint
-        staged = () if record is None else (*(one.key for one in record.ranks), *(record.borrowed or ()))
-        self.keys.update(staged, (ref.path for ref in commit.all_files))
+        staged = () if record is None else (*(one.key for one in record.ranks), *record.borrowed)
+        self.keys.update(staged, (ref.path for ref in files_there(commit)))
         for kind, files in self.rows.items():
             files.update({ref.path: ref for ref in commit.files(kind)})
         self.lists += [] if commit.pruned is None else [commit.pruned]
-        for entry in commit.runs.values():
+        for entry in commit.own_runs.values():  # which has those that it changes
             for rank, number in (entry.journal or {}).items():
                 self.journaled[(escape(entry.session), rank)] = number
 

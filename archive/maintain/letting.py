@@ -14,7 +14,7 @@ from archive.manifest import Commit
 from archive.observe import operation
 from archive.views import reports
 
-MAX_SHOWN = 40  # checkpoints of a printed plan: the newest, and what is more is counted
+MAX_GOING = 40  # checkpoints that go, of a plan for people: the newest; more are summed up
 CHECKPOINT_COLUMNS = ("checkpoint", "run", "step", "commit", "stays", "why")
 EPISODE_COLUMNS = ("episodes", "steps", "stays", "why", "for example")
 NO_RULE = "no rule wants it"
@@ -116,8 +116,13 @@ class ForgetPlan:
         return about | redacted | {"goes": goes, "checkpoints": checkpoints, "episodes": episodes}
 
     def checkpoint_rows(self) -> list[dict[str, Any]]:
-        """A row a checkpoint, the newest first, for people."""
-        return [dict(zip(CHECKPOINT_COLUMNS, row, strict=True)) for row in map(_checkpoint, self.checkpoints[::-1])]
+        """A row for each checkpoint that stays, and for the newest that go, the newest first; a last one sums up how
+        many more go. For people."""
+        going = [one for one in self.checkpoints if not one.stays]
+        older = {one.commit for one in going[:-MAX_GOING]}
+        rows = [_checkpoint(one) for one in self.checkpoints[::-1] if one.commit not in older]
+        rows += [_summed(going[:-MAX_GOING])] if older else []
+        return [dict(zip(CHECKPOINT_COLUMNS, row, strict=True)) for row in rows]
 
     def episode_rows(self) -> list[dict[str, Any]]:
         """A row a group of episodes, for people."""
@@ -141,12 +146,9 @@ class ForgetPlan:
         return (one for one in self.episodes if not one.superseded)
 
     def __str__(self) -> str:
-        rows = [_texts(row) for row in self.checkpoint_rows()]
-        left = len(rows) - MAX_SHOWN
-        shown = rows[:MAX_SHOWN] + ([[f"and {left} older", "", "", "", "", ""]] if left > 0 else [])
-        groups = [_texts(row) for row in self.episode_rows()]
+        rows, groups = ([_texts(row) for row in of] for of in (self.checkpoint_rows(), self.episode_rows()))
         head = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
-        tables = [*_aligned(CHECKPOINT_COLUMNS, shown), "", *_aligned(EPISODE_COLUMNS, groups)]
+        tables = [*_aligned(CHECKPOINT_COLUMNS, rows), "", *_aligned(EPISODE_COLUMNS, groups)]
         ending = ["nothing is forgotten yet: plan.commit() does it"]
         if self.made is not None or self.empty or self.obstacles:
             ending = []
@@ -163,6 +165,14 @@ class ForgetPlan:
 def _checkpoint(one: CheckpointFate) -> tuple[Any, ...]:
     why = "; ".join(one.reasons) or NO_RULE
     return one.name, one.run, one.step, one.commit, "stays" if one.stays else "goes", why
+
+
+def _summed(going: Sequence[CheckpointFate]) -> tuple[Any, ...]:
+    """A row for several checkpoints that go."""
+    runs = list(dict.fromkeys(one.run for one in going))
+    steps, numbers = ([getattr(one, name) for one in going] for name in ("step", "commit"))
+    spans = (f"{min(values)} to {max(values)}" for values in (steps, numbers))
+    return f"and {len(going)} more", runs[0] if len(runs) == 1 else f"{len(runs)} runs", *spans, "go", NO_RULE
 
 
 def _group(one: EpisodeGroup) -> tuple[Any, ...]:

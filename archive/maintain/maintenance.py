@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from archive.base import ArchiveError, CorruptManifestError, layout
-from archive.checkpoint import Checkpoint, StagedFile
+from archive.base import ArchiveError, layout
+from archive.checkpoint import StagedFile, checkpoint_at
 from archive.journal import Tails, tails
-from archive.maintain import leftovers, missing, sealing, splices
+from archive.maintain import agreement, leftovers, missing, sealing
+from archive.maintain.report import Finding, Report, judged
 from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
     Commit,
-    FileRef,
+    EpisodeIndex,
     Reach,
+    RunEntry,
     ShardIndex,
     Snapshot,
     StoredFile,
     checkpoint_places,
     chunkindex,
-    claims,
     commits,
+    sessions,
     tablefiles,
 )
 from archive.read import fetching
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
+from archive.tables import CHUNK_FILE, among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OF_SHARDS = ("episode_id", "shard", "chunks", "chunks_bytes", "chunks_crc32c")
+_OF_SHARDS = ("episode_id", "shard", *CHUNK_FILE)
 
 
 class Opened(Protocol):
@@ -49,42 +51,12 @@ class Opened(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that is not as a commit says."""
-
-    object: str
-    problem: str
-    episodes: tuple[str, ...] = ()  # some of those that lie there
-
-
-@dataclass
-class Report:
-    """What was looked at, and what was found wrong."""
-
-    deep: bool
-    commits: int = 0
-    manifests: int = 0
-    shards: int = 0
-    states: int = 0
-    bytes: int = 0
-    journaled: int = 0  # objects of journals beyond the newest checkpoints
-    findings: list[Finding] = field(default_factory=list)
-    warnings: list[Finding] = field(default_factory=list)  # what no commit promises, and is lost as it stands
-    notes: list[Finding] = field(default_factory=list)  # what no commit names, and would have been
-    not_allowed: dict[str, int] = field(default_factory=dict)  # URL of another archive -> its shards, not looked at
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing is wrong, and nothing was left out."""
-        return not self.findings and not self.not_allowed
-
-
 def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
-    """Check all commits, their tables, what their checkpoints staged, that no episode goes on from a branch that a
-    resume left behind, and every shard of the newest: that its first bytes are there or, if `deep`, that every byte is
-    as it was written. Where something was let go of, the tables, checkpoints and shards are those that the newest
-    commit and the tagged ones lead to: what else there was need not be there.
+    """Check all commits, their tables, what their checkpoints staged, that the live steps of each checkpoint are in
+    its tables, that no episode goes on from a branch that a resume left behind, and every shard of the newest: that
+    its first bytes are there or, if `deep`, that every byte is as it was written and every step can be read. Where
+    something was let go of, the tables, checkpoints and shards are those that the newest commit and the tagged ones
+    lead to: what else there was need not be there.
 
     So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
     beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
@@ -98,19 +70,19 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
     report = Report(deep)
     tell = progress or (lambda _: None)
     seen: set[str] = set()
-    resumes = splices.Resumes()
     reach = _reach(archive, report)
     named, evidence, known = leftovers.Named(), missing.Evidence(), dict[int, Commit]()
     for commit in _commits(archive, report):
         named.add(commit)
         known[commit.number] = commit
         _check_files(archive, commit, seen, report, reach)
-        _check_staged(archive, commit, resumes, report, reach, evidence)
+        _check_staged(archive, commit, report, reach, evidence)
         tell(report)
-    _check_chains(archive, resumes, report)
+    _check_checkpoints(archive, report)
+    _check_chains(archive, report)
     _check_sealed(archive, report)
-    for key in _attempt(report, "sessions", lambda: claims.claim_keys(archive.storage)) or ():
-        claim = _attempt(report, key, partial(claims.read_claim, archive.storage, key))
+    for key in _attempt(report, "sessions", lambda: sessions.claim_keys(archive.storage)) or ():
+        claim = _attempt(report, key, partial(sessions.read_claim, archive.storage, key))
         evidence.add(key, None if claim is None else claim.seen)
     _check_tails(archive, report)
     looked_at: set[str] = set()
@@ -118,8 +90,32 @@ def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], 
         for index, episodes in _shards(archive, table, looked_at, report):
             _check_shard(_roots(archive), index, episodes, report)
             tell(report)
+    if deep:
+        _check_contents(archive, report)
     _check_left(archive, named, looked_at, evidence, known, report)
+    if report.findings:
+        find = partial(judged, archive.storage, archive.head, archive.snapshot, report)
+        report.checkpoints += _attempt(report, "the checkpoints table", lambda: list(find())) or ()
     return report
+
+
+def _check_contents(archive: Opened, report: Report) -> None:
+    """Steps must come out of shards as tables say that they lie there."""
+    known = {one.object for one in report.findings}
+    find = partial(agreement.unreadable, archive.snapshot, _roots(archive), known)
+    for one in _attempt(report, "the segments table", lambda: list(find())) or ():
+        report.findings.append(Finding(one.shard, one.why, (one.episode_id,)))
+
+
+def _check_checkpoints(archive: Opened, report: Report) -> None:
+    """The live steps of each checkpoint must be in the tables that it is read with."""
+    places = _attempt(report, "the checkpoints table", lambda: checkpoint_places(archive.storage, archive.head)) or ()
+    for number, manifest in sorted(places, key=lambda place: place[0]):
+        _attempt(report, layout.commit_key(number), partial(_locate, archive, number, manifest))
+
+
+def _locate(archive: Opened, number: int, manifest: int | None) -> None:
+    checkpoint_at(archive.storage, archive.head, number, manifest, archive.snapshot.later).groups  # noqa: B018
 
 
 def _check_left(
@@ -175,33 +171,24 @@ def _attempt(report: Report, name: str, check: Callable[[], Any]) -> Any:
 
 def _check_files(archive: Opened, commit: Commit, seen: set[str], report: Report, reach: Reach | None) -> None:
     """The manifest files that a commit names, each once."""
-    segments = {ref.path for ref in commit.files("segments")}
-    for ref in commit.all_files:
+    led_to = commit.tables
+    if commit.run_files is not None and (reach is None or commit.run_files.path in reach.manifests):
+        led_to = _attempt(report, f"the runs of commit {commit.number}", lambda: commit.tables_led_to) or led_to
+    for kind, ref in led_to:
         if ref.path not in seen and (reach is None or ref.path in reach.manifests):
             seen.add(ref.path)
             report.manifests += 1
             data = _attempt(report, ref.path, partial(tablefiles.fetch, _roots(archive), [ref]))
-            if data is not None and ref.path in segments:
-                _attempt(report, ref.path, partial(_check_segments, _roots(archive), ref, data))
+            if data is not None:
+                _attempt(report, ref.path, partial(agreement.check_file, _roots(archive), kind, ref, data))
 
 
-def _check_segments(roots: Roots, ref: FileRef, data: list[bytes]) -> None:
-    """A segments file must be of the commits that are said of it, and have as many steps: readers go by that."""
-    import pyarrow.compute as pc
-
-    rows = tablefiles.parsed(roots, "segments", [ref], data, ["commit", "length"])
-    commits, steps = tuple(pc.min_max(rows["commit"]).as_py().values()), pc.sum(rows["length"]).as_py()
-    if ref.commit not in (None, commits) or ref.steps not in (None, steps):
-        raise CorruptManifestError(
-            f"{roots.full_url(ref.path)} has rows of commits {commits} with {steps} steps; the commit that names it "
-            f"says {ref.commit} and {ref.steps}"
-        )
-
-
-def _check_chains(archive: Opened, resumes: splices.Resumes, report: Report) -> None:
-    """No episode may be put together from branches that exclude each other."""
+def _check_chains(archive: Opened, report: Report) -> None:
+    """No episode may be put together from branches that exclude each other, or go on from another one or itself."""
     table = "the segments table"
-    for splice in _attempt(report, table, lambda: list(splices.find(archive.snapshot, resumes))) or ():
+    if _attempt(report, table, lambda: EpisodeIndex(archive.snapshot).chains) is None:
+        return
+    for splice in _attempt(report, table, lambda: list(agreement.find(archive.snapshot))) or ():
         report.findings.append(Finding(table, str(splice), (splice.episode_id,)))
 
 
@@ -221,9 +208,8 @@ def _without_episode(archive: Opened) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_staged(
-    archive: Opened, commit: Commit, resumes: splices.Resumes, report: Report, reach: Reach | None,
-    evidence: missing.Evidence,
-) -> None:  # fmt: skip
+    archive: Opened, commit: Commit, report: Report, reach: Reach | None, evidence: missing.Evidence
+) -> None:
     """What the ranks staged for the checkpoint of a commit."""
     for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
         if reach is not None and staged.key not in reach.states:
@@ -233,14 +219,14 @@ def _check_staged(
         index = _attempt(report, staged.key, partial(getattr, file, "index"))
         if index is not None:
             evidence.add(staged.key, index.seen)
-            resumes.add(Checkpoint(archive.storage, commit), index)
             if report.deep:
                 _attempt(report, staged.key, file.check)
 
 
 def _check_tails(archive: Opened, report: Report) -> None:
     """What the newest session of each run has journaled since its newest checkpoint."""
-    for run, entry in archive.head.runs.items():
+    runs: dict[str, RunEntry] | None = _attempt(report, "the runs", lambda: {**archive.head.runs})
+    for run, entry in (runs or {}).items():
         if not entry.journal:
             continue
         found: Tails | None = _attempt(report, f"the journal of run {run!r}", partial(_tails, archive, run))
@@ -266,9 +252,6 @@ def _count_from(storage: Storage, key: str) -> int:
 def _tables_of_shards(archive: Opened, report: Report, reach: Reach | None) -> Iterator[pa.Table]:
     """Rows that name the shards to be looked at: of the newest commit and, where something was let go of, those of
     tagged commits and of checkpoints that earlier tables serve, as far as they are needed."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     table = _attempt(report, "the segments table", lambda: archive.snapshot.columns(_OF_SHARDS))
     if table is not None:
         yield table
@@ -279,16 +262,14 @@ def _tables_of_shards(archive: Opened, report: Report, reach: Reach | None) -> I
         table_of = partial(Snapshot(archive.storage, commit).columns, _OF_SHARDS)
         found = _attempt(report, f"the segments table of commit {commit.number}", table_of)
         if found is not None and reach is not None:
-            needed = pa.array(sorted(reach.shards), pa.string())
-            yield found.filter(pc.is_in(found["shard"].cast(pa.string()), value_set=needed))
+            yield found.filter(among(found["shard"], reach.shards))
 
 
 def _late(archive: Opened) -> pa.Table:
     """Rows of the late table, as if of an episode without a name."""
     import pyarrow as pa
 
-    names = [name for name in _OF_SHARDS if name != "episode_id"]
-    found = tablefiles.load(archive.storage, "late", archive.head.files("late"), names)
+    found = tablefiles.load(archive.storage, "late", archive.head.files("late"), _OF_SHARDS[1:])
     return found.append_column("episode_id", pa.array(["a late field"] * found.num_rows, pa.string()))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from archive.base import AccessDeniedError, CorruptCommitError, IntegrityError, MissingObjectError, escape, layout
 from archive.checkpoint import StagedFile
-from archive.manifest import Claim, Commit, Mark, Sighting, claims, commits
+from archive.manifest import Claim, Commit, Mark, Sighting, commits, sessions
 from archive.store import Storage
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
@@ -42,7 +42,7 @@ def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
     entry = head.runs.get(run)
     with storage.meanwhile(lambda cancelled: storage.list("sessions", cancelled)) as sessions:
         staged = None if entry is None else _staged_last(storage, escape(entry.session), entry.latest)
-        named = {escape(name) for one in head.runs.values() for name in one.sessions}
+        named = {escape(name) for one in head.own_runs.values() for name in one.sessions}
         unknown = {name.rstrip("/") for name in sessions()} - named
     last = sorted(unknown, key=_natural)[-_LOOKED_AT:]
     keys = [f"sessions/{name}/rank-00000.json" for name in last]
@@ -73,7 +73,7 @@ def _natural(name: str) -> list[str | int]:
 def seen_by(storage: Storage, key: str) -> Sighting | None:
     """The newest commit that the writer of a claim or of a staged object knew; None if it says of none."""
     if key.startswith("sessions/"):
-        claim: Claim = claims.read_claim(storage, key)
+        claim: Claim = sessions.read_claim(storage, key)
         return claim.seen
     return StagedFile(storage, key).index.seen
 

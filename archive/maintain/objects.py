@@ -1,4 +1,4 @@
-"""Engine: the objects that commits lead to, how many bytes they have, and to which other archives refer."""
+"""The objects that commits lead to, how many bytes they have, and to which other archives refer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from archive.base import CorruptManifestError, CorruptStateError, layout, plainjson
-from archive.manifest import Commit, FileRef, Pin, new_session, tablefiles, tables
+from archive.manifest import Commit, FileRef, Pin, attempts, new_session, tablefiles, tables
 from archive.store import Storage
+from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_FEW = 100  # objects, that are asked for by name: a LIST of all there are takes the longer, the more there are
 _FOLDERS = ("journal", "manifest", "shards", "states")
 Sizes = dict[str, int]  # key -> bytes
 
 
 def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
     """How many bytes each object has, as the store says; a shard that is a directory is one. 0: it is gone already."""
+    if len(keys) <= _FEW and not any(key.endswith(".zarr") for key in keys):
+        return storage.sizes(sorted(keys))
     out = dict.fromkeys(sorted(keys), 0)
     for folder in sorted({key.partition("/")[0] for key in keys} & {*_FOLDERS}):
         for one in storage.scan(folder):
@@ -56,7 +60,7 @@ def note_forgotten(
     Few files are made of many: those that are folded into the new one are objects that go, too.
     """
     present = parent.files("forgotten")
-    keep = tablefiles.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
+    keep = attempts.files_to_keep([f.rows for f in present], [f.bytes for f in present], len(gone) + len(present))
     if back:
         keep = 0
     gone = gone | {ref.path: ref.bytes for ref in present[keep:]}
@@ -69,10 +73,7 @@ def note_forgotten(
 
 
 def _without(table: pa.Table, keys: Collection[str]) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return table.filter(pc.invert(pc.is_in(table["key"], value_set=pa.array(sorted(keys), pa.string()))))
+    return table.filter(~among(table["key"], keys))
 
 
 def read_pins(storage: Storage) -> dict[str, str]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
     CorruptCommitError,
     IntegrityError,
+    MissingObjectError,
     NotFoundError,
     UsageError,
     layout,
 )
 from archive.maintain import leftovers, missing
-from archive.manifest import Commit, CommitLog, Commits, about, claims, commits
+from archive.manifest import Commit, about, commits, sessions
 from archive.store import Storage
 
 
@@ -40,17 +40,35 @@ def damaged_commit(storage: Storage) -> int:
         )
     if newest.number == 0:
         raise NotFoundError(f"there are no commits at {storage.url}; nothing to repair")
-    raise UsageError(f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair")
+    told = f"the newest commit at {storage.url}, {newest.number}, is sound; nothing to repair"
+    if lost := _lost_between(storage, newest):
+        told += (
+            f". Of those before it {', '.join(map(str, lost[:5]))} cannot be read: put them back from a copy. Without "
+            "them the archive works as of the newest, but not as of these, and `archive verify` goes on saying so"
+        )
+    raise UsageError(told)
+
+
+def _lost_between(storage: Storage, newest: Commit) -> list[int]:
+    """Numbers of commits before the newest that are missing or damaged."""
+    out = []
+    for number in range(1, newest.number):
+        try:
+            commits.read(storage, number)
+        except (IntegrityError, MissingObjectError):
+            out.append(number)
+    return out
 
 
 def missing_commits(storage: Storage) -> range:
     """Numbers of commits beyond a sound newest one that are missing: somebody has seen them. Empty if none are."""
     head, named, evidence = commits.newest(storage), leftovers.Named(), missing.Evidence()
-    for commit in Commits(storage, head):
-        named.add(commit)
-    for key in claims.claim_keys(storage):
+    for number in range(1, head.number + 1):
+        with suppress(IntegrityError, MissingObjectError):  # of one in the middle `verify` tells
+            named.add(commits.read(storage, number))
+    for key in sessions.claim_keys(storage):
         with suppress(IntegrityError):  # of what is damaged `verify` tells
-            evidence.add(key, claims.read_claim(storage, key).seen)
+            evidence.add(key, sessions.read_claim(storage, key).seen)
     leftovers.find(storage, named, (), evidence)
     return range(head.number + 1, evidence.newest(head) + 1)
 
@@ -83,8 +101,8 @@ def _fill(storage: Storage, gone: range) -> Repaired:
     parent = commits.read(storage, gone.start - 1)
     for number in gone:
         made = commits.completed(parent.after("repair"), parent, _archive_id(storage), f"repair/missing/{number}")
-        with suppress(AlreadyExistsError, AmbiguousWriteError):  # what there is then is read
-            storage.create(layout.commit_key(number), commits.dumps(made))
+        with suppress(AlreadyExistsError):  # what there is then is read
+            storage.create_once(layout.commit_key(number), commits.dumps(made))
         parent = commits.read(storage, number)
     return Repaired(parent.number, None)
 
@@ -105,17 +123,3 @@ def _replace(storage: Storage, number: int) -> Repaired:
     made = commits.completed(parent.after("repair", damaged=kept_as), parent, archive_id, f"repair/{kept_as}")
     storage.put(key, commits.dumps(made))
     return Repaired(number, kept_as)
-
-
-def upgrade(log: CommitLog) -> Commit:
-    """Commit that the archive is of the newest format from here on; the commit from which it is.
-
-    Nothing is rewritten, and all that is there reads as before. Libraries of the earlier format no longer open it.
-    """
-    if log.catch_up().version >= layout.WRITE_VERSION:
-        return log.head
-    return log.append(f"upgrade/{layout.WRITE_VERSION}", lambda parent, attempt: _upgraded(parent))
-
-
-def _upgraded(parent: Commit) -> Commit:
-    return parent.after("upgrade", format=layout.format_block())

@@ -1,60 +1,59 @@
-"""Engine: making an earlier state the newest again, by one more commit: undoing a forgetting, restoring a commit."""
+"""Making an earlier state the newest again, by one more commit: undoing a forgetting, restoring a commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError
-from archive.maintain.drafting import read_commits
+from archive.maintain.drafting import read_commits, with_since
 from archive.maintain.objects import no_longer, note_forgotten
-from archive.maintain.retained import walk
 from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
     Commit,
     CommitLog,
-    FileRef,
     Mark,
     RunEntry,
-    commits,
+    Walk,
     new_session,
     read_of,
     sessions,
     tablefiles,
-    tables,
 )
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from archive.tables import FOLLOWING
 
 _BETWEEN = frozenset({"compact", "merge", "restore"})  # what an undo cannot go back behind
-_ROWS = ("segments", "checkpoints", "labels", "late", "ledger")  # tables that a forgetting takes rows from
+_ROWS = ("segments", "checkpoints", *FOLLOWING)  # tables that a forgetting takes rows from
 
 
 def undo(log: CommitLog) -> Commit:
     """Bring back what the newest forgetting let go of that is not undone yet; what came since stays."""
-    commits.check_can_let_go(log.catch_up())
-    return log.append(f"undo/{new_session()}", partial(_undone, log.storage))
+    log.catch_up()
+    session = new_session()
+    return log.commit(f"undo/{session}", Change("undo", partial(_undone, session), session=session))
 
 
 def to_undo(log: CommitLog) -> Commit:
     """The forgetting that `undo` would bring back now; UsageError if there is none."""
-    commits.check_can_let_go(log.catch_up())
-    return _newest_forgetting(log.storage, log.head)
+    return _newest_forgetting(log.storage, log.catch_up())
 
 
 def restore(log: CommitLog, number: int) -> Commit:
     """Make the archive as it was as of a commit. Each run gets a new session, so that nobody who writes now goes on."""
-    commits.check_can_let_go(log.catch_up())
-    return log.append(f"restore/{new_session()}", partial(_restored, log.storage, number))
+    log.catch_up()
+    return log.commit(f"restore/{new_session()}", Change("restore", partial(_restored, number)))
 
 
 # -- undo --------------------------------------------------------------------------------------------------------------
 
 
-def _undone(storage: Storage, parent: Commit, attempt: int) -> Commit:
+def _undone(session: str, parent: Commit, attempt: Attempt) -> Addition:
+    storage = attempt.storage
     forgot = _newest_forgetting(storage, parent)
     since = _since(storage, parent, forgot.number)
     between = [one for one in since if one.kind in _BETWEEN]
@@ -65,11 +64,11 @@ def _undone(storage: Storage, parent: Commit, attempt: int) -> Commit:
             f"{forgot.number - 1}) goes back before both, and leaves what came since"
         )
     before = read_of(storage, forgot.number - 1, parent)
-    session = new_session()
-    files = {kind: _with_since(storage, session, kind, before, parent, forgot.number) for kind in _ROWS}
+    write = partial(tablefiles.write, storage, session)
+    files = {kind: with_since(storage, kind, getattr(before, kind), parent, forgot.number, write) for kind in _ROWS}
     runs = {run: _marked_before(entry, before.runs.get(run), forgot.number) for run, entry in parent.runs.items()}
-    made = parent.after("undo", session=session, runs=runs, undoes=forgot.number, let_go=before.let_go or 0, **files)
-    return _finished(storage, parent, made, since, f"commit {forgot.number} cannot be undone")
+    says = {"runs": parent.runs_with(runs), "undoes": forgot.number, "let_go": before.let_go or 0, **files}
+    return _finished(storage, parent, says, since, f"commit {forgot.number} cannot be undone")
 
 
 def _newest_forgetting(storage: Storage, parent: Commit) -> Commit:
@@ -83,21 +82,6 @@ def _newest_forgetting(storage: Storage, parent: Commit) -> Commit:
             f"and only a 'forget' can be undone: use arc.restore(commit={found.number - 1})"
         )
     return found
-
-
-def _with_since(
-    storage: Storage, session: str, kind: str, before: Commit, parent: Commit, forgot: int
-) -> tuple[FileRef, ...] | None:  # fmt: skip
-    """The files that a table had before the forgetting, and one with the rows that came since."""
-    new = _later(tablefiles.load(storage, kind, parent.files(kind)), forgot)
-    files: tuple[FileRef, ...] | None = getattr(before, kind)
-    return files if not new.num_rows else (*(files or ()), tablefiles.write(storage, session, kind, new))
-
-
-def _later(table: pa.Table, number: int) -> pa.Table:
-    import pyarrow.compute as pc
-
-    return tables.only_used(table.filter(pc.greater(table["commit"], number)))
 
 
 def _marked_before(entry: RunEntry, before: RunEntry | None, forgot: int) -> RunEntry:
@@ -114,28 +98,29 @@ def _marked_before(entry: RunEntry, before: RunEntry | None, forgot: int) -> Run
 # -- restore -----------------------------------------------------------------------------------------------------------
 
 
-def _restored(storage: Storage, number: int, parent: Commit, attempt: int) -> Commit:
+def _restored(number: int, parent: Commit, attempt: Attempt) -> Addition:
+    storage = attempt.storage
     if not 0 < number < parent.number:
         raise UsageError(f"commit={number}: give the number of a commit before the newest, {parent.number}")
     try:
         then = read_of(storage, number, parent)
     except MissingObjectError as e:
         raise NotFoundError(f"commit {number} is not in the archive at {storage.url}") from e
-    runs = {run: _fenced(entry, parent.runs.get(run)) for run, entry in then.runs.items()}
-    made = parent.after(
-        "restore", session=new_session(), runs=runs, undoes=number, let_go=parent.number + 1, branches=then.branches,
-        bases={**parent.bases, **then.bases}, **{kind: getattr(then, kind) for kind in _ROWS},
-    )  # fmt: skip
-    return _finished(storage, parent, made, _since(storage, parent, number), f"commit {number} cannot be restored")
+    runs = {run: _fenced(entry, parent.runs.get(run), parent.number + 1) for run, entry in then.runs.items()}
+    says = {
+        "runs": runs, "run_files": None, "undoes": number, "let_go": parent.number + 1, "branches": then.branches,
+        "bases": {**parent.bases, **then.bases}, **{kind: getattr(then, kind) for kind in _ROWS},
+    }  # fmt: skip
+    return _finished(storage, parent, says, _since(storage, parent, number), f"commit {number} cannot be restored")
 
 
-def _fenced(entry: RunEntry, now: RunEntry | None) -> RunEntry:
-    """A run as it was, with a session of its own, which nobody has."""
+def _fenced(entry: RunEntry, now: RunEntry | None, number: int) -> RunEntry:
+    """A run as it was, with a session of its own, which nobody has; `number`: of the commit that opens it."""
     known = dict.fromkeys([*entry.sessions, *(now.sessions if now else ())])
     superseded = tuple(known)[-sessions.REMEMBERED_SESSIONS :]
     return replace(
-        entry, session=new_session(), superseded=superseded, sequences={}, resumed_from=None, journal=None,
-        stands_for=entry.stands_for or entry.session,
+        entry, session=new_session(), opened=number, superseded=superseded, sequences={}, resumed_from=None,
+        journal=None, stands_for=entry.stands_for or entry.session,
     )  # fmt: skip
 
 
@@ -147,11 +132,11 @@ def _since(storage: Storage, head: Commit, number: int) -> list[Commit]:
     return [one for _, one in read_commits(storage, head, range(number + 1, head.number + 1))]
 
 
-def _finished(storage: Storage, parent: Commit, made: Commit, since: list[Commit], cannot: str) -> Commit:
-    """The commit with its table of what was forgotten; ConflictError if it leads to what was pruned since."""
-    finds = walk(storage)
+def _finished(storage: Storage, parent: Commit, says: dict[str, Any], since: list[Commit], cannot: str) -> Addition:
+    """The same with the table of what was forgotten; ConflictError if it leads to what was pruned since."""
+    finds = Walk(storage)
     try:
-        reach = finds.reach(replace(made, number=parent.number + 1, archive=parent.archive)).keys
+        reach = finds.reach(parent.after("undo", **says, number=parent.number + 1, archive=parent.archive)).keys
     except MissingObjectError as e:
         raise ConflictError(f"{cannot}: something of it was pruned ({e}); nothing was committed") from e
     for commit, key in _pruned(storage, since):
@@ -161,7 +146,7 @@ def _finished(storage: Storage, parent: Commit, made: Commit, since: list[Commit
                 f"{storage.url}; nothing was committed"
             )
     gone = no_longer(storage, finds.reach(parent).keys, reach | {ref.path for ref in parent.files("forgotten")})
-    return replace(made, forgotten=note_forgotten(storage, parent, gone, back=reach))
+    return {}, {**says, "forgotten": note_forgotten(storage, parent, gone, back=reach)}
 
 
 def _pruned(storage: Storage, since: list[Commit]) -> Iterator[tuple[Commit, str]]:

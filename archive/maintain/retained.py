@@ -1,11 +1,13 @@
-"""Which commits an archive retains, and what they lead to."""
+"""Which commits an archive retains, and what they lead to; which objects of journals may still be recovered, and which
+nobody needs any more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
+from typing import Self
 
-from archive.checkpoint import StagedFile
-from archive.manifest import CheckpointRecord, Commit, Reach, Walk, commits, tablefiles
+from archive.base import escape, layout
+from archive.manifest import Commit, Reach, Walk, commits, tablefiles
 from archive.store import Storage
 
 
@@ -15,26 +17,33 @@ def retained(storage: Storage, head: Commit) -> list[Commit]:
     return [head, *(commits.read_of(storage, number, head) for number in sorted({*named} - {head.number}))]
 
 
-def walk(storage: Storage) -> Walk:
-    """Finds what commits lead to, also in archives whose commits do not say which objects a checkpoint borrows."""
-    return Walk(storage, borrowed(storage))
-
-
 def retained_reach(storage: Storage, head: Commit) -> Reach:
     """What the retained commits lead to, together."""
-    out, finds = Reach(), walk(storage)
+    out, finds = Reach(), Walk(storage)
     for commit in retained(storage, head):
         out.add(finds.reach(commit))
     return out
 
 
-def borrowed(storage: Storage) -> Callable[[CheckpointRecord], Iterable[str]]:
-    """The staged objects in which a checkpoint's columns lie: as its commit says or, in early archives, its ranks."""
+class Journaled:
+    """The journals of the runs' newest sessions, and how far checkpoints have them."""
 
-    def of(record: CheckpointRecord) -> Iterable[str]:
-        if record.borrowed is not None:
-            return record.borrowed
-        files = [StagedFile(storage, one.key, one.nonce) for one in record.ranks]
-        return {key for file in files for key in file.index.objects}
+    def __init__(self, numbers: Mapping[tuple[str, int], int]) -> None:
+        """numbers: of a session (its escaped name) and rank: its objects below this number are in a checkpoint."""
+        self._numbers = numbers
 
-    return of
+    @classmethod
+    def of(cls, head: Commit) -> Self:
+        """As of a commit."""
+        entries = ((escape(entry.session), entry.journal or {}) for entry in head.runs.values())
+        return cls({(session, rank): n for session, journal in entries for rank, n in journal.items()})
+
+    def awaited(self, key: str) -> bool:
+        """Whether it is the key of an object that may still be recovered, or committed by its session."""
+        place = layout.journal_place(key)
+        return place is not None and place[2] >= self._numbers.get(place[:2], 1 << 63)
+
+    def passed(self, key: str) -> bool:
+        """Whether it is the key of one that a checkpoint has: only its steps are needed, if it has any."""
+        place = layout.journal_place(key)
+        return place is not None and place[2] < self._numbers.get(place[:2], 0)

@@ -1,4 +1,4 @@
-"""Engine: whether a checkpoint is the same when it is read with the tables of another commit."""
+"""Whether a checkpoint is the same when it is read with the tables of another commit."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def _seen(snapshot: Snapshot, commit: Commit, live: pa.Table) -> pa.Table:
 
     located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
-    index = EpisodeIndex(snapshot, lambda: located.row, (commit.session, sequences))
-    episode = index.episode_of_row[located.row]
-    heads = run_starts(located.run, episode)
-    steps = np.add.reduceat(located.hi - located.lo, heads) if len(heads) else heads
+    index = EpisodeIndex(snapshot, lambda: located.stream, (commit.session, sequences))
+    episode = index.episode_of_row[located.stream]
+    heads = run_starts(located["run"], episode)
+    steps = np.add.reduceat(located.length, heads) if len(heads) else heads
     if (episode < 0).any():
         raise CorruptManifestError(f"live steps of commit {commit.number} at {snapshot.storage.url} are in no episode")
     summary = index.table(_SAME).take(pa.array(episode[heads])).combine_chunks()
     plain = {name: _plain(summary[name]) for name in _SAME}
-    return pa.table({"live_run": located.run[heads], "position": located.position[heads], "steps": steps} | plain)
+    return pa.table({"live_run": located["run"][heads], "position": located["position"][heads], "steps": steps} | plain)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""Engine: which rows of the segments table stay when an archive lets go, and how the episodes fare, in groups.
+"""Which rows of the segments table stay when an archive lets go, and how the episodes fare, in groups.
 
 An episode that stays has all that makes it up as of now, and all that a checkpoint that stays has of it.
 """
@@ -6,6 +6,7 @@ An episode that stays has all that makes it up as of now, and all that a checkpo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,27 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import CorruptManifestError, NotFoundError
+from archive.checkpoint import StagedFile
 from archive.maintain.asking import SUPERSEDED, Asked
 from archive.maintain.keeping import has_own, read_tags
 from archive.maintain.objects import read_pins
 from archive.maintain.sealing import awaited
-from archive.manifest import Commit, EpisodeIndex, Rows, RunEntry, Snapshot, chains, held_rows, matching, read_of
+from archive.manifest import (
+    CheckpointRecord,
+    Commit,
+    EpisodeIndex,
+    Rows,
+    RunEntry,
+    Snapshot,
+    chains,
+    held_rows,
+    liveview,
+    read_of,
+    tables,
+    value_set,
+)
+from archive.read import Episodes, Reader
+from archive.tables import ADDRESS, among
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +48,7 @@ NOT_ASKED = "not asked for"
 GOES, TAILS = "no checkpoint that stays holds them", "superseded rows of episodes that stay"
 CHOSEN = "chosen by where or ids"
 _EXAMPLES = 3
+_AT_ONCE = 16  # staged objects
 
 
 @dataclass(frozen=True)
@@ -128,19 +146,19 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
 
     out = np.ones(len(rows.names), bool)
     if asked.run is not None:
-        sessions = pa.array(rows.snapshot.commit.runs[asked.run].sessions, pa.string())
-        out &= ~rows.marked(pc.invert(pc.is_in(rows.text("session"), value_set=sessions)).to_numpy())
+        sessions = rows.snapshot.commit.runs[asked.run].sessions
+        out &= ~rows.marked(~among(rows.text("session"), sessions))
     if asked.ids is not None:
-        wanted = pa.array(asked.ids, pa.string())
+        wanted = value_set("ids", asked.ids, pa.string())
         missing = wanted.filter(pc.invert(pc.is_in(wanted, value_set=rows.names))).to_pylist()
         if missing:
             raise NotFoundError(
                 f"there is no episode {missing[0]!r} at {rows.snapshot.storage.url} ({len(missing)} of {len(wanted)} "
                 "ids are not there); `archive episodes` lists them"
             )
-        out &= pc.is_in(rows.names, value_set=wanted).to_numpy(zero_copy_only=False)
+        out &= among(rows.names, asked.ids)
     if asked.where is not None:
-        meets = matching(asked.where, rows.index.column, len(rows.index), lambda: rows.index.names)
+        meets = Episodes(Reader(rows.snapshot), rows.index).places_of(where=asked.where)
         out &= rows.marked(rows.index.chains.lasts()[meets])
     return out
 
@@ -161,7 +179,8 @@ def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
 
 
 def _running(rows: _Rows, head: Commit) -> Mask:
-    """Rows that a run's newest session wrote after its newest whole checkpoint, and ends of what it may go on with."""
+    """Rows that a run's newest session wrote after its newest whole checkpoint, those with live steps which that left
+    out, and ends of what it may go on with."""
     import pyarrow.compute as pc
 
     session, rank, sequence = rows.text("session"), rows.plain("rank"), rows.plain("sequence")
@@ -169,7 +188,9 @@ def _running(rows: _Rows, head: Commit) -> Mask:
     for entry in head.runs.values():
         out[_left_open(rows, entry.session)] = True
         mine: Mask = pc.equal(session, entry.session).to_numpy()
-        since = _committed(rows.snapshot, head, entry)
+        newest = _newest(rows.snapshot, head, entry)
+        out |= _left_out(rows.snapshot, newest)
+        since = {} if newest is None else newest.sequences
         limit = np.zeros(int(rank.max(initial=0)) + 1, np.int64)
         for number, up_to in since.items():
             if number < len(limit):
@@ -184,38 +205,43 @@ def _left_open(rows: _Rows, session: str) -> Ints:
 
     ends = pc.or_(pc.fill_null(rows.snapshot.columns(["last"])["last"], False), rows.text("reason").is_valid())
     tails = EpisodeIndex(rows.snapshot, branch=(session, None)).chains.lasts()
-    written = Rows.of(rows.snapshot.columns(["session", "rank", "sequence"]))
+    written = Rows(rows.snapshot.columns(ADDRESS))
     seen = written.seen(rows.snapshot.branches.sight(session), tails)
     out: Ints = tails[~ends.to_numpy()[tails] & seen]
     return out
 
 
-def _committed(snapshot: Snapshot, head: Commit, entry: RunEntry) -> dict[int, int]:
-    """Rank -> its segments below this number are in the newest whole checkpoint of the run's newest session."""
+def _newest(snapshot: Snapshot, head: Commit, entry: RunEntry) -> CheckpointRecord | None:
+    """The newest whole checkpoint, with its buffers, of the run's newest session."""
     if not has_own(entry) or entry.latest_replay is None:
-        return {}
-    record = read_of(snapshot.storage, entry.latest_replay.commit, head).checkpoint
-    return {} if record is None or record.sequences is None else dict(record.sequences)
+        return None
+    return read_of(snapshot.storage, entry.latest_replay.commit, head).checkpoint
+
+
+def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
+    """Rows of which a step is live in the writers of a checkpoint, but not in it: not complete, by `incomplete="drop"`.
+    The next one may have it again."""
+    parts = [] if newest is None else [one for one in newest.ranks if one.left_out]
+    if not parts:
+        return np.zeros(snapshot.rows, bool)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(lambda one: StagedFile(snapshot.storage, one.key, one.nonce).left_out(), parts)
+    live = tables.concat("live", list(found))
+    out: Mask = liveview.touched(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
+    return out
 
 
 def _pinned(rows: _Rows) -> Mask:
     """Rows whose steps, or whose chunk rows, another archive refers to."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    pins = pa.array(list(read_pins(rows.snapshot.storage)), pa.string())
-    shard, chunks = (pc.is_in(rows.text(name), value_set=pins).to_numpy() for name in ("shard", "chunks"))
-    out: Mask = shard | chunks
-    return out
+    pins = read_pins(rows.snapshot.storage)
+    return among(rows.text("shard"), pins) | among(rows.text("chunks"), pins)
 
 
 def _awaited(rows: _Rows) -> Mask:
     """Episodes that a ledger waits for."""
-    import pyarrow.compute as pc
-
     out = np.zeros(len(rows.names), bool)
     for ids in awaited(rows.snapshot.storage, rows.snapshot.commit):
-        out |= pc.is_in(rows.names, value_set=ids.combine_chunks()).to_numpy(zero_copy_only=False)
+        out |= among(rows.names, ids)
     return out
 
 

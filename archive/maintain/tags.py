@@ -19,7 +19,7 @@ from archive.base import (
     one_line,
 )
 from archive.checkpoint import Checkpoint
-from archive.manifest import Commit, CommitLog, commits, new_session, tablefiles, tables
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles, tables
 from archive.store import Storage
 from archive.views import reports
 
@@ -110,7 +110,7 @@ def add(log: CommitLog, name: str, what: Checkpoint | int | None = None, by: str
     if isinstance(what, Checkpoint) and what.archive_id != log.archive_id:
         raise UsageError(f"checkpoint {what.name!r} is of another archive than the one at {log.storage.url}")
     number = what.number if isinstance(what, Checkpoint) else what
-    return log.append(f"tag/{uuid.uuid4().hex}", partial(_draft, log.storage, name, number, by))
+    return log.commit(f"tag/{uuid.uuid4().hex}", Change("tag", partial(_added, name, number, by)))
 
 
 def check_name(name: str) -> None:
@@ -122,16 +122,12 @@ def check_name(name: str) -> None:
         raise UsageError(f"the tag {name!r} would be taken for a commit's number: give it a letter")
 
 
-def _draft(storage: Storage, name: str, number: int | None, by: str | None, parent: Commit, attempt: int) -> Commit:
-    commits.check_can_let_go(parent)
+def _added(name: str, number: int | None, by: str | None, parent: Commit, attempt: Attempt) -> Addition:
+    storage = attempt.storage
     _check_new(Tags(storage, parent), name, storage.url)
     row = _row(storage, parent, parent.number if number is None else number)
-    session = new_session()
-    new = tables.from_columns(
-        "tags", {"name": [name], "by": [by], "created_at": [datetime.now(UTC)], **{k: [v] for k, v in row.items()}}
-    )
-    files = tablefiles.add_rows(storage, session, "tags", parent, new, fold=attempt == 0)
-    return parent.after("tag", session=session, tags=files)
+    columns = {"name": [name], "by": [by], "created_at": [datetime.now(UTC)], **{k: [v] for k, v in row.items()}}
+    return {"tags": tables.from_columns("tags", columns)}, {}
 
 
 def _check_new(tags: Tags, name: str, url: str) -> None:

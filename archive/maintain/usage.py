@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import layout, size
-from archive.maintain.journaled import Journaled
-from archive.maintain.retained import retained_reach, walk
+from archive.maintain.retained import Journaled, retained_reach
 from archive.manifest import (
     Commit,
     EpisodeIndex,
     Reach,
     Snapshot,
+    Walk,
     checkpoint_places,
     commits,
     liveview,
@@ -23,6 +23,7 @@ from archive.manifest import (
     tables,
 )
 from archive.store import Storage
+from archive.tables import objects_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,9 +123,9 @@ def _shard_of(key: str) -> str:
 
 def _live(storage: Storage, head: Commit) -> set[str]:
     """What the newest checkpoint of each run needs, the tables of the newest commit, and its late fields."""
-    out = Reach(manifests={ref.path for ref in head.all_files})
+    out = Reach(manifests={ref.path for ref in head.files_led_to})
     out.add_rows(tablefiles.load(storage, "late", head.files("late"), ["shard", "chunks"]))
-    finds = walk(storage)
+    finds = Walk(storage)
     marks = [mark for entry in head.runs.values() for mark in entry.marks.values()]
     for mark in {mark.commit: mark for mark in marks}.values():
         made = commits.read_of(storage, mark.commit, head)
@@ -141,7 +142,7 @@ def _held(storage: Storage, head: Commit) -> dict[str, bool]:
     index = EpisodeIndex(snapshot, lambda: touched)
     episodes = np.unique(index.episode_of_row[touched])
     rows = np.union1d(touched, index.chains.rows_of(episodes[episodes >= 0]))
-    return dict.fromkeys(_names(segments), False) | dict.fromkeys(_names(segments.take(rows)), True)
+    return dict.fromkeys(objects_of(segments), False) | dict.fromkeys(objects_of(segments.take(rows)), True)
 
 
 def _live_runs(storage: Storage, head: Commit) -> pa.Table:
@@ -149,11 +150,3 @@ def _live_runs(storage: Storage, head: Commit) -> pa.Table:
     numbers = sorted({number for number, _ in checkpoint_places(storage, head)})
     refs = [ref for number in numbers if (ref := commits.read_of(storage, number, head).live) is not None]
     return tablefiles.load(storage, "live", refs) if refs else tables.concat("live", [])
-
-
-def _names(rows: pa.Table) -> set[str]:
-    """The shards and chunk files of rows, as other archives' too are named."""
-    import pyarrow as pa
-
-    columns = (rows[name].cast(pa.string()).unique().drop_null().to_pylist() for name in ("shard", "chunks"))
-    return {key for column in columns for key in column}

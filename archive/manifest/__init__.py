@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from archive.manifest import (
     about,
+    attempts,
     chains,
     chunkindex,
-    claims,
     commits,
     expressions,
     labels,
@@ -16,15 +16,16 @@ from archive.manifest import (
     tablefiles,
     tables,
 )
+from archive.manifest.attempts import Attempt
 from archive.manifest.branches import Branches, Origin, Rows, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog, Commits, read_of
-from archive.manifest.crossing import FORGOTTEN, LEFT
-from archive.manifest.index import COLUMNS, EpisodeIndex, matching
-from archive.manifest.live import OWN, LiveSet, Runs
-from archive.manifest.liveview import Located
-from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows, reachable
+from archive.manifest.crossing import FORGOTTEN, LEFT, Addition, Change, Requirement, new_session
+from archive.manifest.expressions import Met, matching
+from archive.manifest.index import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
+from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveSet, Resume, Runs, Stream, Unfinished
+from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows
 from archive.manifest.records import (
     About,
     Base,
@@ -46,18 +47,16 @@ from archive.manifest.records import (
     StoredFile,
     Tail,
 )
-from archive.manifest.resumed import BufferResume, KnownEpisode, Resume, Stream, Unfinished
+from archive.manifest.runs import files_there
 from archive.manifest.sessions import (
     DEFAULT_RUN,
     Place,
     check_exclusive,
     named_session,
-    new_session,
     open_session,
     place,
     run_of_session,
 )
-from archive.manifest.tablechecks import MOST_SIBLINGS
 from archive.manifest.tablefiles import Later, Snapshot
 from archive.manifest.tables import NO_ENV
 
@@ -67,15 +66,18 @@ __all__ = [
     "FORGOTTEN",
     "LEFT",
     "METADATA",
-    "MOST_SIBLINGS",
+    "METADATA_COLUMN",
     "NO_ENV",
     "OWN",
     "About",
+    "Addition",
     "ArrayChunks",
+    "Attempt",
     "Base",
     "Branches",
     "BufferResume",
     "BufferTotals",
+    "Change",
     "CheckpointRecord",
     "Claim",
     "Commit",
@@ -90,14 +92,15 @@ __all__ = [
     "Later",
     "Lineage",
     "LiveSet",
-    "Located",
     "Mark",
+    "Met",
     "MissingRank",
     "Origin",
     "Pin",
     "Place",
     "Reach",
     "Recovered",
+    "Requirement",
     "Resume",
     "Rows",
     "RunEntry",
@@ -114,13 +117,14 @@ __all__ = [
     "Unfinished",
     "Walk",
     "about",
+    "attempts",
     "chains",
     "check_exclusive",
     "checkpoint_places",
     "chunkindex",
-    "claims",
     "commits",
     "expressions",
+    "files_there",
     "held_rows",
     "labels",
     "liveview",
@@ -129,10 +133,10 @@ __all__ = [
     "new_session",
     "open_session",
     "place",
-    "reachable",
     "read_of",
     "run_of_session",
     "sessions",
     "tablefiles",
     "tables",
+    "value_set",
 ]

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
     CorruptCommitError,
     MissingObjectError,
     NothingThereError,
@@ -54,12 +53,9 @@ def is_there(storage: Storage) -> bool:
 
 
 def create(storage: Storage, raw: bytes) -> bool:
+    """Make archive.json, and say whether this one is there now, and not another."""
     try:
-        storage.create(layout.ARCHIVE_KEY, raw)
+        storage.create_once(layout.ARCHIVE_KEY, raw)
     except AlreadyExistsError:
         return False
-    except AmbiguousWriteError:
-        if not storage.exists(layout.ARCHIVE_KEY):
-            return create(storage, raw)
-        return storage.get_head(layout.ARCHIVE_KEY, len(raw) + 1) == raw
     return True

@@ -15,6 +15,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import cached_property
+from archive.steps import places, row_codes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,24 +46,16 @@ class Origin(NamedTuple):
 class Rows:
     """Rows of the segments table, by who wrote them."""
 
-    def __init__(self, sessions: list[str], session: Ints, rank: Ints, sequence: Ints) -> None:
-        """sessions: names; session: each row's, as its place among them."""
-        self.sequence = sequence
-        least = int(rank.min(initial=0))
-        ranks = int(rank.max(initial=0)) - least + 1
-        writers, self._writer = np.unique(session * ranks + rank - least, return_inverse=True)
+    def __init__(self, table: pa.Table) -> None:
+        """table: with the columns session, rank and sequence."""
+        self.sequence = table["sequence"].to_numpy()
+        named = table.select(["session", "rank"])
+        (self._writer,) = row_codes(named)
+        self._count = int(self._writer.max(initial=-1)) + 1
+        each = named.take(places(np.arange(self._count), self._writer)).to_pylist()
         self._of: dict[str, list[tuple[int, int]]] = {}  # session -> its ranks, and their numbers
-        for number, code in enumerate(writers.tolist()):
-            self._of.setdefault(sessions[code // ranks], []).append((code % ranks + least, number))
-        self._count = len(writers)
-
-    @classmethod
-    def of(cls, table: pa.Table) -> Rows:
-        """Of a table with the columns session, rank and sequence."""
-        session = table["session"].unify_dictionaries().combine_chunks()
-        names = session.dictionary.to_pylist() if len(session) else []
-        codes = session.indices.to_numpy().astype(np.int64)
-        return cls(names, codes, *(table[n].to_numpy().astype(np.int64) for n in ("rank", "sequence")))
+        for number, one in enumerate(each):
+            self._of.setdefault(one["session"], []).append((one["rank"], number))
 
     def written_by(self, sessions: Iterable[str]) -> Mask:
         """Those that one of these sessions wrote."""

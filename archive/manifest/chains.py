@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from archive.arrays import Ints, run_tails, spans
+from archive.base import CorruptManifestError
 from archive.manifest.branches import Mask
+from archive.steps import codes, places, row_codes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = ("predecessor", "replaces")
 Current = Callable[["pa.Table", Ints], Mask]  # of rows with DETAIL, and the number of each row's episode
-DETAIL = ("episode_id", "session", "rank", "sequence", "predecessor", "commit", "created_at")
+DETAIL = ("episode_id", "session", "rank", "sequence", "predecessor", "commit")
 
 
 class Chains(NamedTuple):
@@ -98,19 +100,29 @@ def _chained(
     part = table.take(pa.array(rows))
     episode = part["episode_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     before = predecessors(part)
+    _check_own(part, episode, before)
     may = np.ones(len(rows), bool) if current is None else current(part, episode)
-    created = part["created_at"].cast(pa.int64()).fill_null(0)
-    ages = [column.to_numpy() for column in (part["sequence"], created, part["commit"])]
-    order = np.lexsort((*ages, may, episode))
+    commit = part["commit"].to_numpy()
+    order = np.lexsort((part["sequence"].to_numpy(), _writers(part, episode, commit), commit, may, episode))
     tails = order[run_tails(episode[order])]
-    lengths, chained = _walked(tails, before)
+    lengths, chained = _walked(tails, episode, before)
     if live is not None:
         wanted = np.flatnonzero(np.isin(rows, live()))
         gone = wanted[~np.isin(wanted, chained)]
         if len(gone):
             _go_back(tails, episode, before, np.argsort(order), gone.tolist())
-            lengths, chained = _walked(tails, before)
+            lengths, chained = _walked(tails, episode, before)
     return lengths, rows[chained]
+
+
+def _writers(part: pa.Table, episode: Ints, commit: Ints) -> Ints:
+    """Of each row where the first one lies that its session and rank have of the episode in the same commit: what a
+    merge brings of several archives comes in the order in which they were given, whatever their clocks said."""
+    (writer,) = row_codes(part.select(["session", "rank"]))
+    if not writer.any():
+        return writer
+    keys = codes(episode, commit, writer)
+    return places(keys, keys)
 
 
 def predecessors(table: pa.Table) -> Ints:
@@ -125,20 +137,34 @@ def predecessors(table: pa.Table) -> Ints:
     return out
 
 
-def _walked(tails: Ints, before: Ints) -> tuple[Ints, Ints]:
-    """From each tail back to the first segment: how many there are, and all of them, oldest first, end to end."""
-    at, owner = tails, np.arange(len(tails))
-    places, owners = [at], [owner]
-    for _ in range(len(before)):  # a chain that bites its tail ends there
-        onward = before[at] >= 0
-        at, owner = before[at[onward]], owner[onward]
-        if not len(at):
-            break
-        places.append(at)
-        owners.append(owner)
-    whose = np.concatenate(owners)[::-1]
-    order = np.argsort(whose, kind="stable")
-    return np.bincount(whose, minlength=len(tails)), np.concatenate(places)[::-1][order]
+def _check_own(table: pa.Table, episode: Ints, before: Ints) -> None:
+    """CorruptManifestError if a row goes on from one of another episode."""
+    strange = np.flatnonzero((before >= 0) & (episode[before] != episode))
+    if len(strange):
+        row, names = int(strange[0]), table["episode_id"]
+        raise CorruptManifestError(
+            f"the segments table has episode {names[row].as_py()!r} go on from a segment of episode "
+            f"{names[int(before[row])].as_py()!r}; run `archive verify`"
+        )
+
+
+def _walked(tails: Ints, episode: Ints, before: Ints) -> tuple[Ints, Ints]:
+    """From each tail (of each episode, in their order) back to the first segment: how many there are, and all of them,
+    oldest first, end to end. Each round goes back twice as far as the one before."""
+    back, depth = before.copy(), (before >= 0).astype(np.int64)
+    inside = np.zeros(len(before), bool)
+    inside[tails] = True
+    rounds = 0
+    while (onward := np.flatnonzero(back >= 0)).size:
+        if (rounds := rounds + 1) > len(before).bit_length():
+            name = "the segments table has an episode that goes on from itself, in a circle"
+            raise CorruptManifestError(f"{name}; run `archive verify`")
+        to = back[onward]
+        inside[to[inside[onward]]] = True
+        depth[onward] += depth[to]
+        back[onward] = back[to]
+    rows = np.flatnonzero(inside)
+    return np.bincount(episode[rows], minlength=len(tails)), rows[np.lexsort((depth[rows], episode[rows]))]
 
 
 def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int]) -> None:
@@ -147,12 +173,13 @@ def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int
     for j, i in enumerate(before.tolist()):
         if i >= 0:
             after.setdefault(i, []).append(j)
-    have = set(_walked(tails, before)[1].tolist())
+    have = set(_walked(tails, episode, before)[1].tolist())
     for i in gone:
         if i not in have:
             branches = [i]
             for j in branches:
-                branches += (k for k in after.get(j, ()) if k not in branches)
-            place = int(episode[i])
-            tails[place] = max(branches, key=age.__getitem__)
-            have.update(_walked(tails[place : place + 1], before)[1].tolist())
+                branches += after.get(j, ())
+            at = tails[int(episode[i])] = max(branches, key=age.__getitem__)
+            while at >= 0:
+                have.add(int(at))
+                at = before[at]

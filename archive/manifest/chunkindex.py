@@ -14,6 +14,7 @@ import numpy as np
 from archive.arrays import MAX_GAP_BYTES, MIN_GAP_BYTES, Ints, coalesce, covered, run_starts, widest_gap
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, UnsafePathError, cached_property
 from archive.shard import checksum
+from archive.tables import coded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -194,8 +195,8 @@ def from_table(table: pa.Table) -> dict[str, ShardIndex]:
     import pyarrow.compute as pc
 
     table = table.filter(pc.or_(pc.greater_equal(table["chunk"], 0), pc.equal(table["member"], "zarr.json")))
-    shards, shard = _coded(table["shard"])
-    arrays, array = _coded(table["array"])
+    shards, shard = coded(table["shard"])
+    arrays, array = coded(table["array"])
     columns = {name: table[name].to_numpy().astype(np.int64) for name in ("chunk", "rows", "offset", "size", "crc32c")}
     order = np.lexsort((columns["chunk"], array, shard))
     heads = run_starts(shard[order], array[order])
@@ -205,14 +206,6 @@ def from_table(table: pa.Table) -> dict[str, ShardIndex]:
         where, name = shards[shard[own[0]]], arrays[array[own[0]]]
         out.setdefault(where, {})[name] = _array(where, name, {n: c[own] for n, c in columns.items()}, own, members)
     return {where: _shard(where, found) for where, found in out.items()}
-
-
-def _coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The distinct values of a column of text, and each row's place among them."""
-    import pyarrow as pa
-
-    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    return coded.dictionary.to_pylist(), coded.indices.to_numpy()
 
 
 def _array(shard: str, name: str, columns: Mapping[str, Ints], rows: Ints, members: list[str]) -> ArrayChunks:

@@ -5,18 +5,71 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from archive.base import CorruptCommitError, Count, Record, __version__, layout, one_line, plainjson, stored, unstored
-from archive.manifest.records import TABLES, Base, CheckpointRecord, FileRef, RunEntry, Sighting
+from archive.base import (
+    CorruptCommitError,
+    Count,
+    MisshapenError,
+    Record,
+    UsageError,
+    __version__,
+    layout,
+    one_line,
+    plainjson,
+    stored,
+    unstored,
+)
+from archive.manifest.records import Base, CheckpointRecord, FileRef, RunEntry, Sighting
+from archive.tables import LISTED
 
 MAX_COMMIT_BYTES = 1_000_000
+RECENT = 64  # so many commits before it a commit has a mark of
 MAX_OBJECT_BYTES = MAX_COMMIT_BYTES + 66  # with its checksum, on a line of its own
 REMEDY = "nothing was read from it; run `archive repair` to see what can be recovered"
+_ADDS = ("session", "commit", "checkpoint", "tag", "label", "late", "merge")  # kinds that take nothing away
 _NULLS = {"commit": ("chunks", "message"), "checkpoint": ("chunks", "live")}  # by kind: null where others lack the key
+
+
+class Stored(Protocol):
+    """Runs in files. `refs`: these; `index`: the one that names them."""
+
+    index: FileRef | None
+
+    @property
+    def refs(self) -> list[FileRef]: ...
+    def find(self, run: str) -> RunEntry | None: ...
+    def every(self) -> Mapping[str, RunEntry]: ...
+
+
+class KnownRuns(Mapping[str, RunEntry]):
+    """The runs of a commit by name: its own, which it says itself, and those in files, which are read when asked for.
+
+    An own one counts, whatever a file says of it.
+    """
+
+    def __init__(self, own: Mapping[str, RunEntry], stored: Stored) -> None:
+        self.own, self.stored = own, stored
+
+    def __getitem__(self, run: str) -> RunEntry:
+        found = self.own[run] if run in self.own else self.stored.find(run)
+        if found is None:
+            raise KeyError(run)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.stored.every(), **self.own})
+
+    def __len__(self) -> int:
+        return len({*self.stored.every(), *self.own})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownRuns) and (self.own, self.stored.index) == (other.own, other.stored.index)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +89,7 @@ class Commit(Record):
     library: str = stored(__version__, required=True)
     format: Any = stored(layout.format_block(), required=True)  # checked before anything else is looked at
     runs: Mapping[str, RunEntry] = stored({}, always=True)
+    run_files: FileRef | None = None  # of the table runfiles: the runs that it does not say itself
     segments: tuple[FileRef, ...] | None = None
     checkpoints: tuple[FileRef, ...] | None = None
     branches: tuple[FileRef, ...] | None = None
@@ -54,19 +108,53 @@ class Commit(Record):
     pruned: FileRef | None = None  # of kind "prune": the objects that it deletes
     undoes: Count | None = None  # of kind "undo" and "restore": the commit that it undoes, or makes the newest again
     message: str | None = stored(None, null=True)
+    recent: tuple[str, ...] | None = None  # marks of the commits before it, the newest first
     damaged: str | None = None  # of kind "repair": where the bytes lie whose place it took
     digest: str = unstored("")
 
+    def __post_init__(self) -> None:
+        for table in LISTED:
+            paths = [one.path for one in self.files(table)]
+            if len(set(paths)) < len(paths):
+                raise MisshapenError(f"{table} names a file twice")
+
     def files(self, table: str) -> tuple[FileRef, ...]:
-        """The manifest files of one of TABLES, oldest first."""
+        """The manifest files of one of LISTED, oldest first."""
         found: tuple[FileRef, ...] | None = getattr(self, table)
         return found or ()
 
     @property
+    def tables(self) -> list[tuple[str, FileRef]]:
+        """Every manifest file that it names, and of which table it is."""
+        own = (("chunks", self.chunks), ("live", self.live), ("pruned", self.pruned), ("runfiles", self.run_files))
+        listed = ((table, one) for table in LISTED for one in self.files(table))
+        return [*listed, *((table, one) for table, one in own if one is not None)]
+
+    @property
+    def tables_led_to(self) -> list[tuple[str, FileRef]]:
+        """These, and the files that its index of runs names."""
+        stored = self.runs.stored.refs if isinstance(self.runs, KnownRuns) else ()
+        return [*self.tables, *(("runs", one) for one in stored)]
+
+    @property
     def all_files(self) -> list[FileRef]:
         """Every manifest file that it names."""
-        own = [one for one in (self.chunks, self.live, self.pruned) if one is not None]
-        return [*(one for table in TABLES for one in self.files(table)), *own]
+        return [one for _, one in self.tables]
+
+    @property
+    def files_led_to(self) -> list[FileRef]:
+        """Every manifest file that it names, and those that its index of runs does."""
+        return [one for _, one in self.tables_led_to]
+
+    @property
+    def own_runs(self) -> Mapping[str, RunEntry]:
+        """The runs that it says itself: no file is read for them."""
+        return self.runs.own if isinstance(self.runs, KnownRuns) else self.runs
+
+    def runs_with(self, changed: Mapping[str, RunEntry]) -> Mapping[str, RunEntry]:
+        """Its runs, with those that are changed in place of what they were."""
+        own = {**self.own_runs, **{run: entry for run, entry in changed.items() if entry != self.runs.get(run)}}
+        return KnownRuns(own, self.runs.stored) if isinstance(self.runs, KnownRuns) else own
 
     @property
     def base_urls(self) -> dict[str, str]:
@@ -75,7 +163,7 @@ class Commit(Record):
 
     def after(self, kind: str, **changes: Any) -> Self:
         """A commit to follow this one: with what every commit repeats of its parent, but for these changes."""
-        carried = {name: getattr(self, name) for name in (*TABLES, "runs", "bases", "format", "let_go")}
+        carried = {name: getattr(self, name) for name in (*LISTED, "runs", "run_files", "bases", "format", "let_go")}
         return type(self)(kind, **(carried | changes))
 
     def same_episodes(self, other: Commit) -> bool:
@@ -88,13 +176,8 @@ class Commit(Record):
         """What an object says that is written by who knows this one as the newest; None before the first."""
         return Sighting(self.archive, self.number, self.digest) if self.number else None
 
-    @property
-    def version(self) -> int:
-        """The version of the format that a reader must know."""
-        return int(self.format["read"])
-
     def to_json(self) -> dict[str, Any]:
-        return dict.fromkeys(_NULLS.get(self.kind, ())) | Record.to_json(self)
+        return dict.fromkeys(_NULLS.get(self.kind, ())) | Record.to_json(replace(self, runs=self.own_runs))
 
     def __repr__(self) -> str:
         kind = one_line(self.kind)
@@ -104,19 +187,35 @@ class Commit(Record):
 EMPTY = Commit("empty")
 
 
+def mark_of(transaction: str) -> str:
+    """What a later commit says of one with this key: few letters, which other keys may have as well."""
+    return hashlib.sha256(transaction.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+
+
+def recent(commit: Commit) -> tuple[str, ...]:
+    """The marks of a commit and of those before it, the newest first; empty of one that must be read."""
+    mark = mark_of(commit.transaction) if commit.kind in _ADDS and commit.let_go != commit.number else ""
+    return (mark, *(commit.recent or ()))[:RECENT]
+
+
 def completed(draft: Commit, parent: Commit, archive_id: str, transaction: str) -> Commit:
     """The draft as the commit after `parent`, with what every commit says of itself."""
     return replace(
         draft, number=parent.number + 1, archive=archive_id, parent=parent.digest or None, transaction=transaction,
-        nonce=uuid.uuid4().hex, created_at=datetime.now(UTC),
+        nonce=uuid.uuid4().hex, created_at=datetime.now(UTC), recent=recent(parent) if parent.number else None,
     )  # fmt: skip
 
 
 def dumps(commit: Commit) -> bytes:
-    """The bytes of a commit's file; CorruptCommitError if there are too many."""
-    line = json.dumps(commit.to_json(), separators=(",", ":"), sort_keys=True).encode()
+    """The bytes of a commit's file; UsageError if there are too many."""
+    body = commit.to_json()
+    line = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
     if len(line) > MAX_COMMIT_BYTES:
-        raise CorruptCommitError(f"commit {commit.number} would be {len(line)} bytes, over {MAX_COMMIT_BYTES}")
+        most = max(body, key=lambda key: len(json.dumps(body[key])))
+        raise UsageError(
+            f"commit {commit.number} would have {len(line)} bytes, over {MAX_COMMIT_BYTES}, most of them in {most!r}; "
+            "nothing was committed: give less of that"
+        )
     return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
 

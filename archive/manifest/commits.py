@@ -7,39 +7,47 @@ same intent is committed once however often it is tried and by however many proc
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import overload
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
     CommitUnknownError,
     CorruptCommitError,
     MissingObjectError,
     NotFoundError,
-    StorageError,
-    SupersededError,
-    UsageError,
     forking,
     layout,
 )
-from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads
-from archive.manifest.crossing import Crossing
+from archive.manifest import tablefiles
+from archive.manifest.attempts import Attempt, KnownIds
+from archive.manifest.commit import EMPTY, MAX_OBJECT_BYTES, Commit, completed, dumps, loads, mark_of, recent
+from archive.manifest.crossing import Change, Crossing, Requirement
 from archive.manifest.records import About, Sighting
+from archive.manifest.runs import served, settled
 from archive.store import Storage
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = [
-    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "check_can_let_go", "completed", "dumps", "empty", "fence",
+    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "empty",
     "first_numbers", "following", "loads", "loads_of", "missing", "newest", "newest_after", "read", "read_of",
-    "superseded",
 ]  # fmt: skip
 
+X = TypeVar("X")
+Build = Callable[[Commit, Attempt], Commit]
 _FIRST_FOLDER = "000000"
 _FEW = 8  # commits; more take longer to read one by one than to open the archive again
+_NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
+_chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
+_MOST_WINDOWS, _MOST_WAIT_S = 16, 10.0
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
@@ -53,7 +61,7 @@ def read(storage: Storage, number: int) -> Commit:
     if number == 0:
         return EMPTY
     key = layout.commit_key(number)
-    return loads(storage.get_head(key, MAX_OBJECT_BYTES + 1), number, storage.full_url(key))
+    return served(storage, loads(storage.get_head(key, MAX_OBJECT_BYTES + 1), number, storage.full_url(key)))
 
 
 def read_of(storage: Storage, number: int, head: Commit) -> Commit:
@@ -63,7 +71,7 @@ def read_of(storage: Storage, number: int, head: Commit) -> Commit:
 
 def loads_of(storage: Storage, data: bytes, number: int, head: Commit) -> Commit:
     """As `read_of`, of bytes that were fetched."""
-    found = loads(data, number, storage.full_url(layout.commit_key(number)))
+    found = served(storage, loads(data, number, storage.full_url(layout.commit_key(number))))
     return _checked_of(storage, found, number, head)
 
 
@@ -107,7 +115,7 @@ def newest_after(storage: Storage, known: Commit) -> Commit:
     for head in following(storage, known):
         if head.number > known.number + _FEW:
             found = newest(storage)
-            return _checked_of(storage, found, found.number, known) if found.number > head.number else head
+            return _checked_of(storage, found, found.number, head) if found.number > head.number else head
     return head
 
 
@@ -140,18 +148,32 @@ def _last(storage: Storage, head: Commit) -> Commit:
 
 def following(storage: Storage, base: Commit) -> Iterator[Commit]:
     """The commits after `base`, oldest first; each must name its parent's checksum."""
-    while True:
-        try:
-            commit = read(storage, base.number + 1)
-        except MissingObjectError:
-            return
-        if base.number and commit.parent != base.digest:
-            raise CorruptCommitError(
-                f"commit {commit.number} does not follow commit {base.number} at {storage.url}: its parent's checksum "
-                "differs; run `archive repair`"
-            )
+    while (commit := _next(storage, base)) is not None:
         yield commit
         base = commit
+
+
+def _next(storage: Storage, base: Commit) -> Commit | None:
+    try:
+        commit = read(storage, base.number + 1)
+    except MissingObjectError:
+        return None
+    if base.number and commit.parent != base.digest:
+        raise CorruptCommitError(
+            f"commit {commit.number} does not follow commit {base.number} at {storage.url}: its parent's checksum "
+            "differs; run `archive repair`"
+        )
+    return commit
+
+
+def _newest_number(storage: Storage, known: int) -> int:
+    """The number of the newest commit that a listing has, if it is newer than the one that is known."""
+    while True:
+        folder = layout.commit_key(known + 1).split("/")[1]
+        newest = max(_numbers(storage, folder), default=0)
+        if newest <= known or layout.commit_key(newest + 1).split("/")[1] == folder:
+            return max(newest, known)
+        known = newest
 
 
 def missing(storage: Storage, head: Commit, seen: Sighting | None, where: str) -> str | None:
@@ -177,107 +199,160 @@ class CommitLog:
         self.storage = storage
         self.archive_id = archive_id
         self.head = head
+        self.began = head.number
+        self.ids = KnownIds()
         self._lock = forking.lock(self)
-        self._seen: dict[str, int] = {head.transaction: head.number}
+        self._seen: dict[str, list[int]] = {mark_of(head.transaction): [head.number]}
         self._crossing = Crossing(head)
+        self._windows = 1  # over so many times as long as a try takes tries are spread: 1 where nobody else commits
+        self._window_s = self._lost_at = 0.0  # as long as the last try took that was lost; when that was
 
     def catch_up(self) -> Commit:
         """Read what others committed since; the newest commit."""
-        with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see _iostats)
+        with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see IOStats.add)
 
-    def _caught_up(self) -> Commit:
-        for commit in following(self.storage, self.head):
-            self._know(commit)
+    def learn_ids(self) -> Commit:
+        """Learn the ids of all episodes that there are, in `ids`; the newest commit."""
+        with self._lock: return self._learnt_ids()  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def _learnt_ids(self) -> Commit:
+        self.ids.learn(self._caught_up(), partial(tablefiles.load, self.storage))
         return self.head
+
+    def _caught_up(self, near: int = _NEAR) -> Commit:
+        """Read what others committed since: the next so many one by one, then the newest."""
+        while True:
+            if near == 0:
+                self._leap(_newest_number(self.storage, self.head.number))
+                if self.storage.lists_at_once:
+                    return self.head
+            commit = _next(self.storage, self.head)
+            if commit is None:
+                return self.head
+            self._know(commit)
+            near -= 1
+
+    def _leap(self, number: int) -> None:
+        """Go on to this commit. Those between are read only where later ones do not say by marks what they were."""
+        if number == self.head.number:
+            return
+        own = replace(self.head, archive=self.archive_id)
+        newest = read_of(self.storage, number, own)
+        marks = list(newest.recent or ())
+        while len(marks) < number - 1 - own.number:
+            marks += recent(read_of(self.storage, number - 1 - len(marks), own))
+        for between in range(own.number + 1, number):
+            if mark := marks[number - 1 - between]:
+                self._seen.setdefault(mark, []).append(between)
+            else:
+                self._note(read_of(self.storage, between, own))
+        self._know(newest)
 
     def find(self, transaction: str) -> Commit | None:
         """The commit with this key, if it was made since this log began."""
-        number = self._seen.get(transaction)
-        return None if number is None else read(self.storage, number)
+        for number in self._seen.get(mark_of(transaction), ()):
+            found = read(self.storage, number)
+            if found.transaction == transaction:
+                return found
+        return None
 
-    def append(self, transaction: str, build: Callable[[Commit, int], Commit]) -> Commit:
-        """Commit once under this key; who committed it first does not matter.
+    def commit(self, transaction: str, change: Change) -> Commit:
+        """Commit a change once under this key; who committed it first does not matter."""
+        return self.append(transaction, change.draft, change.requires)
+
+    def append(self, transaction: str, build: Build, requires: Sequence[Requirement] = ()) -> Commit:
+        """As `commit`, of a commit that is drafted as a whole.
 
         `build(parent, attempt)` gives a draft, by `parent.after(...)`, and may write manifest files that it
-        names; it is asked again after each lost race. What it raises ends the attempt with nothing committed.
+        names, by `attempt`; it is asked again after each lost race, and where a prune has deleted meanwhile what it
+        read. What else it raises ends it with nothing committed.
         """
-        with self._lock: return self._append(transaction, build)  # fmt: skip  # noqa: E701 (see _iostats)
+        with self._lock: return self._append(transaction, build, requires)  # fmt: skip  # noqa: E701 (see IOStats.add)
 
-    def _append(self, transaction: str, build: Callable[[Commit, int], Commit]) -> Commit:
-        attempt = 0
+    def _append(self, transaction: str, build: Build, requires: Sequence[Requirement]) -> Commit:
+        attempt = Attempt(self.storage, self.ids, crowded=self._windows > 1)
         while True:
-            self.catch_up()
+            self._catch_up_in_turn(attempt.number)
+            began = time.monotonic()
             if found := self.find(transaction):
                 return found
-            draft = build(self.head, attempt)
-            self._crossing.check(self.storage, self.head, draft)
+            parent = self.head
+            try:
+                for required in requires:
+                    required(parent)
+                draft = build(parent, attempt)
+                self._crossing.check(self.storage, parent, draft)
+                draft = settled(self.storage, parent, draft, attempt.number)
+            except MissingObjectError:
+                if not self._pruned_since(parent):
+                    raise
+                continue
             made = completed(draft, self.head, self.archive_id, transaction)
             data = dumps(made)
-            if self._create(made.number, data, made.nonce):
-                commit = loads(data, made.number, self.storage.url)
-                self._know(commit)
+            if self._create(made.number, data):
+                commit = served(self.storage, loads(data, made.number, self.storage.url))
+                self._know(commit, attempt.fresh)
                 self._crossing.passed(commit)
+                if attempt.number == 0:
+                    self._windows = max(1, self._windows // 2)
                 return commit
-            attempt += 1
+            attempt.number += 1
+            self._lost_at = time.monotonic()
+            self._window_s = self._lost_at - began
+            if attempt.number <= 2:
+                self._windows = min(2 * self._windows, _MOST_WINDOWS)
 
-    def _create(self, number: int, data: bytes, nonce: str) -> bool:
-        """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
-        key = layout.commit_key(number)
-        stop = time.monotonic() + self.storage.deadline_s
+    def _catch_up_in_turn(self, lost: int) -> None:
+        """Catch up, where writers meet after a wait by chance: over the longer the more of them there seem to be, who
+        has just won as well as who has lost, but over half of that with each further loss, so that none starves."""
+        most_s = min(self._windows * self._window_s, _MOST_WAIT_S)
+        if lost == 0 and time.monotonic() - self._lost_at > 4 * most_s:  # that was long ago
+            self._windows = 1
+        if self._windows == 1:
+            self._caught_up()
+            return
+        time.sleep(_chance.uniform(0, most_s / 2 ** max(0, lost - 1)))
+        self._caught_up(near=0 if self._windows > _NEAR else _NEAR)
+
+    def gone(self, keys: Collection[str], since: int) -> Collection[str]:
+        """Which of these objects, all of which commit `since` led to, were forgotten or pruned after it by now."""
+        return self.beside_prunes(lambda: self._crossing.gone(self.storage, self.catch_up(), keys, since))
+
+    def beside_prunes(self, call: Callable[[], X]) -> X:
+        """What the call gives; once more where it missed what a prune has deleted meanwhile."""
         while True:
+            known = self.head
             try:
-                self.storage.create(key, data)
-                return True
-            except AlreadyExistsError:
-                return self._holds(number, nonce)
-            except AmbiguousWriteError as e:
-                cause = e
-            try:
-                return self._holds(number, nonce)
+                return call()
             except MissingObjectError:
-                pass  # it did not happen: the same again
-            except StorageError as e:
-                cause = AmbiguousWriteError(str(e))
-            if time.monotonic() > stop:
-                raise CommitUnknownError(
-                    f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} "
-                    "was made; call commit() again: it will be committed once"
-                ) from cause
-            time.sleep(0.05)
+                if not self._pruned_since(known):
+                    raise
 
-    def _holds(self, number: int, nonce: str) -> bool:
-        return read(self.storage, number).nonce == nonce
+    def _pruned_since(self, known: Commit) -> bool:
+        """Whether a prune was committed after this one."""
+        self.catch_up()
+        return self._crossing.newest_prune > known.number
 
-    def _know(self, commit: Commit) -> None:
-        self._crossing.note(commit)
-        self._seen[commit.transaction] = commit.number
+    def _create(self, number: int, data: bytes) -> bool:
+        """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
+        unclear = CommitUnknownError(
+            f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
+            "call commit() again: it will be committed once"
+        )
+        try:
+            self.storage.create_once(layout.commit_key(number), data, unclear=unclear)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def _know(self, commit: Commit, fresh: pa.Table | None = None) -> None:
+        self._note(commit, fresh)
         self.head = commit  # last: who is interrupted in between reads the commit again
 
-
-def fence(parent: Commit, run: str, session: str) -> None:
-    """Refuse to commit for a session that a newer one of its run has replaced."""
-    if run not in parent.runs or parent.runs[run].session != session:
-        raise superseded(parent, run, session)
-
-
-def check_can_let_go(parent: Commit) -> None:
-    """Refuse what readers and writers of the first format would not understand."""
-    if parent.version < layout.WRITE_VERSION:
-        raise UsageError(
-            f"this archive is of format {parent.version}, which knows no forgetting, tags, labels, late fields and "
-            f"ledgers: upgrade it by arc.upgrade() or `archive upgrade URL`, which rewrites nothing. It goes on in "
-            f"format {layout.WRITE_VERSION} then, and libraries that know format {parent.version} alone can no longer "
-            "open it"
-        )
-
-
-def superseded(parent: Commit, run: str, session: str) -> SupersededError:
-    """The error of a session that is not the newest of its run."""
-    current = parent.runs[run].session if run in parent.runs else None
-    return SupersededError(
-        f"session {session!r} of run {run!r} was replaced by session {current!r}; nothing was committed. This "
-        "process belongs to an earlier start of the job: stop it, or open a new writer to take over"
-    )
+    def _note(self, commit: Commit, fresh: pa.Table | None = None) -> None:
+        self._crossing.note(commit)
+        self.ids.note(commit, fresh)
+        self._seen.setdefault(mark_of(commit.transaction), []).append(commit.number)
 
 
 class Commits(Sequence[Commit]):

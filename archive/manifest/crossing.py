@@ -1,70 +1,140 @@
-"""What must still hold for a commit when others have let go of something, or deleted objects, since its writer began.
+"""A change of the archive as a value, and what must hold for the commit that it becomes, beside what others did since
+its writer began: what it requires, numbers that only grow, and no reference to what was forgotten or pruned.
 
 Deleting is safe by the order of commits, not by clocks: a prune commits the list of what it deletes before it deletes.
 A writer that commits before that is seen by it; one that commits after it looks into the list here, and fails rather
-than naming what is gone. So does one that holds steps which were forgotten.
+than naming what is gone. So does one that holds steps which were forgotten, or columns in objects that were.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from archive.base import CorruptManifestError, LetGoError
+from archive.base import CheckpointError, CorruptManifestError, LetGoError, layout
 from archive.manifest import liveview, tablefiles
+from archive.manifest.attempts import Attempt
 from archive.manifest.commit import Commit
-from archive.manifest.records import FileRef
+from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
+from archive.tables import SHARDED, objects_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit let go of it
+_GROWING = {"sequences": "rows", "journal": "objects of the journal"}  # of a run's entry: rank -> how many are in it
+
+Requirement = Callable[[Commit], None]  # raises if it does not hold as of a commit
+Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and what else a commit says
+
+
+def new_session() -> str:
+    """A session's name that no other has."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the archive, of which `CommitLog.commit` makes a commit.
+
+    adds: gives the rows that it adds, and what else its commit says, as of the one that it is to follow; it may write
+    files that are named there.  requires: what must hold as of that one.
+    """
+
+    kind: str
+    adds: Callable[[Commit, Attempt], Addition]
+    requires: Sequence[Requirement] = ()
+    run: str = ""
+    session: str = dataclasses.field(default_factory=new_session)
+    rank: int | None = None
+
+    def draft(self, parent: Commit, attempt: Attempt) -> Commit:
+        """Its commit to follow `parent`, after writing the files of its rows."""
+        rows, says = self.adds(parent, attempt)
+        files: dict[str, Any] = {
+            table: attempt.add_rows(self.session, table, parent, new)
+            for table, new in rows.items() if new.num_rows or table == "segments"
+        }  # fmt: skip
+        if "ledger" in files:
+            files["format"] = layout.with_feature(parent.format, layout.JOURNAL)
+        added = {table: rows[table].num_rows for table in ("segments", "ledger") if table in files}
+        who = {"run": self.run, "session": self.session, "rank": self.rank}
+        return parent.after(self.kind, **{"added": added, **who, **files, **says})
 
 
 class Crossing:
-    """What one writer has come across since it began: commits that let go, and objects that others left behind which
-    were pruned."""
+    """What one writer has come across since it began: commits that let go, and objects that were pruned."""
 
     def __init__(self, head: Commit) -> None:
         self._let_go = head.let_go  # looked at before the first checkpoint, as what it goes on from may be older
+        self._since = head.number  # what this commit led to the writer may name
         self._lists: list[FileRef] = []
         self._pruned: dict[str, int] = {}  # key -> the commit
+        self._newest_loss = 0
+        self.newest_prune = 0  # the number of the commit
 
     def note(self, commit: Commit) -> None:
         """A commit that another made."""
         if commit.let_go == commit.number:
-            self._let_go = commit.let_go
+            self._let_go = self._newest_loss = commit.number
         if commit.pruned is not None:
             self._lists.append(commit.pruned)
+            self._newest_loss = self.newest_prune = commit.number
 
     def check(self, storage: Storage, parent: Commit, draft: Commit) -> None:
-        """LetGoError if something that the draft is first to name was pruned, or steps live in it were forgotten."""
-        self._load(storage)
-        if self._pruned:
-            self._check_objects(storage, parent, draft)
+        """Raise if the draft must not follow its parent: CheckpointError if something newer of its session is committed
+        already, LetGoError if it refers to what was forgotten or pruned."""
+        _check_grows(parent, draft)
+        _check_origin(storage, parent, draft)
+        self._check_objects(storage, parent, draft)
         if self._let_go is not None and draft.live is not None:
             self._check_live(storage, draft)
 
     def passed(self, commit: Commit) -> None:
         """A commit of this writer's own was made: what it holds was there."""
         if commit.live is not None:
-            self._let_go = None
+            self._let_go, self._since = None, commit.number
+
+    def gone(self, storage: Storage, head: Commit, keys: Collection[str], since: int) -> dict[str, int]:
+        """Which of these objects, all of which commit `since` led to, were forgotten or pruned after it, and by which
+        commit."""
+        if not keys or self._newest_loss <= since:
+            return {}
+        self._load(storage)
+        files = [ref for ref in head.files("forgotten") if ref.commit is None or ref.commit[1] > since]
+        rows = tablefiles.load(storage, "forgotten", files, ["key", "commit"])
+        forgotten = zip(rows["key"].to_pylist(), rows["commit"].to_pylist(), strict=True)
+        found = {key: number for key, number in forgotten if number > since and key in keys}
+        return found | {key: self._pruned[key] for key in keys if key in self._pruned}
 
     def _load(self, storage: Storage) -> None:
         while self._lists:
-            table = tablefiles.load(storage, "pruned", self._lists[:1])
-            rows = zip(*(table[name].to_pylist() for name in ("key", "reason", "commit")), strict=True)
-            self._pruned |= {key: number for key, reason, number in rows if reason == LEFT}
+            table = tablefiles.load(storage, "pruned", self._lists[:1], ["key", "commit"])
+            self._pruned.update(zip(table["key"].to_pylist(), table["commit"].to_pylist(), strict=True))
             del self._lists[:1]
 
     def _check_objects(self, storage: Storage, parent: Commit, draft: Commit) -> None:
-        gone = sorted(self._pruned.keys() & _named(storage, parent, draft))
+        borrowed = () if draft.checkpoint is None else draft.checkpoint.borrowed
+        if lost := self.gone(storage, parent, {*borrowed}, self._since):
+            key = min(lost)
+            raise LetGoError(
+                f"columns, attributes or states of this checkpoint lie in {len(lost)} objects of earlier ones, such as "
+                f"{storage.full_url(key)}, which commit {lost[key]} let go of meanwhile; nothing was committed. Save "
+                "another checkpoint: it writes them again"
+            )
+        self._load(storage)
+        gone = sorted(self._pruned.keys() & _named(storage, parent, draft)) if self._pruned else []
         if gone:
             raise LetGoError(
                 f"{len(gone)} objects that this commit names, such as {storage.full_url(gone[0])}, were pruned by "
-                f"commit {self._pruned[gone[0]]}, as nobody had committed them for as long as that waits; nothing was "
-                "committed, and what they held is lost. Open a new writer, from the newest checkpoint, and write it "
-                "again"
+                f"commit {self._pruned[gone[0]]}, as no commit had led to them for as long as that waits; nothing was "
+                "committed, and what they held is lost. Open the archive again, a writer from its newest checkpoint, "
+                "and write it again"
             )
 
     def _check_live(self, storage: Storage, draft: Commit) -> None:
@@ -80,23 +150,77 @@ class Crossing:
             ) from e
 
 
+def _check_grows(parent: Commit, draft: Commit) -> None:
+    """CheckpointError if a session would have less, or an older checkpoint, than it has."""
+    for run, entry in draft.own_runs.items():
+        before = parent.runs.get(run)
+        if before is None or before is entry or before.session != entry.session:
+            continue
+        for field, what in _GROWING.items():
+            old: Mapping[int, int] = getattr(before, field) or {}
+            new: Mapping[int, int] = getattr(entry, field) or {}
+            if back := [rank for rank, number in old.items() if new.get(rank, 0) < number]:
+                rank = back[0]
+                told = f"{old[rank]} {what} of rank {rank}, this one {new.get(rank, 0)}"
+                raise _newer(before, draft, f"has {told} (somebody recovered them meanwhile)")
+    _check_order(parent, draft)
+
+
+def _check_order(parent: Commit, draft: Commit) -> None:
+    """Whichever rank was late: of each rank, what it staged must come after what it staged for the latest one.
+
+    Then the least ordinal of the ranks grows too, also where a rank counted calls that others did not make.
+    """
+    made, before = draft.checkpoint, parent.runs.get(draft.run)
+    latest = None if before is None else before.latest
+    if made is None or before is None or latest is None or latest.session != draft.session:
+        return
+    if draft.kind != "checkpoint" or made.recovered is not None:
+        return
+    if not made.whole and latest.name == made.name:
+        raise _newer(before, draft, "is whole")
+    if latest.ordinal >= made.ordinal:
+        raise _newer(before, draft, "is newer")
+
+
+def _check_origin(storage: Storage, parent: Commit, draft: Commit) -> None:
+    """LetGoError if a session is to go on from a checkpoint that was forgotten."""
+    entry, before = draft.runs.get(draft.run), parent.runs.get(draft.run)
+    if draft.kind != "session" or entry is None or entry.resumed_from is None:
+        return
+    known = before is not None and before.session == entry.session and before.resumed_from is not None
+    number = entry.resumed_from.commit
+    if known or parent.let_go is None or number > parent.let_go:
+        return
+    marked = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
+    kept = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit"])["commit"].to_pylist()
+    if number not in marked and number not in kept:
+        raise LetGoError(
+            f"the checkpoint of commit {number} at {storage.url} was forgotten by commit {parent.let_go} at the "
+            "latest: go on from one of arc.checkpoints, or bring it back by arc.undo() or arc.restore(commit=...)"
+        )
+
+
+def _newer(before: RunEntry, draft: Commit, why: str) -> CheckpointError:
+    """The error of what comes too late. why: what is said of the newest checkpoint of its session."""
+    made, latest = draft.checkpoint, before.latest
+    what = f"what session {draft.session!r} wrote" if made is None else f"checkpoint {made.name!r}"
+    newest = ("what", "committed") if latest is None else (f"{latest.name!r},", f"commit {latest.commit}")
+    return CheckpointError(
+        f"{what} was not committed: {newest[0]} which {why}, is {newest[1]} already; go on with the next checkpoint"
+    )
+
+
 def _named(storage: Storage, parent: Commit, draft: Commit) -> set[str]:
     """The objects that a draft names, but for the manifest files that its parent names too, and what rows of those say.
 
-    Rows that were folded into a new file count as well: no earlier commit can have named what was left behind.
+    Rows that were folded into a new file count as well: what the parent leads to was not pruned.
     """
-    known = {ref.path for ref in parent.all_files}
-    out = {ref.path for ref in draft.all_files} - known
-    for kind in ("segments", "late"):
+    known = {ref.path for ref in parent.files_led_to}
+    out = {ref.path for ref in draft.files_led_to} - known
+    for kind in SHARDED:
         new = [ref for ref in draft.files(kind) if ref.path not in known]
-        out |= _of_rows(tablefiles.load(storage, kind, new, ["shard", "chunks"]))
+        out |= objects_of(tablefiles.load(storage, kind, new, ["shard", "chunks"]))
     if draft.checkpoint is None:
         return out
-    return out | {one.key for one in draft.checkpoint.ranks} | {*(draft.checkpoint.borrowed or ())}
-
-
-def _of_rows(rows: pa.Table) -> set[str]:
-    """The shards and chunk files that rows name."""
-    import pyarrow as pa
-
-    return {key for name in ("shard", "chunks") for key in rows[name].cast(pa.string()).unique().to_pylist()}
+    return out | {one.key for one in draft.checkpoint.ranks} | {*draft.checkpoint.borrowed}

@@ -2,17 +2,21 @@
 
 Never evaluated as Python. Grammar, loosest first: `or`, `and`, `not`, comparison (= == != < <= > >=, `in (...)`,
 `is null`, `is not null`), parentheses, values (numbers, 'strings', true, false, null), columns; `metadata.key` is
-the value of a key of the episode's metadata, `label.key` that of a label.
+the value of a key of the episode's metadata (`metadata.tools.calls` of a nested one), `label.key` that of a label.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from archive.base import UsageError
+import numpy as np
+
+from archive.base import UsageError, check_text, one_line
+from archive.manifest.branches import Mask
+from archive.manifest.index import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -24,6 +28,7 @@ _TOKEN = re.compile(
 _WORDS = {"and", "or", "not", "in", "is", "null", "none", "true", "false"}
 KEYED = ("metadata.", "label.")  # columns of any key
 MAX_JOINTS = 1000  # Arrow evaluates expressions recursively, and would crash
+_NEGATIONS = ("not ", "!=", "<>", "invert(")
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ALIASES = {"update_count": "update_count_max", "id": "episode_id", "steps": "length"}
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -61,6 +66,7 @@ class _Parser:
     def parse(self) -> pc.Expression:
         if not self.tokens:
             self._fail("is empty")
+        check_text(self.text, "the condition")
         if sum(token.kind == "word" and token.text in ("and", "or", "not") for token in self.tokens) > MAX_JOINTS:
             self._fail(f"has more than {MAX_JOINTS} of 'and', 'or', 'not'; use `column in (...)`")
         try:
@@ -119,7 +125,7 @@ class _Parser:
         """A condition; a bare column stands for itself being true."""
         if isinstance(part, _Operand) and not part.is_column:
             self._fail(f"has the value {part.value!r} where a condition should be")
-        return part.value if isinstance(part, _Operand) else part
+        return part.value == True if isinstance(part, _Operand) else part  # noqa: E712 - of no type, if it has no value
 
     def _comparison(self) -> Any:
         if self._accept("("):
@@ -193,3 +199,49 @@ def _value(operand: _Operand) -> Any:
     import pyarrow.compute as pc
 
     return operand.value if operand.is_column else pc.scalar(operand.value)
+
+
+class Met(NamedTuple):
+    """The rows that meet a condition; and what it says nothing of, for people: columns without values, rows that are
+    left out because of it. negated: whether the condition has a negation, which does not bring these rows back."""
+
+    mask: Mask
+    notes: tuple[str, ...]
+    negated: bool
+
+
+def matching(
+    condition: Any, column: Callable[[str], Any], count: int, names: Callable[[str], Iterable[str]] = lambda _: COLUMNS
+) -> Met:  # fmt: skip
+    """Which rows of a table meet a condition: text, or an Arrow expression over the columns that `names` gives of its
+    text."""
+    import pyarrow as pa
+
+    told = str(condition)
+    expression, needed = parse(condition, COLUMNS) if isinstance(condition, str) else (condition, {*names(told)})
+    table = pa.table({"__row": pa.array(np.arange(count))} | {name: column(name) for name in sorted(needed)})
+    try:
+        wanted = _as_condition(expression)
+        found, unknown = (table.filter(one)["__row"].to_numpy() for one in (wanted, wanted.is_null()))
+    except (pa.ArrowException, TypeError) as e:
+        raise UsageError(f"the condition {condition} cannot be applied to the episodes' columns: {e}") from e
+    out = np.zeros(count, bool)
+    out[found] = True
+    lacking = {name: table[name].take(pa.array(unknown)).null_count for name in sorted(needed)} if len(unknown) else {}
+    absent = [n for n in sorted(needed) if n.startswith(KEYED) and count and table[n].null_count == count]
+    notes = [f"none of {count} episodes has {name}" for name in absent]
+    notes += [
+        f"the condition {one_line(told)} leaves out {less} of {count} episodes that have no {name}, and so does its "
+        f"negation; `or {name} is null` takes them in"
+        for name, less in lacking.items()
+        if less and name not in absent and f"{name} is null" not in told
+    ]
+    return Met(out, tuple(notes), any(sign in told.lower() for sign in _NEGATIONS))
+
+
+def _as_condition(expression: Any) -> pc.Expression:
+    import pyarrow.compute as pc
+
+    if not isinstance(expression, pc.Expression):
+        raise TypeError(f"a {type(expression).__name__} is neither a text nor an Arrow expression")
+    return expression

@@ -10,15 +10,16 @@ from uuid import UUID
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import UsageError, cached_property, jsontree
-from archive.fields import schema
-from archive.manifest import chains, expressions
+from archive.base import UsageError, cached_property
+from archive.fields import Objects, schema
+from archive.manifest import chains
 from archive.manifest.branches import Mask, Rows, Sequences
 from archive.manifest.commit import Commit
-from archive.manifest.labels import ADDRESS, PREFIX, Labels, segments_of
+from archive.manifest.labels import PREFIX, Labels
 from archive.manifest.sessions import run_of_session
 from archive.manifest.tablefiles import Snapshot
 from archive.manifest.tables import NO_ENV
+from archive.tables import ADDRESS, coded, segments_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +34,8 @@ COLUMNS = (
     "commit",
 )  # fmt: skip
 
-_FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of")  # what an index finds out once
+METADATA_COLUMN = "metadata."  # of columns
+_FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of", "metadata")  # what an index finds out once
 
 
 class EpisodeIndex:
@@ -68,8 +70,8 @@ class EpisodeIndex:
         """Which rows say how their episodes stand: those that the branch has or, without one, that none left behind."""
         if self._branch is None:
             known = self.snapshot.branches
-            return known.current(Rows.of(rows), episode) if known else np.ones(len(episode), bool)
-        return Rows.of(rows).seen(self.snapshot.branches.sight(*self._branch))
+            return known.current(Rows(rows), episode) if known else np.ones(len(episode), bool)
+        return Rows(rows).seen(self.snapshot.branches.sight(*self._branch))
 
     def __len__(self) -> int:
         return self.chains.episodes
@@ -98,6 +100,8 @@ class EpisodeIndex:
             return self._uuids()
         if name.startswith(PREFIX):
             return self.labels.column(name)
+        if name.startswith(METADATA_COLUMN):
+            return pa.chunked_array([self.metadata.column(name.removeprefix(METADATA_COLUMN))])
         raise UsageError(f"there is no column {name!r}; columns: {', '.join(self.names)}")
 
     @property
@@ -110,13 +114,30 @@ class EpisodeIndex:
             self._labels = said, Labels(said, episode, len(self))
         return self._labels[1]
 
+    @cached_property
+    def metadata(self) -> Objects:
+        """Their metadata by name."""
+        return Objects(self.column("metadata"), "metadata of an episode")
+
     @property
     def names(self) -> list[str]:
-        """All columns: COLUMNS, then one for each key of a label."""
+        """All columns but those of metadata: COLUMNS, then one for each key of a label."""
         return [*COLUMNS, *self.labels.names]
 
+    @property
+    def metadata_names(self) -> list[str]:
+        """The columns of metadata: of the names that most episodes have a value of, at most 100."""
+        return [METADATA_COLUMN + name for name in self.metadata.names]
+
+    def check_comparable(self, name: str) -> None:
+        """UsageError for a label or metadata whose values are scalars of several types."""
+        of_label, of_metadata = name.startswith(PREFIX), name.startswith(METADATA_COLUMN)
+        fine = self.labels.is_comparable(name) if of_label else True
+        if not fine or (of_metadata and not self.metadata.is_comparable(name.removeprefix(METADATA_COLUMN))):
+            raise UsageError(f"{name} has values of several types and cannot be compared")
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_labels": None}
+        return {name: value for name, value in self.__dict__.items() if name != "metadata"} | {"_labels": None}
 
     def table(self, columns: Sequence[str] = COLUMNS) -> pa.Table:
         import pyarrow as pa
@@ -133,14 +154,9 @@ class EpisodeIndex:
     @cached_property
     def beyond_steps(self) -> Mask:
         """Rows of the segments table that may hold what belongs to more than their own steps (axes free and offset)."""
-        import pyarrow as pa
-
-        column = self.snapshot.columns(["schema"])["schema"].cast(pa.string()).combine_chunks().dictionary_encode()
-        held = [
-            any(f.axis in ("free", "offset") for f in schema.loads(text).fields)
-            for text in column.dictionary.to_pylist()
-        ]
-        out: Mask = np.array(held, bool)[column.indices.to_numpy()] if held else np.zeros(len(column), bool)
+        texts, row = coded(self.snapshot.columns(["schema"])["schema"])
+        held = [any(f.axis in ("free", "offset") for f in schema.loads(text).fields) for text in texts]
+        out: Mask = np.array(held, bool)[row]
         return out
 
     def _at_last(self, name: str) -> pa.ChunkedArray:
@@ -236,14 +252,14 @@ class EpisodeIndex:
         column = self.column(name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(pa.string())
-        found: Mask = pc.is_in(column, value_set=_value_set(name, value, column.type)).to_numpy()
+        found: Mask = pc.is_in(column, value_set=value_set(name, value, column.type)).to_numpy()
         return found
 
     def _where_model_weights_uuid(self, value: str | Iterable[str]) -> Mask:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        wanted = _value_set("model_weights_uuid", value, pa.string())
+        wanted = value_set("model_weights_uuid", value, pa.string())
         rows = np.zeros(self.snapshot.rows, bool)
         at = 0
         for part in self.snapshot.columns(["model_weights_uuids"])["model_weights_uuids"].chunks:
@@ -267,7 +283,7 @@ class EpisodeIndex:
         return complete if value else ~complete
 
 
-def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
+def value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
     """One value or several, as the values of a column."""
     import pyarrow as pa
 
@@ -279,40 +295,8 @@ def _value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:
         ):
             raise TypeError("that is no integer")  # which Arrow would cut to one
         return pa.array(values, kind)
-    except (pa.ArrowException, OverflowError, TypeError) as e:
-        raise UsageError(f"{name}={value!r}: give one or several values of type {kind} ({e})") from e
-
-
-def matching(
-    condition: Any, column: Callable[[str], Any], count: int, names: Callable[[], Sequence[str]] = lambda: COLUMNS
-) -> Mask:  # fmt: skip
-    """Which rows of a table meet a condition: text, or an Arrow expression over all columns, which `names` gives."""
-    import pyarrow as pa
-
-    expression, needed = (
-        expressions.parse(condition, COLUMNS) if isinstance(condition, str) else (condition, set(names()))
-    )
-    keys = [n for n in needed if n.startswith("metadata.")]
-    table = pa.table({"__row": pa.array(np.arange(count))} | {n: column(n) for n in needed if n not in keys})
-    for name in keys:
-        table = table.append_column(name, _metadata(column("metadata"), name.removeprefix("metadata.")))
-    try:
-        found = table.filter(expression)["__row"].to_numpy()
-    except (pa.ArrowException, TypeError) as e:
-        raise UsageError(f"the condition {condition} cannot be applied to the episodes' columns: {e}") from e
-    out = np.zeros(count, bool)
-    out[found] = True
-    return out
-
-
-def _metadata(texts: pa.ChunkedArray, key: str) -> pa.Array:
-    import pyarrow as pa
-
-    values = [jsontree.loads(text).get(key) if text else None for text in texts.to_pylist()]
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError) as e:
-        raise UsageError(f"metadata.{key} has values of several types and cannot be compared: {e}") from e
+    except (pa.ArrowException, OverflowError, TypeError, UnicodeEncodeError) as e:
+        raise UsageError(f"{name}={value!r:.200}: give one or several values of type {kind} ({e})") from e
 
 
 def update_range(value: Any) -> tuple[int, int]:

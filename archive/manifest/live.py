@@ -1,4 +1,5 @@
-"""Pure, no I/O: the live set of one rank's buffer: which steps are in it, by env row and position, in order.
+"""Pure, no I/O: the live set of one rank's buffer: which steps are in it, by env row and position, in order; and what
+a writer takes over of one.
 
 A run is (env, position, length, episode, stream, lo): `length` consecutive steps of one episode that stand at
 `position` of env row `env` and were written to `stream` from `lo` on. OWN stands for the writer's own stream of that
@@ -8,12 +9,16 @@ commute and are applied together, vectorised, when somebody looks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from archive.arrays import merge_runs
-from archive.base import Undo
+from archive.base import Undo, UsageError
+from archive.manifest.branches import Origin
+from archive.manifest.records import ForkedFrom, RunEntry
+from archive.steps import Steps
 
 OWN = -1
 _MAX_UNMERGED = 4096
@@ -34,8 +39,37 @@ class Runs(NamedTuple):
     def empty(cls) -> Runs:
         return cls(*(np.zeros(0, np.int64) for _ in range(6)))
 
+    @classmethod
+    def joined(cls, some: Sequence[Runs]) -> Runs:
+        """The rows of all, end to end."""
+        return cls(*map(np.concatenate, zip(cls.empty(), *some, strict=True)))
+
+    @classmethod
+    def of(cls, some: Steps) -> Runs:
+        """From what `standing` gives."""
+        return cls(some.stream, some.lo, some.length, some["episode"], some["source"], some["written"])
+
     def pick(self, index: Any) -> Runs:
         return Runs(*(column[index] for column in self))
+
+    @property
+    def standing(self) -> Steps:
+        """The steps by env row and position."""
+        more = {"episode": self.episode, "source": self.stream, "written": self.lo}
+        return Steps(self.env, self.position, self.position + self.length, follows=("written",), **more)
+
+    @property
+    def written(self) -> Steps:
+        """The steps by stream."""
+        more = {"env": self.env, "position": self.position, "episode": self.episode}
+        return Steps(self.stream, self.lo, self.lo + self.length, follows=("position",), **more)
+
+    def ordered(self) -> Runs:
+        """In live order. Those of an env row mostly stand in it, and sorting by env row is quick."""
+        order = np.argsort(self.env, kind="stable")
+        env, position = self.env[order], self.position[order]
+        later = (env[1:] > env[:-1]) | (position[1:] > position[:-1])
+        return self.pick(order if later.all() else np.lexsort((self.length, self.position, self.env)))
 
     @property
     def steps(self) -> int:
@@ -134,78 +168,89 @@ class LiveSet:
         """Live steps; what left since somebody last looked may be counted still."""
         return self._runs.steps + sum(added.steps for added in self._added)
 
-    def copy(self) -> LiveSet:
-        return LiveSet(self.runs())
-
     def runs(self) -> Runs:
         """The runs as they stand, sorted, neighbours merged."""
         if self._added or self._before or self._holes:
-            merged = _merged(Runs(*map(np.concatenate, zip(self._runs, *self._added, strict=True))))
-            merged = _cut_before(merged, self._before)
-            for env, holes in self._holes.items():
-                merged = _without(
-                    merged, env, *merge_runs(*(np.concatenate(edges) for edges in zip(*holes, strict=True)))
-                )
+            ordered = Runs.joined([self._runs, *self._added]).ordered()
+            left = ordered.standing.merged().minus(self._gone())
             self._note()
-            self._runs, self._added, self._before, self._holes = merged, [], {}, {}
+            self._runs, self._added, self._before, self._holes = Runs.of(left), [], {}, {}
         return self._runs
 
-
-def _merged(runs: Runs) -> Runs:
-    runs = runs.pick(_order(runs))
-    if len(runs.env) == 0:
-        return runs
-    joined = np.zeros(len(runs.env), bool)
-    ends = runs.position + runs.length
-    same = (
-        (runs.env[1:] == runs.env[:-1])
-        & (runs.episode[1:] == runs.episode[:-1])
-        & (runs.stream[1:] == runs.stream[:-1])
-    )
-    joined[1:] = same & (runs.position[1:] == ends[:-1]) & (runs.lo[1:] == (runs.lo + runs.length)[:-1])
-    heads = np.flatnonzero(~joined)
-    return runs.pick(heads)._replace(length=np.add.reduceat(runs.length, heads))
+    def _gone(self) -> Steps:
+        """What has left, by env row and position."""
+        holes = [(env, *edges) for env, some in self._holes.items() for edges in some]
+        holes += [(env, np.zeros(1, np.int64), np.array([stop])) for env, stop in self._before.items()]
+        return Steps.joined([Steps(np.full(len(lo), env), lo, hi) for env, lo, hi in holes])
 
 
-def _order(runs: Runs) -> Ints:
-    """By env row, position and length. Those of an env row mostly stand in order, and sorting by that is quick."""
-    order = np.argsort(runs.env, kind="stable")
-    env, position = runs.env[order], runs.position[order]
-    later = (env[1:] > env[:-1]) | (position[1:] > position[:-1])
-    return order if later.all() else np.lexsort((runs.length, runs.position, runs.env))
+# -- what is taken over ------------------------------------------------------------------------------------------------
+
+Stream = tuple[str, int, int]  # session, rank, env id
 
 
-def _cut_before(runs: Runs, before: dict[int, int]) -> Runs:
-    if not before:
-        return runs
-    envs = np.array(sorted(before), np.int64)
-    limits = np.array([before[int(e)] for e in envs], np.int64)
-    at = np.clip(np.searchsorted(envs, runs.env), 0, len(envs) - 1)
-    limit = np.where(envs[at] == runs.env, limits[at], 0)
-    cut = np.clip(limit - runs.position, 0, runs.length)
-    gone = (limit > runs.position) & (cut == runs.length)
-    return runs._replace(position=runs.position + cut, length=runs.length - cut, lo=runs.lo + cut).pick(~gone)
+@dataclass(frozen=True)
+class Unfinished:
+    """What the written segments of an episode say, so that it can go on, or be closed."""
+
+    predecessor: str
+    returned: float | None
+    metadata: Mapping[str, Any]
 
 
-def _without(runs: Runs, env: int, hole_start: Ints, hole_stop: Ints) -> Runs:
-    """Runs of one env row minus ranges of positions (sorted, apart); the other rows untouched."""
-    if len(hole_start) == 0:
-        return runs
-    before = np.searchsorted(hole_start, runs.position, side="right") - 1
-    left = (before >= 0) & (runs.position < hole_stop[np.maximum(before, 0)])
-    runs = runs.pick((runs.env != env) | (runs.length > 0) | ~left)
-    mine = (runs.env == env) & (runs.length > 0)
-    own, start, stop = runs.pick(mine), runs.position[mine], (runs.position + runs.length)[mine]
-    edges = np.unique(np.concatenate([start, stop, hole_start, hole_stop]))
-    if len(edges) < 2:
-        return runs
-    lo, hi = edges[:-1], edges[1:]
-    owner = np.searchsorted(start, lo, side="right") - 1
-    inside = (owner >= 0) & (hi <= stop[np.maximum(owner, 0)]) if len(start) else np.zeros(len(lo), bool)
-    hole = np.searchsorted(hole_start, lo, side="right") - 1
-    in_hole = (hole >= 0) & (lo < hole_stop[np.maximum(hole, 0)])
-    keep = inside & ~in_hole
-    base = own.pick(owner[keep])
-    parts = base._replace(position=lo[keep], length=(hi - lo)[keep], lo=base.lo + lo[keep] - base.position)
-    rest = runs.pick(~mine)
-    return _merged(Runs(*map(np.concatenate, zip(rest, parts, strict=True))))
+@dataclass(frozen=True)
+class KnownEpisode:
+    """An episode that a new writer takes over, or finds open."""
+
+    id: str
+    env_id: int
+    begin: int  # position of its first step in the env row
+    stored: int  # how many steps its written segments have
+    headless: bool
+    broken: bool
+    unfinished: Unfinished | None = None  # set if it is open
+
+
+@dataclass(frozen=True)
+class BufferResume:
+    """One buffer as a new writer takes it over. `runs.episode` and `runs.stream` index the two lists."""
+
+    runs: Runs
+    episodes: Sequence[KnownEpisode]
+    streams: Sequence[Stream]
+    next_positions: Mapping[int, int]
+    open_episodes: Mapping[int, int]  # env id -> place in `episodes`
+    to_close: Sequence[int] = ()  # open ones that the resume's policy ends: each gets a segment row of length 0
+    dropped: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # reason -> episodes, steps that the plan left behind
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a writer starts from: its place and its buffers."""
+
+    rank: int
+    world_size: int
+    run: str
+    buffers: Mapping[str, BufferResume]
+    seen: int  # number of the newest commit that was known when it was decided on
+    checkpoint: int | None = None  # the commit that it was read from
+    origin: Origin | None = None  # the branch that its session is part of; None if it takes nothing over
+    name: str | None = None  # of that checkpoint
+    forked_from: ForkedFrom | None = None  # where a new run begins there
+    saved_by: int | None = None  # how many ranks saved it
+    holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
+
+
+def check_same_origin(entry: RunEntry | None, rank: int, session: str, origin: Origin | None) -> None:
+    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
+    if origin is None or entry is None or entry.session != session or entry.resumed_from is None:
+        return
+    if entry.resumed_from.commit != origin.commit:
+        raise UsageError(
+            f"rank {rank} resumes from commit {origin.commit}, but another rank of session {session!r} did from commit "
+            f"{entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a barrier), or one "
+            f"of them plan for all, or name the session to resharding.plan(checkpoint, session={session!r}); then "
+            "start the session anew, under another name"
+        )

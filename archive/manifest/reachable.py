@@ -6,7 +6,7 @@ archive/FORMAT.md, Letting go, says what that is. Requests and memory are in pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -17,16 +17,16 @@ from archive.manifest import liveview, tablefiles
 from archive.manifest.commit import Commit
 from archive.manifest.commits import loads_of
 from archive.manifest.index import EpisodeIndex
-from archive.manifest.records import CheckpointRecord, FileRef
+from archive.manifest.records import FileRef
 from archive.manifest.tablefiles import Snapshot
 from archive.store import Storage, split_key
+from archive.tables import SHARDED, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 X = TypeVar("X")
 Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
-Borrowed = Callable[[CheckpointRecord], Iterable[str]]  # the staged objects in which a checkpoint's columns lie
 _AT_ONCE = 256  # commits read together
 _BYTES_AT_ONCE = 64 * 1024 * 1024  # of manifest files
 
@@ -57,17 +57,10 @@ class Reach:
 
     def add_rows(self, rows: pa.Table) -> None:
         """The shards and chunk files that rows of the segments or late table name."""
-        import pyarrow as pa
-
         for name, own in (("shard", self.shards), ("chunks", self.manifests)):
-            for key in rows[name].cast(pa.string()).unique().drop_null().to_pylist():
+            for key in distinct(rows[name]):
                 base, rest = split_key(key)
                 (own if base is None else self.bases.setdefault(base, set())).add(rest)
-
-
-def reachable(storage: Storage, commit: Commit, borrowed: Borrowed | None = None) -> Reach:
-    """What a commit leads to. borrowed: gives what a checkpoint of an early archive does not say in its commit."""
-    return Walk(storage, borrowed).reach(commit)
 
 
 @dataclass(frozen=True)
@@ -81,9 +74,8 @@ class Needs:
 class Walk:
     """Finds what commits lead to, and reads each commit and manifest file once, however many lead there."""
 
-    def __init__(self, storage: Storage, borrowed: Borrowed | None = None) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._borrowed = borrowed or _recorded
         self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> what its rows name
         self._needs: dict[tuple[Place, bool], Needs] = {}  # of a checkpoint, and whether its tables count as a whole
 
@@ -98,7 +90,7 @@ class Walk:
 
         The commit may be one that is not there yet, if it has its number, and its places and rows are given.
         """
-        out = Reach(manifests={ref.path for ref in commit.all_files})
+        out = Reach(manifests={ref.path for ref in commit.files_led_to})
         files = {ref.path: ref for ref in commit.files("segments")}
         for needs in self._walk_checkpoints(commit, places):
             out.add(needs.own)
@@ -109,8 +101,8 @@ class Walk:
 
     def tables(self, commit: Commit, there: Container[str]) -> Reach:
         """The manifest files that a commit names, and what rows of those say that are there: not of its checkpoints."""
-        out = Reach(manifests={ref.path for ref in commit.all_files})
-        for kind in ("segments", "late"):
+        out = Reach(manifests={ref.path for ref in commit.files_led_to})
+        for kind in SHARDED:
             self._add_rows(out, kind, [ref for ref in commit.files(kind) if ref.path in there])
         return out
 
@@ -119,8 +111,8 @@ class Walk:
         record = commit.checkpoint
         if record is None:
             raise CorruptManifestError(f"commit {commit.number} at {self._storage.url} is no checkpoint")
-        own = Reach(manifests={sys.intern(ref.path) for ref in serving.all_files})
-        own.states.update([one.key for one in record.ranks], self._borrowed(record))
+        own = Reach(manifests={sys.intern(ref.path) for ref in serving.files_led_to})
+        own.states.update([one.key for one in record.ranks], record.borrowed)
         if commit.live is not None:
             own.manifests.add(commit.live.path)
         if not whole and commit.live is not None:
@@ -168,9 +160,9 @@ def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np
     live = tablefiles.load(snapshot.storage, "live", [] if commit.live is None else [commit.live])
     located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
-    index = EpisodeIndex(snapshot, lambda: located.row, (commit.session, sequences))
-    numbers = np.unique(index.episode_of_row[located.row])
-    return np.union1d(index.chains.rows_of(numbers[numbers >= 0]), located.row)
+    index = EpisodeIndex(snapshot, lambda: located.stream, (commit.session, sequences))
+    numbers = np.unique(index.episode_of_row[located.stream])
+    return np.union1d(index.chains.rows_of(numbers[numbers >= 0]), located.stream)
 
 
 def _tables_of(place: Place) -> int:
@@ -196,7 +188,3 @@ def _together(refs: list[FileRef]) -> Iterator[list[FileRef]]:
         some.append(ref)
     if some:
         yield some
-
-
-def _recorded(record: CheckpointRecord) -> Iterable[str]:
-    return record.borrowed or ()

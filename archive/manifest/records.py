@@ -8,9 +8,6 @@ from typing import Any, Literal
 
 from archive.base import Count, MisshapenError, Positive, Record, stored
 
-TABLES = (  # those whose list of files every commit repeats of its parent
-    "segments", "checkpoints", "branches", "forgotten", "labels", "late", "tags", "ledger",
-)  # fmt: skip
 MARKS = ("latest_replay", "latest")  # of a run
 
 
@@ -93,9 +90,11 @@ class RunEntry(Record):
     """A run, as a commit has it. `superseded`: sessions before the newest; `sequences`: rank -> its segments below this
     number are committed; `journal`: rank -> its journal objects below this number are in the newest checkpoint, of a
     session that keeps a journal (of each rank of its world), else None. `stands_for`: of a session that a restore made,
-    so that nobody writes on: the one that was the newest then."""
+    so that nobody writes on: the one that was the newest then. `opened`: number of the commit that opened `session`;
+    None in early archives."""
 
     session: str
+    opened: Count | None = None
     superseded: tuple[str, ...] = stored((), always=True)
     sequences: Mapping[int, Count] = stored({}, always=True)
     latest: Mark | None = None
@@ -130,11 +129,13 @@ class MissingRank(Record):
 
 @dataclass(frozen=True, slots=True)
 class StagedObject(Record):
-    """What one rank staged: where it lies, and the nonce that it must have."""
+    """What one rank staged: where it lies, and the nonce that it must have; whether it says what its writer held beside
+    the checkpoint."""
 
     rank: Count
     key: str
     nonce: str
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Recovered(Record):
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
     """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; `borrowed`:
-    staged objects of earlier checkpoints that its columns and attributes lie in; both None in early archives."""
+    staged objects of earlier checkpoints that its columns and attributes lie in."""
 
     name: str
     step: int
@@ -201,8 +202,8 @@ class CheckpointRecord(Record):
     metrics: Mapping[str, float]
     lineage: Lineage
     replay_saved: bool = stored(True, always=True)
-    sequences: Mapping[int, Count] | None = None
-    borrowed: tuple[str, ...] | None = None
+    sequences: Mapping[int, Count] = stored({}, required=True)
+    borrowed: tuple[str, ...] = stored((), required=True)
     recovered: Recovered | None = None
 
     def __post_init__(self) -> None:

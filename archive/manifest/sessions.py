@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from archive.base import (
     AlreadyExistsError,
-    AmbiguousWriteError,
-    LetGoError,
+    CorruptStateError,
     MissingObjectError,
     NotExclusiveError,
     SessionInUseError,
+    SupersededError,
     UsageError,
     check_text,
     escape,
     layout,
+    process_group,
 )
-from archive.manifest import commits, tablefiles, tables
+from archive.manifest import tables
+from archive.manifest.attempts import Attempt
 from archive.manifest.branches import Branches, Origin
-from archive.manifest.claims import read_claim
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
+from archive.manifest.crossing import Addition, Change, new_session
+from archive.manifest.live import Resume, check_same_origin
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
-from archive.manifest.resumed import Resume, check_same_origin
 from archive.manifest.tablefiles import Snapshot
-from archive.store import Storage
+from archive.store import Storage, smallfiles
+from archive.tables import MOST_RANKS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +44,7 @@ REMEMBERED_SESSIONS = 100  # of a run, before its newest
 MAX_SESSION_BYTES = 180  # of its escaped form; it is part of file names, which end at 255 bytes
 DEFAULT_RUN = "main"
 MAX_CONCURRENT = 16
+_CLAIM = re.compile(r"rank-[0-9]{5,}\.json")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,19 @@ class Place:
     run: str
     session: str
 
+    def newest(self, parent: Commit) -> None:
+        """Raise unless its session is the newest of its run, which all that it commits requires."""
+        if self.run not in parent.runs or parent.runs[self.run].session != self.session:
+            raise self.superseded(parent)
+
+    def superseded(self, parent: Commit) -> SupersededError:
+        """The error of a session that is not the newest of its run."""
+        current = parent.runs[self.run].session if self.run in parent.runs else None
+        return SupersededError(
+            f"session {self.session!r} of run {self.run!r} was replaced by session {current!r}; nothing was committed. "
+            "This process belongs to an earlier start of the job: stop it, or open a new writer to take over"
+        )
+
 
 def place(rank: int | None, world_size: int | None, run: str, session: str | None) -> Place:
     """Fill in what is not given: from torch.distributed, else RANK and WORLD_SIZE, else a world of one."""
@@ -60,6 +76,8 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
     world_size = _world_size(rank) if world_size is None else world_size
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} is not one of a world of {world_size}; ranks count from 0")
+    if world_size > MOST_RANKS:
+        raise UsageError(f"a world of {world_size} ranks is larger than the format allows, {MOST_RANKS}")
     for value, what in ((run, "run"), (session or "-", "session")):
         if not check_text(value, what):
             raise UsageError(f"the {what} must not be empty")
@@ -71,26 +89,16 @@ def place(rank: int | None, world_size: int | None, run: str, session: str | Non
     return Place(rank, world_size, run, session or _session(world_size, run))
 
 
-def _process_group() -> object | None:
-    distributed = sys.modules.get("torch.distributed")
-    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if ready else None
-
-
 def _rank() -> int:
-    group = _process_group()
-    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))  # type: ignore[attr-defined]
+    group = process_group()
+    return int(group.get_rank()) if group else int(os.environ.get("RANK", "0"))
 
 
 def _world_size(rank: int) -> int:
-    group = _process_group()
+    group = process_group()
     if group:
-        return int(group.get_world_size())  # type: ignore[attr-defined]
+        return int(group.get_world_size())
     return int(os.environ.get("WORLD_SIZE", str(rank + 1 if rank else 1)))
-
-
-def new_session() -> str:
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def _session(world_size: int, run: str) -> str:
@@ -98,10 +106,10 @@ def _session(world_size: int, run: str) -> str:
     all: no session begins before the last rank has planned what to go on from."""
     if world_size == 1:
         return new_session()
-    group = _process_group()
+    group = process_group()
     if group:
-        names = [""] * int(group.get_world_size())  # type: ignore[attr-defined]
-        group.all_gather_object(names, new_session())  # type: ignore[attr-defined]
+        names = [""] * int(group.get_world_size())
+        group.all_gather_object(names, new_session())
         return names[0]
     named = named_session(run)
     if named is None:
@@ -133,24 +141,53 @@ def open_session(
     on from; whichever rank says so first has it recorded.  journal: the same with whether it keeps a journal.
     check: called before the session is opened, unless it is already; nothing is written where that raises.
     """
+    seen = looked_at(log, resume)
     head = log.catch_up()
-    _check_run(head, who, None if resume is None else resume.forked_from)
-    if journal:
-        _check_can_journal(head)
-    origin = None if resume is None else resume.origin
+    origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
+    may_open = [partial(_check_run, who=who, forked_from=forked_from), partial(check_seen, who=who, seen=seen)]
+    for required in may_open:
+        required(head)
     check_same_origin(head.runs.get(who.run), who.rank, who.session, origin)
     opened = _is_open(head, who)
     if not opened:
+        _check_claimed(log.storage, head, who)
         check(head)
     _claim_rank(log.storage, who, head)
+    change = partial(Change, "session", run=who.run, session=who.session)
     if not opened:  # unless another rank has done so meanwhile: this finds its commit
-        log.append(f"{who.session}/open/{who.run}", partial(_opened, log.storage, who, keep, resume, journal))
-        commits.fence(log.head, who.run, who.session)
-    if origin is not None and log.head.runs[who.run].resumed_from is None:
-        log.append(f"{who.session}/resume/{who.run}", partial(_resumed, log.storage, who, origin))
+        opens = partial(_opened, who, keep, forked_from, origin, journal)
+        log.commit(f"{who.session}/open/{who.run}", change(opens, may_open))
+        who.newest(log.head)
+    if origin is not None and log.head.runs[who.run].resumed_from is None:  # it goes on from nothing for who opened it
+        goes_on = partial(_going_on, who, origin, False)
+        log.commit(f"{who.session}/resume/{who.run}", change(goes_on, [who.newest]))
     check_same_origin(log.head.runs.get(who.run), who.rank, who.session, origin)
-    if journal and log.head.runs[who.run].journal is None:
-        log.append(f"{who.session}/journal/{who.run}", partial(_journaled, who))
+    if journal and log.head.runs[who.run].journal is None:  # it keeps none for who opened it
+        keeps = partial(_going_on, who, None, True)
+        log.commit(f"{who.session}/journal/{who.run}", change(keeps, [who.newest]))
+
+
+def looked_at(log: CommitLog, resume: Resume | None) -> int:
+    """The number of the newest commit that was known when it was decided to open a session: when its plan was made or
+    its checkpoint was looked up; for one that takes nothing of its run over, when the archive was opened."""
+    return log.began if resume is None or resume.forked_from is not None else resume.seen
+
+
+def check_seen(head: Commit, who: Place, seen: int) -> None:
+    """Refuse to end a session that was not there yet when it was decided to open this one."""
+    entry = head.runs.get(who.run)
+    if entry is None or entry.session == who.session:
+        return
+    if who.session in entry.superseded:
+        raise who.superseded(head)
+    if (entry.opened or 0) > seen:
+        raise SupersededError(
+            f"session {entry.session!r} of run {who.run!r} was opened by commit {entry.opened}, and what session "
+            f"{who.session!r} begins from was decided on as of commit {seen}: it would end a newer start of the job, "
+            "and leave behind what that one has written; nothing was written. If this process belongs to an earlier "
+            "start, stop it. To take over, look again: arc.refresh(), take the checkpoint from arc.checkpoints and "
+            "plan it anew if you plan, then open the writer"
+        )
 
 
 def _is_open(head: Commit, who: Place) -> bool:
@@ -158,78 +195,46 @@ def _is_open(head: Commit, who: Place) -> bool:
 
 
 def _opened(
-    storage: Storage, who: Place, keep: KeepRule | None, resume: Resume | None, journal: bool, parent: Commit,
-    attempt: int,
-) -> Commit:  # fmt: skip
+    who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, origin: Origin | None, journal: bool,
+    parent: Commit, attempt: Attempt,
+) -> Addition:  # fmt: skip
     """The commit that opens a session."""
-    forked_from = None if resume is None else resume.forked_from
-    _check_run(parent, who, forked_from)
-    if resume is not None and resume.checkpoint is not None:
-        _check_kept(storage, parent, resume.checkpoint, resume.name)
     before = parent.runs.get(who.run)
     if before is None:
         entry = RunEntry(who.session)
-    elif who.session in before.superseded:
-        raise commits.superseded(parent, who.run, who.session)
     else:
         known = before.sessions[-REMEMBERED_SESSIONS:]
         entry = replace(
             before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None,
             stands_for=None,
         )  # fmt: skip
-    entry = replace(entry, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from)
-    made = parent.after("session", run=who.run, session=who.session, runs={**parent.runs, who.run: entry})
-    made = _with_journal(who, made) if journal else made
-    origin = None if resume is None else resume.origin
-    return made if origin is None else _branching(storage, who, origin, parent, made)
+    entry = replace(
+        entry, opened=parent.number + 1, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from
+    )
+    return _going_on(who, origin, journal, parent, attempt, entry)
 
 
-def _journaled(who: Place, parent: Commit, attempt: int) -> Commit:
-    """For a session that a rank opened which keeps no journal."""
-    commits.fence(parent, who.run, who.session)
-    return _with_journal(who, parent.after("session", run=who.run, session=who.session))
-
-
-def _with_journal(who: Place, made: Commit) -> Commit:
-    """The commit of a session that keeps a journal, of which nothing is in a checkpoint."""
-    entry = replace(made.runs[who.run], journal=dict.fromkeys(range(who.world_size), 0))
-    known = layout.with_feature(made.format, layout.JOURNAL)
-    return replace(made, runs={**made.runs, who.run: entry}, format=known)
-
-
-def _check_can_journal(head: Commit) -> None:
-    """Refuse what readers and writers of the first format would not understand."""
-    if head.version < layout.WRITE_VERSION:
-        raise UsageError(
-            f"journal_s=: this archive is of format {head.version}, which knows no journal: upgrade it by "
-            "arc.upgrade() or `archive upgrade URL`, which rewrites nothing. Libraries that know format "
-            f"{head.version} alone can no longer open it then"
-        )
-
-
-def _resumed(storage: Storage, who: Place, origin: Origin, parent: Commit, attempt: int) -> Commit:
-    """For a session that a rank opened which goes on from nothing."""
-    commits.fence(parent, who.run, who.session)
-    return _branching(storage, who, origin, parent, parent.after("session", run=who.run, session=who.session))
-
-
-def _branching(storage: Storage, who: Place, origin: Origin, parent: Commit, made: Commit) -> Commit:
-    """The commit of a session, with what the session goes on from."""
-    rows = Branches({who.session: origin}, {who.session: who.run}).columns()
-    table = tables.from_columns("branches", rows)
-    files = tablefiles.add_rows(storage, who.session, "branches", parent, table, fold=True)
-    entry = replace(made.runs[who.run], resumed_from=ResumedFrom(origin.session, origin.commit))
-    return replace(made, branches=files, runs={**made.runs, who.run: entry})
+def _going_on(
+    who: Place, origin: Origin | None, journal: bool, parent: Commit, attempt: Attempt, entry: RunEntry | None = None
+) -> Addition:
+    """A session goes on from an origin, and keeps a journal, of which nothing is in a checkpoint."""
+    entry, known, rows = entry or parent.runs[who.run], parent.format, {}
+    if origin is not None:
+        entry = replace(entry, resumed_from=ResumedFrom(origin.session, origin.commit))
+        columns = Branches({who.session: origin}, {who.session: who.run}).columns()
+        rows["branches"] = tables.from_columns("branches", columns)
+    if journal:
+        entry = replace(entry, journal=dict.fromkeys(range(who.world_size), 0))
+        known = layout.with_feature(known, layout.JOURNAL)
+    return rows, {"runs": parent.runs_with({who.run: entry}), "format": known}
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
     """A session is of one run; and a run begins once, but for a fork without a whole checkpoint,
     which loses nothing."""
-    for run, entry in head.runs.items():
+    for run, entry in head.own_runs.items():
         if run != who.run and who.session in entry.sessions:
-            raise SessionInUseError(
-                f"session {who.session!r} is one of run {run!r}, not of {who.run!r}; give a session name of its own"
-            )
+            raise _of_another_run(who, run)
     present = head.runs.get(who.run)
     if forked_from is None or present is None or present.session == who.session:
         return
@@ -240,31 +245,26 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
         )
 
 
-def _check_kept(storage: Storage, parent: Commit, number: int, name: str | None) -> None:
-    """Refuse to go on from a checkpoint that was forgotten."""
-    if parent.let_go is None or number > parent.let_go:
+def _check_claimed(storage: Storage, head: Commit, who: Place) -> None:
+    """As `_check_run`, of sessions of runs that the newest commit does not say itself: their claims say it."""
+    if head.run_files is None:
         return
-    marked = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
-    kept = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit"])["commit"].to_pylist()
-    if number not in marked and number not in kept:
-        raise LetGoError(
-            f"checkpoint {name!r} (commit {number}) at {storage.url} was forgotten by commit {parent.let_go} at the "
-            "latest: go on from one of arc.checkpoints, or bring it back by arc.undo() or arc.restore(commit=...)"
-        )
+    folder = f"sessions/{escape(who.session)}"
+    claimed = next((name for name in storage.list(folder) if name.endswith(".json")), None)
+    if claimed is not None and (run := read_claim(storage, f"{folder}/{claimed}").run) != who.run:
+        raise _of_another_run(who, run)
+
+
+def _of_another_run(who: Place, run: str) -> SessionInUseError:
+    return SessionInUseError(
+        f"session {who.session!r} is one of run {run!r}, not of {who.run!r}; give a session name of its own"
+    )
 
 
 def _claim_rank(storage: Storage, who: Place, head: Commit) -> None:
     claim = Claim(who.run, who.session, who.rank, secrets.token_hex(8), head.sighting)
-    data = json.dumps(claim.to_json()).encode()
-    key = layout.rank_key(who.session, who.rank)
     try:
-        storage.create(key, data)
-        return
-    except AmbiguousWriteError:
-        if storage.exists(key) and storage.get_head(key, len(data) + 1) == data:
-            return
-        storage.create(key, data)
-        return
+        storage.create_once(layout.rank_key(who.session, who.rank), json.dumps(claim.to_json()).encode())
     except AlreadyExistsError as e:
         raise SessionInUseError(
             f"rank {who.rank} of session {who.session!r} at {storage.url} already has, or had, a writer; a restarted "
@@ -272,15 +272,26 @@ def _claim_rank(storage: Storage, who: Place, head: Commit) -> None:
         ) from e
 
 
+def read_claim(storage: Storage, key: str) -> Claim:
+    """The claim of a writer; CorruptStateError if it does not say of itself what its name says."""
+    claim = smallfiles.read_small(storage, key, Claim, CorruptStateError)
+    if layout.rank_key(claim.session, claim.rank) != key:
+        raise CorruptStateError(
+            f"{storage.full_url(key)} is the claim of rank {claim.rank} of session {claim.session!r}: it does not "
+            "belong there; put the right one back from a copy"
+        )
+    return claim
+
+
+def claim_keys(storage: Storage) -> list[str]:
+    """The claims of all writers that there have been."""
+    folders = [f"sessions/{name.rstrip('/')}" for name in storage.list("sessions") if name.endswith("/")]
+    return [f"{folder}/{name}" for folder in folders for name in storage.list(folder) if _CLAIM.fullmatch(name)]
+
+
 def check_exclusive(storage: Storage, archive_json: bytes, *, single_writer: bool) -> None:
     """Make sure that the store has a create-only put, by creating what is there already."""
-    if single_writer:
-        return
-    try:
-        storage.create(layout.ARCHIVE_KEY, archive_json)
-    except AlreadyExistsError:
-        return
-    except AmbiguousWriteError:
+    if single_writer or storage.refuses_again(layout.ARCHIVE_KEY, archive_json):
         return
     raise NotExclusiveError(
         f"the store at {storage.url} let an existing object be created again, so two writers would overwrite each "

@@ -14,13 +14,10 @@ from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, StoredFile
 from archive.shard import checksum, packing
 from archive.store import Storage
+from archive.tables import CHUNK_FILE
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MAX_FOLDED_BYTES = 32 * 1024 * 1024
-_RECENT_ROWS = 256  # new segments go into the newest file while it holds at most so many rows,
-_RECENT_COMMITS = 8  # or as many as are new, so often
 
 
 def write(storage: Storage, session: str, kind: str, table: pa.Table) -> FileRef:
@@ -95,97 +92,22 @@ def parsed(
     return tables.concat(kind, parts)
 
 
-def add_rows(
-    storage: Storage, session: str, kind: str, parent: Commit, new: pa.Table, *, fold: bool
-) -> tuple[FileRef, ...]:
-    """Write new rows of one of the tables that a commit lists: its list of files, with the new one.
-
-    The commit number is filled in here. The newest files are folded into the new one as `files_to_keep` says (of
-    segments, older ones as `files_to_join` says), unless the commit has lost a race: then speed matters more.
-    """
-    present = parent.files(kind)
-    if new.num_rows == 0:
-        return present
-    new = tables.set_column(new, "commit", parent.number + 1)
-    rows, sizes = [f.rows for f in present], [f.bytes for f in present]
-    keep = len(present)
-    if fold and kind != "segments":
-        keep = files_to_keep(rows, sizes, new.num_rows)
-    elif fold and is_recent(rows, sizes, new.num_rows):
-        keep -= 1
-    elif fold:
-        start, stop = files_to_join(rows, sizes, new.num_rows)
-        joined = [write(storage, session, kind, load(storage, kind, present[start:stop]))] if start < stop else []
-        present = (*present[:start], *joined, *present[stop:])
-        keep = len(present)
-    older = load(storage, kind, present[keep:])
-    return (*present[:keep], write(storage, session, kind, tables.concat(kind, [older, new])))
-
-
-def is_recent(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> bool:
-    """Whether new segments go into the newest file, which is written anew then.
-
-    `rows` and `sizes_bytes` are of the present files, oldest first.
-    """
-    most = max(_RECENT_ROWS, _RECENT_COMMITS * new_rows)
-    return bool(rows) and rows[-1] + new_rows <= most and sizes_bytes[-1] <= MAX_FOLDED_BYTES
-
-
-def files_to_join(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> tuple[int, int]:
-    """Which neighbours [start, stop) of the present segments files are to become one, before new rows get a file of
-    their own; none if start == stop.
-
-    A joined file holds at most twice the rows of all newer ones together: who looks for what was written last finds it
-    in small files, at any age. It holds at least twice the rows of any that it is made of, so that there are few files
-    (some 13 after 10,000 commits of like size), and a row is rewritten a few times at most.
-
-    `rows` and `sizes_bytes` are of these files, oldest first. Files too large to fold stay.
-    """
-    most, best = 0, (0, 0)
-    newer = new_rows
-    for stop in range(len(rows), 0, -1):
-        total = largest = 0
-        for start in range(stop - 1, -1, -1):
-            total, largest = total + rows[start], max(largest, rows[start])
-            if sizes_bytes[start] > MAX_FOLDED_BYTES or total > 2 * newer:
-                break
-            if total >= 2 * largest and total > most:
-                most, best = total, (start, stop)
-        newer += rows[stop - 1]
-    return best
-
-
-def files_to_keep(rows: Sequence[int], sizes_bytes: Sequence[int], new_rows: int) -> int:
-    """How many of the oldest files stay as they are; the others are folded with the new rows.
-
-    Each file holds at least twice the rows of all newer ones together. So there are few files at any age (at most 13
-    after 10,000 commits of like size), and a row is rewritten a few times at most.
-
-    `rows` and `sizes_bytes` are of the present files, oldest first. Files too large to fold stay, and so do all
-    that are older than one of them.
-    """
-    large = [i for i, size in enumerate(sizes_bytes) if size > MAX_FOLDED_BYTES]
-    first = large[-1] + 1 if large else 0
-    newer = new_rows
-    keep = len(rows)
-    for i in range(len(rows) - 1, first - 1, -1):
-        if rows[i] < 2 * newer:
-            keep = i
-        newer += rows[i]
-    return keep
-
-
 def with_chunks(segments: pa.Table, chunks: StoredFile | None) -> pa.Table:
     """Rows of the segments table with the file that has their chunks; null where there is none."""
-    named = (("chunks", "path"), ("chunks_bytes", "bytes"), ("chunks_crc32c", "crc32c"))
-    for column, name in named:
-        segments = tables.set_column(segments, column, chunks and getattr(chunks, name))
+    for column, value in chunk_columns(chunks).items():
+        segments = tables.set_column(segments, column, value)
     return segments
+
+
+def chunk_columns(chunks: StoredFile | None) -> dict[str, Any]:
+    """What rows say of the file that has the chunks of their shards, by column."""
+    file = (None, None, None) if chunks is None else (chunks.path, chunks.bytes, chunks.crc32c)
+    return dict(zip(CHUNK_FILE, file, strict=True))
 
 
 def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
     """Path -> file, of the files that rows of the segments table name for their chunks."""
-    columns = (rows[name].to_pylist() for name in ("chunks", "chunks_bytes", "chunks_crc32c"))
+    columns = (rows[name].to_pylist() for name in CHUNK_FILE)
     return {
         path: StoredFile(path, size or 0, crc or 0)
         for path, size, crc in zip(*columns, strict=True)

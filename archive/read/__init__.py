@@ -3,9 +3,9 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import adding, deriving, labelling
+from archive.read import adding, deriving, labelling, sizes
 from archive.read.batchplan import Empty
-from archive.read.chunks import fetching, latefields
+from archive.read.chunks import fetching
 from archive.read.deriving import Bounds
 from archive.read.destination import Destination
 from archive.read.episode import Episode
@@ -32,5 +32,5 @@ __all__ = [
     "deriving",
     "fetching",
     "labelling",
-    "latefields",
+    "sizes",
 ]

@@ -26,27 +26,27 @@ from archive.base import (
     layout,
     show,
 )
-from archive.fields import ShardSchema, schema, to_path
+from archive.fields import to_path
 from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
     Commit,
     CommitLog,
     EpisodeIndex,
-    FileRef,
     Snapshot,
     about,
-    commits,
     new_session,
-    tablefiles,
     tables,
 )
 from archive.observe import timed
 from archive.read import labelling
 from archive.read.chosen import Chosen
-from archive.read.chunks import latefields
 from archive.read.lateshards import Given, LateShards, checked
 from archive.read.reader import Reader
 from archive.read.spans import Spans
 from archive.store import Storage
+from archive.tables import STRETCH, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,18 +67,12 @@ def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by:
     if not ids:
         raise UsageError('no field is given for any episode: give arc.add_fields({"advantage": {episode id: rows}})')
     index = known.as_of(log.catch_up())
-    commits.check_can_let_go(log.head)
     reader = Reader(index.snapshot)
     spans = Chosen(reader, index, labelling.numbers_of(index, ids, "nothing was added to any")).step_spans()
-    steps, known_fields = spans.lengths().tolist(), schemas_of(reader, spans)
+    steps, known_fields = spans.lengths().tolist(), reader.shown(spans).schemas
     values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
     fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
     return write(log, reader, ((spans.one(i), of) for i, of in enumerate(fields)), provenance, by)
-
-
-def schemas_of(reader: Reader, spans: Spans) -> list[ShardSchema]:
-    """What fields some steps have."""
-    return [schema.loads(text) for text in reader.schema_texts(spans.rows)]
 
 
 @timed("add_fields")
@@ -86,7 +80,6 @@ def write(
     log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, Given]], provenance: Any, by: str | None
 ) -> Commit:  # fmt: skip
     """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
-    commits.check_can_let_go(log.head)
     said = {"provenance": _text(provenance), "by": None if by is None else check_text(by, "by")}
     session = new_session()
     shards = LateShards(reader.snapshot, session, _layout(log.storage))
@@ -97,7 +90,9 @@ def write(
         return log.catch_up()
     for name, value in {**said, "created_at": datetime.now(UTC)}.items():
         rows = tables.set_column(rows, name, value)
-    return log.append(f"late/{uuid.uuid4().hex}", partial(_draft, reader.snapshot, session, rows, chunks))
+    there = partial(_check_there, reader.snapshot, rows)
+    change = Change("late", lambda parent, attempt: ({"late": rows}, {"chunks": chunks}), [there], session=session)
+    return log.commit(f"late/{uuid.uuid4().hex}", change)
 
 
 def _layout(storage: Storage) -> str:
@@ -107,19 +102,13 @@ def _layout(storage: Storage) -> str:
     return found[0].layout
 
 
-def _draft(
-    seen: Snapshot, session: str, rows: pa.Table, chunks: FileRef | None, parent: Commit, attempt: int
-) -> Commit:  # fmt: skip
-    commits.check_can_let_go(parent)
-    if parent.let_go is not None and parent.let_go > seen.commit.number:
-        _check_there(Snapshot(seen.storage, parent), rows)
-    files = tablefiles.add_rows(seen.storage, session, "late", parent, rows, fold=attempt == 0)
-    return parent.after("late", session=session, late=files, chunks=chunks)
-
-
-def _check_there(now: Snapshot, rows: pa.Table) -> None:
-    found = latefields.overlaps(rows, now.columns(latefields.WHERE))
-    if int((found.hi - found.lo).sum()) < int(rows["length"].to_numpy().sum()):
+def _check_there(seen: Snapshot, rows: pa.Table, parent: Commit) -> None:
+    """LetGoError if some of the steps that the rows are of were let go of since they were seen."""
+    if parent.let_go is None or parent.let_go <= seen.commit.number:
+        return
+    now = Snapshot(seen.storage, parent)
+    found = overlaps(rows, now.columns(STRETCH))
+    if int(found.length.sum()) < int(rows["length"].to_numpy().sum()):
         raise LetGoError(
             f"some of the steps that were given fields were forgotten at {now.storage.url} meanwhile; nothing was "
             "added to any. Open the archive again"
@@ -136,20 +125,16 @@ def drop(log: CommitLog, names: Sequence[Any]) -> Commit:
     if isinstance(names, str) or not names:
         raise UsageError('give a list of names of late fields, as in arc.drop_fields(["advantage"])')
     wanted = list(dict.fromkeys(escape_path(to_path(name)) for name in names))
-    return log.append(f"late/{uuid.uuid4().hex}", partial(_dropped, log.storage, wanted))
+    return log.commit(f"late/{uuid.uuid4().hex}", Change("late", partial(_dropped, wanted)))
 
 
-def _dropped(storage: Storage, names: Sequence[str], parent: Commit, attempt: int) -> Commit:
-    commits.check_can_let_go(parent)
-    late = tablefiles.load(storage, "late", parent.files("late"))
+def _dropped(names: Sequence[str], parent: Commit, attempt: Attempt) -> Addition:
+    late = attempt.load("late", parent.files("late"))
     parts = [_to_drop(late, name) for name in names]
     for name, part in zip(names, parts, strict=True):
         if not part.num_rows:
-            raise FieldError(f"no field {name!r} was added to steps at {storage.url}; nothing was dropped")
-    rows, session = tables.concat("late", parts), new_session()
-    rows = tables.set_column(rows, "created_at", datetime.now(UTC))
-    files = tablefiles.add_rows(storage, session, "late", parent, rows, fold=attempt == 0)
-    return parent.after("late", session=session, late=files)
+            raise FieldError(f"no field {name!r} was added to steps at {attempt.storage.url}; nothing was dropped")
+    return {"late": tables.set_column(tables.concat("late", parts), "created_at", datetime.now(UTC))}, {}
 
 
 def _to_drop(late: pa.Table, name: str) -> pa.Table:
@@ -163,7 +148,7 @@ def _to_drop(late: pa.Table, name: str) -> pa.Table:
     has[owner[pc.equal(pc.list_flatten(names), name).to_numpy(zero_copy_only=False)]] = True
     dropped, commit = pc.fill_null(late["dropped"], False).to_numpy(), late["commit"].to_numpy()
     since = commit[has & dropped].max(initial=-1)
-    taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(latefields.WHERE))
+    taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(STRETCH))
     columns = {column: taken[column] for column in taken.column_names}
     return tables.from_columns("late", {**columns, "fields": [[name]] * taken.num_rows, "dropped": True})
 
@@ -191,7 +176,7 @@ def _made(
     adds: Sequence[Any] | None,
 ) -> Iterator[tuple[Spans, Given]]:  # fmt: skip
     spans = episodes.step_spans()
-    known, steps = schemas_of(episodes.reader, spans), spans.lengths().tolist()
+    known, steps = episodes.reader.shown(spans).schemas, spans.lengths().tolist()
     wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}
     for i, (episode, data) in enumerate(streamed):
         found = fn(data)

@@ -68,7 +68,7 @@ class Ahead:
         if self._bytes is None:
             self._bytes = self._sizes()
         taken = np.cumsum(self._bytes[place : place + self._count])
-        return place + int(np.searchsorted(taken, MAX_BYTES, "right"))
+        return place + int((taken <= MAX_BYTES).sum())
 
 
 def _key(selection: Selection) -> Key | None:

@@ -1,4 +1,4 @@
-"""Engine: batches of steps of many episodes, through a cache of chunks: planned, fetched in two rounds,
+"""Batches of steps of many episodes, through a cache of chunks: planned, fetched in two rounds,
 put together."""
 
 from __future__ import annotations

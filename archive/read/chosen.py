@@ -1,4 +1,4 @@
-"""Engine: which episodes are meant, of an archive or a checkpoint: their steps as parts of segments, their columns."""
+"""Which episodes are meant, of an archive or a checkpoint: their steps as parts of segments, their columns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 from archive.arrays import Ints
 from archive.base import cached_property
 from archive.fields import Bools
-from archive.manifest import EpisodeIndex
+from archive.manifest import EpisodeIndex, tables
 from archive.read.reader import Reader
 from archive.read.spans import Spans
+from archive.steps import places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +100,20 @@ class Chosen:
         beside = self._index.beyond_steps[rows]
         return _with_others(self._live, offsets, rows, beside) if beside.any() else self._live
 
+    def weights(self) -> pa.Table:
+        """Which weights made each step, and after which update, of one episode after the other; null where that is not
+        known. Reads no data."""
+        import pyarrow as pa
+
+        spans, uuids, counts = self.step_spans(), [], []
+        rows = self._reader.snapshot.take(spans.rows, tables.WEIGHTS).to_pylist()
+        for row, lo, hi in zip(rows, spans.lo.tolist(), spans.hi.tolist(), strict=True):
+            for run in tables.cut_weights(tables.weights_of(row), lo, hi):
+                uuids += [run["model_weights_uuid"]] * run["steps"]
+                counts += [run["update_count"]] * run["steps"]
+        columns = {"model_weights_uuid": pa.array(uuids, pa.string()), "update_count": pa.array(counts, pa.int64())}
+        return pa.table(columns)
+
     def _chains(self) -> tuple[Ints, Ints]:
         """The rows of the segments table of each, oldest first, end to end, and where those of each begin."""
         chains = self._index.chains
@@ -114,9 +129,8 @@ def _with_others(live: Spans, offsets: Ints, rows: Ints, beside: Bools) -> Spans
     other = np.flatnonzero(beside & ~np.isin(chained, present))
     if not len(other):
         return live
-    by_key = np.argsort(chained, kind="stable")
-    found = np.minimum(np.searchsorted(chained[by_key], present), len(chained) - 1)
-    place = np.where(chained[by_key][found] == present, by_key[found] - offsets[live.episode], 0)
+    found = places(present, chained)
+    place = np.where(found >= 0, found - offsets[live.episode], 0)
     joined = np.append(live.episode, episode[other])
     none = np.zeros(len(other), np.int64)
     lo, hi, at = np.append(live.lo, none), np.append(live.hi, none), np.append(place, other - offsets[episode[other]])

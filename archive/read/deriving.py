@@ -1,4 +1,4 @@
-"""Engine: reading steps together with fields derived from them: what a derivation needs beyond a window,
+"""Reading steps together with fields derived from them: what a derivation needs beyond a window,
 and no more."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, spans
+from archive.arrays import Ints, group_of, spans
 from archive.base import UsageError
 from archive.fields import Bools, Derivation, Rows, parse, put
 from archive.read.chosen import Chosen
@@ -34,7 +34,7 @@ class Bounds:
     def around(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints]:
         """For step steps[i] of episode numbers[i], the steps [begin, stop) of the episode that it stands among."""
         first = self.first[numbers]
-        run = np.searchsorted(self.run_stops, first + steps, side="right")
+        run = group_of(self.run_starts, first + steps)
         return self.run_starts[run] - first, self.run_stops[run] - first
 
     def reach(self, derivation: Derivation, numbers: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:

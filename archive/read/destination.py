@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces
+from archive.arrays import Ints, Pieces, group_of
 from archive.base import FieldError, show
 from archive.fields import Array, FieldSpec, Path, dtypes, flatten, is_tensor
 from archive.read.plan import FieldRead, Group
@@ -56,7 +56,7 @@ class Destination:
     def _placed(self, rows: Ints) -> Ints:
         if self.starts is None or self._places is None:
             return rows
-        run = np.searchsorted(self.starts, rows, side="right") - 1
+        run = group_of(self.starts, rows)
         placed: Ints = self._places[run] + rows - self.starts[run]
         return placed
 

@@ -21,6 +21,8 @@ from archive.read.spans import Spans
 from archive.views import decoder
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from archive.views import page
 
 _ANNOTATE = (
@@ -76,9 +78,10 @@ class Episode:
 
     @property
     def update_count(self) -> int | None:
-        """Of its newest steps; `update_counts` has the range."""
-        value: int | None = self._row["update_count_max"]
-        return value
+        """Of its newest steps; `update_counts` has the range, `weights` those of each step."""
+        low, high = self._row["update_count_min"], self._row["update_count_max"]
+        newest: int | None = high if low == high else self._newest("update_count")
+        return high if newest is None else newest
 
     @property
     def update_counts(self) -> tuple[int, int] | None:
@@ -88,8 +91,21 @@ class Episode:
 
     @property
     def model_weights_uuid(self) -> str | None:
-        """Of its newest steps; `model_weights_uuids` has all."""
-        return self.model_weights_uuids[-1] if self.model_weights_uuids else None
+        """Of its newest steps; `model_weights_uuids` has all, `weights` those of each step."""
+        every = self.model_weights_uuids
+        newest: str | None = self._newest("model_weights_uuid") if len(every) > 1 else None
+        return newest or (every[-1] if every else None)
+
+    @property
+    def weights(self) -> pa.Table:
+        """Which weights made each of its steps, and after which update: columns `model_weights_uuid` and
+        `update_count`, null where that is not known. Reads no data."""
+        return self.alone().weights()
+
+    def _newest(self, name: str) -> Any:
+        """Of the newest step that it is known of; None if it is of none."""
+        known = self.weights[name].drop_null()
+        return known[-1].as_py() if len(known) else None
 
     @property
     def model_weights_uuids(self) -> list[str]:
@@ -117,16 +133,6 @@ class Episode:
         """Say something of it; see `Episodes.label`."""
         labelling.label_all(self.alone(), {**(labels or {}), **more}, by)
         return self
-
-    @property
-    def original_id(self) -> int | None:
-        """The number that a system with numbered trajectories knows it by: metadata["trajectory_id"], else the counter
-        that a default id ends in; None for other ids."""
-        given = self.metadata.get("trajectory_id")
-        if given is not None:
-            return int(given)
-        counter = self.id.rpartition("-")[2]
-        return int(counter) if counter.isdecimal() and len(counter) == 9 else None
 
     @property
     def total_reward(self) -> float | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 from archive.arrays import Ints
-from archive.base import MissingPackageError, NotFoundError, UsageError, one_line, size, unescape_path
+from archive.base import NotFoundError, UsageError, logger, one_line, package, size, unescape_path
 from archive.fields import schema
-from archive.manifest import COLUMNS, labels, matching
+from archive.manifest import COLUMNS, METADATA_COLUMN, Met, matching
 from archive.observe import operation
 from archive.read import adding, deriving, labelling, sizes
 from archive.read.ahead import Ahead
@@ -33,7 +34,12 @@ _BATCH = 1024
 
 
 class Episodes(Chosen, Sequence["Episode"]):
-    """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all."""
+    """Some episodes, in order: a sequence of Episode, a table (`.table`, `.to_pandas()`), and one read for all.
+
+    notes: what the condition by which they were found leaves out, because episodes have no value.
+    """
+
+    notes: tuple[str, ...] = ()
 
     def filter(
         self,
@@ -55,27 +61,49 @@ class Episodes(Chosen, Sequence["Episode"]):
         number, or (start, stop), half-open. Weights and update counts match if any segment of the episode does; run and
         session are those of its newest one.
         where: a condition over the table's columns, such as "return > 10 and metadata.task = 'push'" or
-        "label.success = true", or an Arrow expression.
+        "label.success = true", or an Arrow expression. Episodes that it leaves out because they have no value, which
+        their negation does as well, are counted in `notes` of what is found, and in the log.
         """
-        mask = self._index.mask(
-            episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count, buffer=buffer,
-            rank=rank, env_id=env_id, session=session, run=run,
+        found, notes = self._found(
+            complete, where, episode_id=episode_id, model_weights_uuid=model_weights_uuid, update_count=update_count,
+            buffer=buffer, rank=rank, env_id=env_id, session=session, run=run,
         )  # fmt: skip
-        kept = self.pick(np.flatnonzero(mask if self._given is None else mask[self._chosen]))
-        if complete is not None:
-            kept = kept.pick(np.flatnonzero(kept._complete() == bool(complete)))
-        return kept if where is None else kept._where(where)
+        out = self.pick(found)
+        out.notes = notes
+        return out
 
-    def _where(self, condition: Any) -> Episodes:
+    def places_of(self, *, complete: bool | None = None, where: Any = None, **conditions: Any) -> Ints:
+        """The places of those that meet all conditions, which are those of `filter`."""
+        return self._found(complete, where, **conditions)[0]
+
+    def _found(self, complete: bool | None, where: Any, **conditions: Any) -> tuple[Ints, tuple[str, ...]]:
+        """The places of those that meet all conditions, and what these leave out without saying so."""
+        mask = self._index.mask(**conditions)
+        places = np.flatnonzero(mask if self._given is None else mask[self._chosen])
+        if complete is not None:
+            places = places[self.pick(places)._complete() == bool(complete)]
+        if where is None:
+            return places, ()
+        met = self.pick(places)._meeting(where)
+        return places[met.mask], met.notes
+
+    def _meeting(self, condition: Any) -> Met:
+        """Which of them meet a condition over the columns of their table."""
         checked = isinstance(condition, str)
-        mask = matching(
-            condition, lambda name: self._column(name, checked), len(self), lambda: self._index.names
-        )  # fmt: skip
-        return self.pick(np.flatnonzero(mask))
+        met = matching(condition, lambda name: self._column(name, checked), len(self), self._names_in)
+        for note in met.notes:
+            loud = met.negated or note.startswith("none")
+            logger.log(WARNING if loud else INFO, "%s (%s)", note, self._reader.snapshot.storage.url)
+        return met
+
+    def _names_in(self, expression: str) -> list[str]:
+        """The columns that the text of an Arrow expression may name."""
+        names = [*self._index.names, *(self._index.metadata_names if METADATA_COLUMN in expression else ())]
+        return [name for name in names if name in expression]
 
     def _column(self, name: str, compared: bool) -> Any:
-        if compared and name.startswith(labels.PREFIX):
-            self._index.labels.check_comparable(name)
+        if compared:
+            self._index.check_comparable(name)
         return self.columns([name])[name]
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
@@ -112,8 +140,9 @@ class Episodes(Chosen, Sequence["Episode"]):
     @property
     def table(self) -> pa.Table:
         """One row an episode: id, length, return, weights, update counts, flags, place, metadata (JSON), commit, and
-        a column `label.<key>` for each key of a label."""
-        return self.columns(self._index.names)
+        a column `label.<key>` for each key of a label and `metadata.<name>` for each name in metadata that has values
+        ("tools.calls": the key calls of the object tools), or for the 100 most frequent."""
+        return self.columns([*self._index.names, *self._index.metadata_names])
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs pandas)."""
@@ -121,11 +150,8 @@ class Episodes(Chosen, Sequence["Episode"]):
 
     def to_polars(self) -> polars.DataFrame:
         """The table as a Polars DataFrame (needs polars)."""
-        try:
-            import polars
-        except ImportError as e:
-            raise MissingPackageError(f"to_polars() needs Polars ({e}): pip install polars") from e
-        return polars.DataFrame(polars.from_arrow(self.table))
+        pl = package("polars", "to_polars()", "polars")
+        return pl.DataFrame(pl.from_arrow(self.table))  # type: ignore[no-any-return]
 
     @overload
     def __getitem__(self, key: int | str) -> Episode: ...
@@ -230,13 +256,7 @@ class Episodes(Chosen, Sequence["Episode"]):
     def sizes(self, fields: Any = None) -> Ints:
         """Bytes of the steps of each, uncompressed, in these fields (None: all); no data is read.
         Text counts as 8 a value."""
-        spans = self.step_spans()
-        if not self._reader.snapshot.later.head.late:
-            rows = self._reader.snapshot.take(spans.rows, sizes.COLUMNS)
-            return sizes.of_spans(spans, rows, *sizes.schemas_of(rows), Selection(fields))
-        view = self._reader.shown(spans)
-        rows = self._reader.snapshot.take(view.spans.rows, sizes.COLUMNS)
-        return sizes.of_spans(view.spans, rows, view.schemas, view.code, Selection(fields))
+        return self._reader.sizes(self.step_spans(), Selection(fields))
 
     @property
     def fields(self) -> dict[str, str]:
@@ -246,7 +266,7 @@ class Episodes(Chosen, Sequence["Episode"]):
     @property
     def next_of(self) -> dict[schema.Path, schema.Path]:
         """Field -> the field whose next row it repeats, as their schemas say; no data is read."""
-        specs = [s for text in self.schema_texts for s in schema.loads(text).fields if s.next_of]
+        specs = [spec for one in self.schemas for spec in one.fields if spec.next_of]
         return {spec.path: unescape_path(spec.next_of) for spec in specs}
 
     @property
@@ -264,6 +284,11 @@ class Episodes(Chosen, Sequence["Episode"]):
     def schema_texts(self) -> list[str]:
         """The distinct schemas of their steps, late fields among the others; no data is read."""
         return self._reader.schema_texts(self._index.chains.rows_of(self._chosen))
+
+    @property
+    def schemas(self) -> list[schema.ShardSchema]:
+        """The distinct schemas of their steps, as `schema_texts` has them; no data is read."""
+        return [schema.loads(text) for text in self.schema_texts]
 
     def plot(self, ax: Any = None, label: str | None = None, y: str = "return") -> Any:
         """Draw returns over update count, and lengths; Matplotlib's two Axes. Reads no data.

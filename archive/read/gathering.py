@@ -1,4 +1,4 @@
-"""Engine: steps and windows of many episodes as batches of arrays, through a cache of chunks."""
+"""Steps and windows of many episodes as batches of arrays, through a cache of chunks."""
 
 from __future__ import annotations
 

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 from archive.arrays import Ints
 from archive.base import LetGoError, NotFoundError, UsageError, check_text
 from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
     Commit,
     CommitLog,
     EpisodeIndex,
+    Requirement,
     Snapshot,
-    commits,
     labels,
-    new_session,
-    tablefiles,
     tables,
+    value_set,
 )
 from archive.observe import timed
 from archive.read.chosen import Chosen
-from archive.store import Storage
+from archive.tables import ADDRESS, of_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +50,8 @@ def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) 
     if len(episodes):
         rows = _of_each(episodes, texts)
         log = CommitLog(later.storage, later.head.archive, later.head)
-        later.show(_commit(log, partial(_still_there, episodes.episode_index.snapshot, rows), by))
+        there = partial(_check_there, episodes.episode_index.snapshot, rows)
+        later.show(_commit(log, lambda parent: rows, by, [there]))
 
 
 def label(
@@ -96,20 +99,19 @@ def _of_each(episodes: Chosen, texts: Mapping[str, str | None]) -> pa.Table:
 
 def _addressed(index: EpisodeIndex, numbers: Ints) -> pa.Table:
     """The id and newest segment of these episodes."""
-    return index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *labels.ADDRESS])
+    return index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *ADDRESS])
 
 
-def _still_there(snapshot: Snapshot, rows: pa.Table, parent: Commit) -> pa.Table:
-    """The rows, if what they are of was not let go of since it was seen."""
+def _check_there(snapshot: Snapshot, rows: pa.Table, parent: Commit) -> None:
+    """LetGoError if some of what the rows are of was let go of since it was seen."""
     if parent.let_go is not None and parent.let_go > snapshot.commit.number:
-        now = Snapshot(snapshot.storage, parent).columns(labels.ADDRESS)
-        gone = rows.filter(labels.segments_of(rows, now) < 0)["episode_id"].unique().to_pylist()
+        now = Snapshot(snapshot.storage, parent).columns(ADDRESS)
+        gone = rows.filter(~of_segments("labels", rows, now))["episode_id"].unique().to_pylist()
         if gone:
             raise LetGoError(
                 f"{len(gone)} of these episodes, such as {gone[0]!r}, were forgotten at {snapshot.storage.url} "
                 "meanwhile; nothing was said of any. Open the archive again"
             )
-    return rows
 
 
 def _by_id(
@@ -130,7 +132,7 @@ def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    wanted = pa.array(ids, pa.string())
+    wanted = value_set("episode_id", ids, pa.string())
     number = pc.index_in(wanted, value_set=index.column("episode_id").combine_chunks())
     if number.null_count:
         unknown = wanted.filter(pc.is_null(number)).unique().to_pylist()
@@ -144,16 +146,14 @@ def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
 
 
 @timed("label")
-def _commit(log: CommitLog, rows: Rows, by: str | None) -> Commit:
+def _commit(log: CommitLog, rows: Rows, by: str | None, requires: Sequence[Requirement] = ()) -> Commit:
     if by is not None:
         check_text(by, "by")
-    return log.append(f"label/{uuid.uuid4().hex}", partial(_draft, log.storage, rows, by, datetime.now(UTC)))
+    at = datetime.now(UTC)
 
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        said = rows(parent)
+        columns = {name: said[name] for name in said.column_names}
+        return {"labels": tables.from_columns("labels", {**columns, "by": by, "created_at": at})}, {}
 
-def _draft(storage: Storage, rows: Rows, by: str | None, at: datetime, parent: Commit, attempt: int) -> Commit:
-    commits.check_can_let_go(parent)
-    said, session = rows(parent), new_session()
-    columns = {name: said[name] for name in said.column_names}
-    new = tables.from_columns("labels", {**columns, "by": by, "created_at": at})
-    files = tablefiles.add_rows(storage, session, "labels", parent, new, fold=attempt == 0)
-    return parent.after("label", session=session, labels=files)
+    return log.commit(f"label/{uuid.uuid4().hex}", Change("label", adds, requires))

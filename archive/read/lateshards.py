@@ -1,4 +1,4 @@
-"""Engine: fields that come after their steps, into shards of their own: rows of each step's fields come in with the
+"""Fields that come after their steps, into shards of their own: rows of each step's fields come in with the
 steps; rows of the late table and of the chunk table go out."""
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from archive.base import FieldError, layout, show
 from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, shard_schema, to_path, unflatten
 from archive.fields.axes import normalise
 from archive.manifest import FileRef, Snapshot, tablefiles, tables
-from archive.read.chunks import latefields
 from archive.read.spans import Spans
 from archive.shard import groups
+from archive.tables import STREAM
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SHARD_BYTES = 48 * 1024 * 1024  # of steps
-COMPRESSION = "zstd:1"
 _BESIDE_BYTES = 1024  # that an episode takes in memory beside its rows
 
 
@@ -114,7 +113,7 @@ class LateShards:
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
         key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._layout)
         about = {"trajectory-archive": {"schema": own.dumps(), "format": layout.PART_VERSION}}
-        members = groups.encode(arrays, attributes=about, compression=COMPRESSION, copy=False)
+        members = groups.encode(arrays, attributes=about, copy=False)
         self._chunks.append(tablefiles.write_shard(self._storage, key, members, self._layout))
         self._late.append(self._rows([spans for spans, _ in held], key, own))
 
@@ -123,9 +122,9 @@ class LateShards:
         row, lo, hi = (np.concatenate([getattr(spans, name) for spans in held]) for name in ("rows", "lo", "hi"))
         some = hi > lo
         row, lo, counts = row[some], lo[some], (hi - lo)[some]
-        found = self._snapshot.take(row, [*latefields.STREAM, "position"])
+        found = self._snapshot.take(row, [*STREAM, "position"])
         names = [spec.name for spec in own.fields]
-        stream = {name: found[name] for name in latefields.STREAM}
+        stream = {name: found[name] for name in STREAM}
         return tables.from_columns("late", {
             **stream, "position": found["position"].to_numpy() + lo, "length": counts, "shard": key,
             "start": np.cumsum(counts) - counts, "schema": own.dumps(), "fields": [names] * len(row), "dropped": False,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
+from operator import mul
 from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Pieces, fresh
+from archive.arrays import Ints, Pieces, fresh, offsets_of
 from archive.base import FieldError, show
 from archive.fields import NODES, FieldSpec, Path, dtypes
 from archive.fields.axes import Axis, Cuts, Extent, Fetched, Located, Runs, axis_of, empty_rows
@@ -52,6 +54,14 @@ class FieldRead:
         total = np.append(0, np.cumsum(self.rows))
         out: Ints = total[self.episodes]
         return out
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes of its rows, by what tables say: no sum of integers, as rows may be said that cannot be."""
+        runs = [one for part in self.parts for one in part.located.runs]
+        rows = (float((one.stop - one.start).sum(dtype=np.float64)) for one in runs)
+        sizes = (one.like.itemsize * prod(one.like.shape[1:]) for one in runs)
+        return sum(map(mul, rows, sizes), 0.0)
 
     def prepare(self) -> None:
         """Make the memory that the rows go to, but for what was given; FieldError if they cannot be one field."""
@@ -243,7 +253,7 @@ def _field(
         filled = Filled(spec or first, partial(selection.filled_as, spec or first, first.path))
         parts.append(Part(filled, lacking, own, filled.locate(own, segments.schemas[0])))
         rows[lacking] = parts[-1].located.rows
-    return FieldRead(spec or first, cuts, parts, rows, np.searchsorted(cuts.episode, np.arange(count + 1)), error)
+    return FieldRead(spec or first, cuts, parts, rows, offsets_of(np.bincount(cuts.episode, minlength=count)), error)
 
 
 def _telling(specs: Mapping[int, FieldSpec], code: Ints, cuts: Cuts) -> list[FieldSpec]:

@@ -12,14 +12,16 @@ from archive.arrays import Ints, reuse_freed_memory
 from archive.base import IntegrityError
 from archive.fields import Array, Ragged
 from archive.manifest import Snapshot
-from archive.read import build
-from archive.read.chunks import LateFields, ReadPlan, Segments, Shards, Tails, Want, filling, latefields
+from archive.read import build, sizes
+from archive.read.chunks import LateFields, ReadPlan, Segments, Shards, Tails, Want, filling
 from archive.read.destination import Destination
 from archive.read.latesteps import Shown, shown
 from archive.read.plan import Group, plan
 from archive.read.selection import Selection
 from archive.read.spans import Spans
+from archive.tables import STRETCH
 
+_LARGE_BYTES = 256 * 1024 * 1024
 Request = tuple[Spans, Selection]
 Build = Callable[[Sequence[Group], Selection], list[Any]]
 
@@ -75,6 +77,13 @@ class Reader:
         segments = self.segments(spans.rows)
         return filling.plan(self.shards, segments, _wants([plan(spans, Selection(), segments)], segments))
 
+    def sizes(self, spans: Spans, selection: Selection | None = None) -> Ints:
+        """Bytes of the steps of each episode, uncompressed, in the fields selected; no data is read. Text counts as 8 a
+        value."""
+        view = self.shown(spans)
+        rows = self.snapshot.take(view.spans.rows, sizes.COLUMNS)
+        return sizes.of_spans(view.spans, rows, view.schemas, view.code, selection or Selection())
+
     def shard_bytes(self, spans: Spans) -> int:
         """Bytes of all members of the shards in which these spans lie."""
         segments = self.segments(spans.rows)
@@ -90,7 +99,7 @@ class Reader:
         """The fields that came after their steps, as of the commit whose late fields count."""
         table = self.snapshot.later.late
         if self._added is None or self._added.table is not table:
-            self._added = LateFields(table, self.snapshot.columns(latefields.WHERE))
+            self._added = LateFields(table, self.snapshot.columns(STRETCH))
         return self._added
 
     def schema_texts(self, rows: Ints) -> list[str]:
@@ -124,7 +133,10 @@ class Reader:
         groups = [plan(spans, selection, segments) for spans, selection in requests]
         if into is not None:
             into.take(groups[0])
-        for field in (field for own in groups for group in own for field in group.fields.values()):
+        fields = [field for own in groups for group in own for field in group.fields.values()]
+        if sum(field.most_bytes for field in fields) > _LARGE_BYTES:  # before memory is made for what no chunk holds
+            filling.plan(self.shards, segments, _wants(groups, segments))
+        for field in fields:
             field.prepare()
         filling.fill(self.shards, segments, _wants(groups, segments), tails)
         try:

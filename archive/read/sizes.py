@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, sums
-from archive.fields import NODES, FieldSpec, ShardSchema, schema, to_numpy
+from archive.fields import NODES, FieldSpec, ShardSchema, to_numpy
 from archive.read.selection import Selection
 from archive.read.spans import Spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("schema", "extents", "length")
+COLUMNS = ("extents", "length")
 TEXT = ("str", "json")
-
-
-def schemas_of(rows: pa.Table) -> tuple[Sequence[ShardSchema], Ints]:
-    """The schemas of rows of the segments table, and the number of that of each."""
-    codes = rows["schema"].combine_chunks().dictionary_encode()
-    return [schema.loads(text) for text in codes.dictionary.to_pylist()], codes.indices.to_numpy()
 
 
 def of_spans(
@@ -36,16 +30,16 @@ def of_spans(
     as its length is not known.
     """
     specs = [{s.name: s for s in selection.specs(one).values() if s.axis not in NODES} for one in schemas]
-    per_step = np.array([_step_bytes(of) for of in specs] or [0], np.float64)[code]
+    per_step = np.array([step_bytes(of.values()) for of in specs] or [0], np.float64)[code]
     length = np.maximum(1, rows["length"].to_numpy())
     share = np.where(rows["length"].to_numpy() > 0, (spans.hi - spans.lo) / length, 1.0)
     total = per_step * (spans.hi - spans.lo) + _extent_bytes(rows["extents"], code, specs) * share
     return sums(np.rint(total).astype(np.int64), spans.offsets)
 
 
-def _step_bytes(specs: dict[str, FieldSpec]) -> int:
-    """Of one step in the fields of one row a step, and in the lengths of ragged ones."""
-    return sum(8 if s.axis == "ragged" else _row_bytes(s) if s.axis == "step" else 0 for s in specs.values())
+def step_bytes(specs: Iterable[FieldSpec]) -> int:
+    """Bytes of one step in the fields of one row a step, and in the lengths of ragged ones."""
+    return sum(8 if s.axis == "ragged" else _row_bytes(s) if s.axis == "step" else 0 for s in specs)
 
 
 def _row_bytes(spec: FieldSpec) -> int:

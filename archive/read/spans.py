@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, spans, sums
+from archive.arrays import Ints, group_of, spans, sums
 from archive.base import cached_property
 from archive.fields import Bools
 
@@ -83,7 +83,7 @@ class Spans:
         """The same steps in the same order, with no span across any of the steps `at`, counted over all episodes."""
         total = np.append(0, np.cumsum(self.hi - self.lo))
         at = at[(at > 0) & (at < total[-1])]
-        span = np.searchsorted(total, at, side="right") - 1
+        span = group_of(total, at)
         inside = at > total[span]
         at, span = at[inside], span[inside]
         order = np.argsort(np.append(np.arange(len(self.rows)), span), kind="stable")

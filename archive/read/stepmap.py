@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, group_of, offsets_of
 from archive.base import UsageError
 from archive.read.chunks import Segments
 from archive.read.spans import Spans
@@ -29,16 +29,14 @@ class StepMap:
     def __init__(self, spans: Spans, segments: Segments, code: Ints) -> None:
         """code: the number of the schema that each span has."""
         counts = spans.hi - spans.lo
-        ends = np.cumsum(counts)
-        total = np.append(0, ends)
+        total = offsets_of(counts)
         self.first = total[spans.offsets[:-1]]
         self.lengths = total[spans.offsets[1:]] - self.first
-        self._stops = total[spans.offsets[1:]]
         self.steps = int(total[-1])
-        self._ends = ends
+        self._starts = total[:-1]
         self._segment = segments.places(spans.rows)
         self._code = code
-        self._shift = spans.lo - (ends - counts)
+        self._shift = spans.lo - total[:-1]
         self._single = bool((np.diff(spans.offsets) == 1).all())
 
     def check(self, numbers: Ints, starts: Ints, length: int) -> None:
@@ -64,11 +62,11 @@ class StepMap:
 
     def place(self, index: Ints) -> tuple[Ints, Ints]:
         """(number of the episode, step of it) of steps numbered end to end."""
-        number = np.searchsorted(self._stops, index, side="right")
+        number = group_of(self.first, index)
         return number, index - self.first[number]
 
     def locate(self, numbers: Ints, steps: Ints) -> Places:
         """Where step `steps[i]` of episode `numbers[i]` lies; they were checked."""
         at = self.first[numbers] + steps
-        span = numbers if self._single else np.searchsorted(self._ends, at, side="right")
+        span = numbers if self._single else group_of(self._starts, at)
         return Places(self._segment[span], at + self._shift[span], self._code[span])

@@ -90,7 +90,7 @@ def _append_unseen(inner: BufferWriter, ring: Ring, start: Ints, leaves: dict[Pa
         return
     unseen = RingSteps(rows, start[rows], ring.pos[rows], ring.max_length)
     of_all = {name: _given(unseen, how, name) for name in _OPTIONS if name not in _WEIGHTS}
-    slabs = _slabs(ring, start, _step_bytes(leaves))
+    slabs = _slabs(ring, start, _step_bytes(ring, leaves))
     inner.append_parts((_part(inner, ring, slab, leaves, how) for slab in slabs), _env_runs(ring, unseen), **of_all)
 
 
@@ -135,15 +135,9 @@ def _even(depth: int) -> int:
     return depth - depth % 4 if depth > 16 else depth
 
 
-def _step_bytes(leaves: Mapping[Path, Any]) -> int:
-    total = _BOOKKEEPING_BYTES
-    for leaf in leaves.values():
-        elements = int(np.prod(leaf.shape[2:], dtype=np.int64))
-        if is_tensor(leaf):
-            total += elements * int(leaf.element_size())
-        else:
-            total += elements * (_OBJECT_BYTES if leaf.dtype == object else int(leaf.dtype.itemsize))
-    return total
+def _step_bytes(ring: Ring, leaves: Mapping[Path, Any]) -> int:
+    held = sum(leaf.size * _OBJECT_BYTES if leaf.dtype == object else leaf.nbytes for leaf in leaves.values())
+    return _BOOKKEEPING_BYTES + int(held) // (len(ring.pos) * ring.max_length)
 
 
 def _as_numpy(value: Any, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""On top of the archive: brings all steps of a gather into its cache in the background, behind what is asked for."""
+"""Brings all steps of a gather into its cache in the background, behind what is asked for."""
 
 from __future__ import annotations
 

@@ -121,13 +121,12 @@ def _named(episodes: Episodes, name: str) -> list[Any]:
     for prefix, of in ((METADATA, attrgetter("metadata")), (ATTRIBUTES, attrgetter("attributes"))):
         if name.startswith(prefix):
             return [of(episode).get(name.removeprefix(prefix)) for episode in episodes]
-    table = episodes.table
-    if name not in table.column_names:
+    names = episodes.episode_index.names
+    if name not in names:
         raise UsageError(
-            f"group={name!r}: give 'metadata.KEY', 'attributes.NAME', 'label.KEY', or one of "
-            f"{', '.join(table.column_names)}"
+            f"group={name!r}: give 'metadata.KEY', 'attributes.NAME', 'label.KEY', or one of {', '.join(names)}"
         )
-    values: list[Any] = table[name].to_pylist()
+    values: list[Any] = episodes.columns([name])[name].to_pylist()
     return values
 
 
@@ -139,9 +138,9 @@ def labelled(episodes: Episodes, name: str) -> np.ndarray[Any, np.dtype[np.float
     """The label of each as a number, 0 for those without it; UsageError for a label that has none."""
     import pyarrow as pa
 
-    table = episodes.table
-    known = [column for column in table.column_names if column.startswith(LABEL)]
-    if name not in known or pa.types.is_string(table.schema.field(name).type):
+    known = [column for column in episodes.episode_index.names if column.startswith(LABEL)]
+    column = episodes.columns([name])[name] if name in known else None
+    if column is None or pa.types.is_string(column.type):
         raise UsageError(f"{name!r} has no numbers for these episodes; their labels: {', '.join(known) or 'none'}")
-    found: np.ndarray[Any, np.dtype[np.float64]] = table[name].cast(pa.float64()).fill_null(0.0).to_numpy()
+    found: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64()).fill_null(0.0).to_numpy()
     return found

@@ -1,4 +1,4 @@
-"""On top of the archive: random steps, windows and episodes of an archive, a checkpoint or a share, read as they are
+"""Random steps, windows and episodes of an archive, a checkpoint or a share, read as they are
 drawn.
 
 Only the chunks that cover a batch are read, together, and kept as far as the cache goes.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, offsets_of
+from archive.arrays import Ints, Mask, group_of, offsets_of
 from archive.base import UsageError
 from archive.read import Episodes
 
@@ -28,7 +28,7 @@ class Units:
         self._lengths = lengths
         usable = np.maximum(lengths - begin - (length - 1 if kind == "window" else 0), 0)
         counts = np.where(kept, np.minimum(usable, 1) if kind == "episode" else usable, 0)
-        self._ends = np.cumsum(counts)
+        self._offsets = offsets_of(counts)
         self._counts = counts
         self.count = int(counts.sum())
 
@@ -39,8 +39,8 @@ class Units:
 
     def locate(self, places: Ints) -> tuple[Ints, Ints]:
         """(number of the episode, first step) of the units at these places."""
-        number = np.searchsorted(self._ends, places, side="right")
-        step = places - (self._ends - self._counts)[number] + self._begin[number]
+        number = group_of(self._offsets, places)
+        step = places - self._offsets[number] + self._begin[number]
         return number, np.zeros_like(step) if self.kind == "episode" else step
 
     def index(self, numbers: Ints, steps: Ints) -> Ints:
@@ -52,7 +52,7 @@ class Units:
         if self.kind == "episode":
             number, step = index, self._begin[np.clip(index, 0, len(self._begin) - 1)]
         else:
-            number = np.searchsorted(self._first, index, side="right") - 1
+            number = group_of(self._first, index)
             step = index - self._first[np.maximum(number, 0)]
         sound = (number >= 0) & (number < len(self._counts))
         at = np.where(sound, number, 0)
@@ -60,7 +60,7 @@ class Units:
         bad = np.flatnonzero(~sound | (within < 0) | (within >= self._counts[at]))
         if len(bad):
             raise UsageError(f"index {int(index[bad[0]])} is no {self.kind} of this sampler; give those of its batches")
-        found: Ints = (self._ends - self._counts)[at] + within
+        found: Ints = self._offsets[at] + within
         return found
 
     def of_steps(self, values: Any) -> Any:
@@ -96,9 +96,7 @@ def newest_update(episodes: Episodes) -> int:
 
 def _newest_first(episodes: Episodes, kept: Mask) -> Ints:
     """Numbers of the kept episodes, those written last first."""
-    table = episodes.table
-    created = table["created_at"].cast("int64").to_numpy()
-    order = np.lexsort((np.arange(len(kept)), created, table["commit"].to_numpy()))[::-1]
+    order = np.argsort(episodes.table["commit"].to_numpy(), kind="stable")[::-1]
     newest: Ints = order[kept[order]]
     return newest
 

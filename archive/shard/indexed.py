@@ -80,5 +80,5 @@ def parse_index(data: bytes, where: str) -> dict[str, Any]:
     if hashlib.sha256(line).hexdigest().encode() != digest.strip():
         raise CorruptStateError(f"the index of {where} does not match its checksum; it is damaged")
     body = plainjson.parse_object(line, what=f"the index of {where}", error=CorruptStateError)
-    layout.check_format(body.get("format"), where=where)
+    layout.check_format(body.get("format"), where=where, least=layout.PART_VERSION)
     return body

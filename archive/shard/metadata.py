@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_NDIM = 8
 _MOST_IN_A_CHUNK = 1 << 48  # items: what no machine holds
+_FIRST, _BETWEEN = (("bytes",), ("vlen-utf8",)), ((), ("zstd",), ("gzip",))  # codecs, before the checksum
 _SMALL_BYTES = 1 << 26  # of what is no bomb in any case
 
 
@@ -49,6 +50,9 @@ class _ArrayNode(Record):
         for shape in (self.shape[1:], chunk):
             if math.prod(max(1, n) for n in shape) > _MOST_IN_A_CHUNK:
                 raise MisshapenError(f"its shape {list(shape)} is beyond what can be")
+        names = tuple(codec.name for codec in self.codecs)
+        if not (names[:1] in _FIRST and names[1:-1] in _BETWEEN and names[-1:] == ("crc32c",)):
+            raise MisshapenError(f"its codecs are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
         if not 1 <= len(self.shape) == len(chunk) <= MAX_NDIM:
             raise MisshapenError(f"it has {len(self.shape)} axes, and its chunks {len(chunk)}")
 

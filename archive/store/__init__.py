@@ -7,7 +7,6 @@ from archive.store import smallfiles
 from archive.store.around import around
 from archive.store.bases import Roots, as_allowed, join_key, split_key
 from archive.store.counters import IOStats
-from archive.store.drivers import Found
 from archive.store.files import file_exists, read_file, write_file
 from archive.store.payload import Buffer, Filling
 from archive.store.policies import policy
@@ -17,7 +16,6 @@ from archive.store.storage import Storage
 __all__ = [
     "Buffer",
     "Filling",
-    "Found",
     "IOStats",
     "Roots",
     "Storage",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from archive.base import StorageError
 from archive.store.connecting import Connection
-from archive.store.deleting import delete_one
 from archive.store.drivers import Found
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
@@ -38,18 +35,14 @@ def pages(connection: Connection, prefix: str) -> Iterator[Sequence[Found]]:
         after = page[-1].key
 
 
-def clock(connection: Connection) -> datetime:
-    """What the store says of an object that was just put; it is removed again."""
-    key = f"clock/{secrets.token_hex(8)}"
-    driver = connection.driver
-    connection.request("put", key, lambda this: driver.put(key, [b"now"], this.timeout_s))
-    try:
-        info = connection.request("head", key, lambda this: driver.head(key, this.timeout_s))
-    finally:
-        delete_one(connection, key, threading.Event())
-    if info.modified is None:
-        raise StorageError(f"{connection.url}: this store does not say when an object was made")
-    return info.modified
+def clock(connection: Connection, prefix: str) -> datetime:
+    """What time the store says it is; of one that does not say it, when the newest object below a folder was made."""
+    folder, telling = check_key(prefix), connection.driver.telling
+    now = telling and connection.request("list", folder, lambda this: telling.now(folder, this.timeout_s))
+    made = [] if now else [one.modified for page in pages(connection, folder) for one in page]
+    if not (now or made):
+        raise StorageError(f"clock of {connection.full_url(folder)}: this store says no time, and nothing is there")
+    return now or max(made)
 
 
 def versioned(connection: Connection) -> bool | None:

@@ -12,7 +12,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from archive.base import CorruptChunkError, Job, NotExclusiveError, StorageError, in_order
+from archive.base import (
+    AlreadyExistsError,
+    AmbiguousWriteError,
+    CorruptChunkError,
+    DeadlineError,
+    Job,
+    MissingObjectError,
+    NotExclusiveError,
+    StorageError,
+    Wait,
+    in_order,
+)
 from archive.store import copying, deleting, filling, reading, scanning
 from archive.store.connecting import Connection
 from archive.store.drivers import Found
@@ -21,6 +32,9 @@ from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
 
 T = TypeVar("T")
+_LOOKS_AT_ONCE = 4  # beside what else is under way
+LOOK_BYTES = 256 * 1024  # of an object that may be another's
+LOOK_AGAIN_S = 0.05
 
 
 class Storage(Connection):
@@ -139,6 +153,48 @@ class Storage(Connection):
 
         self.request("create", key, attempt)
 
+    def create_once(self, key: str, data: Data, *, unclear: Exception | None = None) -> None:
+        """Makes an object as `create` does, and finds out whether it did where the answer is lost.
+
+        Nobody else makes the same bytes (a nonce is among them, or it does not matter who does): if they are there,
+        this did it; if there are others, AlreadyExistsError; if there are none, they are sent again. Where the store
+        does not say by the deadline, `unclear` is raised (by default AmbiguousWriteError).
+        """
+        wait = Wait(2 * self.deadline_s, LOOK_AGAIN_S)  # once for sending, once for looking
+        while True:
+            try:
+                return self.create(key, data)
+            except (AlreadyExistsError, AmbiguousWriteError) as e:
+                cause: StorageError | AlreadyExistsError = e
+            try:
+                if self._holds(key, b"".join(as_parts(data))):
+                    return None
+                raise AlreadyExistsError(f"create {self.full_url(key)}: another is there already") from cause
+            except MissingObjectError:
+                if isinstance(cause, AlreadyExistsError):  # it was there
+                    raise cause from None
+            except StorageError as e:
+                cause = e
+            if wait.over or isinstance(cause, DeadlineError):
+                text = f"create {self.full_url(key)}: no answer whether it is there ({cause}); repeat the same call"
+                raise (unclear or AmbiguousWriteError(text)) from cause
+            wait.pause()
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        """Whether these are an object's bytes; of a large one that differs no more than the first are read."""
+        first = min(len(data) + 1, LOOK_BYTES)
+        return self.get_head(key, first) == data[:first] and (
+            len(data) < first or self.get_head(key, len(data) + 1) == data
+        )
+
+    def refuses_again(self, key: str, data: Data) -> bool:
+        """Whether the store refuses to create an object that is there, with the bytes that it has."""
+        try:
+            self.create(key, data)
+        except (AlreadyExistsError, AmbiguousWriteError):
+            return True
+        return False
+
     def copies_from(self, source: Storage) -> bool:
         """Whether objects of `source` lie in the same store, which can copy them here by itself."""
         return copying.can_copy(source, self)
@@ -184,9 +240,14 @@ class Storage(Connection):
         for page in scanning.pages(self, prefix):
             yield from page
 
-    def clock(self) -> datetime:
-        """The time in UTC as the store tells it: what it says of an object that was just put below `clock/`."""
-        return scanning.clock(self)
+    def clock(self, prefix: str) -> datetime:
+        """The time in UTC as the store tells it; nothing is written.
+
+        That of its answer to a LIST, or the clock of a folder on this machine. Where a store does not say it (what is
+        mounted from elsewhere, or goes through any other filesystem of fsspec), it is when the newest object below the
+        folder `prefix` was made: things are at least as old as they look by that.
+        """
+        return scanning.clock(self, prefix)
 
     def versioned(self) -> bool | None:
         """Whether what is deleted stays as an older version, which takes space; None where the store does not say."""
@@ -194,15 +255,27 @@ class Storage(Connection):
 
     def exists(self, key: str) -> bool:
         """Whether there is an object of that name now. For tools: it may be gone a moment later."""
+        return self._bytes_of(key) is not None
+
+    def sizes(self, keys: Iterable[str]) -> dict[str, int]:
+        """How many bytes each of a few objects has, by a request each; 0 of one that is not there."""
+        asked = [*keys]
+
+        def job(key: str) -> Job[int | None]:
+            return Job(lambda cancelled: self._bytes_of(key, cancelled))
+
+        found = in_order(self.engine().pool, map(job, asked), max_ahead=_LOOKS_AT_ONCE)
+        return {key: size or 0 for key, size in zip(asked, found, strict=True)}
+
+    def _bytes_of(self, key: str, cancelled: threading.Event | None = None) -> int | None:
         driver = self.driver
 
-        def attempt(this: Attempt) -> bool:
+        def attempt(this: Attempt) -> int | None:
             with contextlib.suppress(FileNotFoundError):
-                driver.head(key, this.timeout_s)
-                return True
-            return False
+                return driver.head(key, this.timeout_s).size
+            return None
 
-        return self.request("head", check_key(key), attempt)
+        return self.request("head", check_key(key), attempt, cancelled)
 
     def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
         check_key(key)

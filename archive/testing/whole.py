@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from archive import Archive, Episodes
 
 READ_BYTES = 64 * 1024 * 1024
-_OTHERS = ("commits/", "sessions/", "requests/", "pins/", "clock/", "damaged/")  # beside what a prune may delete
+_OTHERS = ("commits/", "sessions/", "requests/", "pins/", "damaged/")  # beside what a prune may delete
 
 
 def assert_whole(arc: Archive) -> None:

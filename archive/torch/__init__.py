@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.torch", "'trajectory-archive[torch]'")
+
 from archive.datasets import (
     EpisodeDataset,
     EpisodeStream,

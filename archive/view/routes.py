@@ -1,4 +1,4 @@
-"""Engine: which question of the browser is answered by which function, and what becomes of errors."""
+"""Which question of the browser is answered by which function, and what becomes of errors."""
 
 from __future__ import annotations
 
@@ -62,21 +62,25 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-def application(shown: Shown, token: Callable[[], str]) -> Any:
-    """The viewer of an archive, as an ASGI application; `token` is what the first page is given to ask with."""
+def application(shown: Shown) -> Any:
+    """The viewer of an archive, as an ASGI application; the page asks with what scope["token"] says."""
     from starlette.applications import Starlette
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
     first = (APP / "index.html").read_text(encoding="utf-8")
     routes = [
-        Route("/", lambda request: _sent(text_reply(first.replace("{{token}}", token()), "text/html; charset=utf-8"))),
+        Route("/", lambda request: _sent(_page(first, request.scope["token"]))),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["GET"]) for path, answer in QUESTIONS.items()),
         *(Route(f"/api/{path}", _endpoint(shown, answer), methods=["POST"]) for path, answer in CHANGES.items()),
         *(Route(f"/app/{name}", _own(text, kind)) for name, (text, kind) in _shared().items()),
         Mount("/app", StaticFiles(directory=APP)),
     ]
     return Starlette(routes=routes)
+
+
+def _page(text: str, token: str) -> Reply:
+    return text_reply(text.replace("{{token}}", token), "text/html; charset=utf-8")
 
 
 def _shared() -> dict[str, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Engine: an archive on a port of this machine, for a browser or a cell of a notebook."""
+"""An archive on a port of this machine, for a browser or a cell of a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from archive import Archive
 
 STOP_S = 5.0
-_NOTEBOOKS = "http://localhost:* http://127.0.0.1:* 'self'"  # who may frame it; the token is needed all the same
 
 
 class Viewer:
@@ -25,7 +24,7 @@ class Viewer:
 
     def __init__(self, shown: Shown, **how: Any) -> None:
         try:
-            self._server = Server(application(shown, lambda: self._server.token), ancestors=_NOTEBOOKS, **how)
+            self._server = Server(application(shown), **how)
         except ImportError as e:
             raise MissingPackageError(f"the viewer needs more ({e}): pip install 'trajectory-archive[view]'") from e
         self._server.start()
@@ -36,6 +35,11 @@ class Viewer:
     def url(self) -> str:
         """What to open in a browser. Whoever has it may look, so it is no link to pass on."""
         return self._server.url
+
+    def url_once(self) -> str:
+        """What to open in a browser by a command, whose line every user of this machine sees: a URL that opens it once,
+        and whoever has opened it goes on."""
+        return self._server.url_once()
 
     @property
     def origin(self) -> str:
@@ -59,7 +63,7 @@ class Viewer:
 
     def _repr_html_(self) -> str:
         return (
-            f'<iframe src="{html.escape(self.url)}" width="100%" height="720" style="border:0" '
+            f'<iframe src="{html.escape(self.url)}" width="100%" height="720" style="border:0" referrerpolicy="origin" '
             'allow="clipboard-write"></iframe>'
         )
 

@@ -71,13 +71,13 @@ def _path(x: Values, y: Values) -> str:
     return "".join(out)
 
 
-def histogram(values: Any, label: str, *, bins: int = 24, width: int = 240, height: int = 60) -> Markup:
+def histogram(values: Any, label: str, *, bins: int = 24) -> Markup:
     """How many values lie where; empty if there are none."""
     known = numbers(values)
     known = known[np.isfinite(known)]
     if not len(known):
         return Markup("")
-    low, high = float(known.min()), float(known.max())
+    low, high, width, height = float(known.min()), float(known.max()), 240, 60
     counts, names = _binned(known, low, high, bins)
     step = width / len(counts)
     bars = []
@@ -102,9 +102,9 @@ def _binned(known: Values, low: float, high: float, bins: int) -> tuple[Any, lis
     return np.histogram(known, bins=edges)[0], [a if a == b else f"{a} to {b}" for a, b in spans]
 
 
-def bars(counts: Mapping[str, float], *, width: int = 320) -> Markup:
+def bars(counts: Mapping[str, float]) -> Markup:
     """A bar a name, the longest as wide as there is room."""
-    most = max(counts.values(), default=0) or 1
+    most, width = max(counts.values(), default=0) or 1, 320
     rows = []
     for name, count in counts.items():
         rect = tag("rect", x=0, y=1, width=width * count / most, height=10, fill=COLORS[0])
@@ -113,12 +113,12 @@ def bars(counts: Mapping[str, float], *, width: int = 320) -> Markup:
     return tag("table", tag("tbody", *rows), class_="bars") if rows else Markup("")
 
 
-def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int, *, width: int = 560) -> Markup:
+def flow(moved: Mapping[tuple[int, int], int], sources: int, targets: int) -> Markup:
     """From source ranks (left) to target ranks (right): a band as wide as the steps that move."""
     total = sum(moved.values())
     if not total:
         return Markup("")
-    gap, bar, margin = 6.0, 14.0, 70.0
+    width, gap, bar, margin = 560, 6.0, 14.0, 70.0
     scale = max(120, 22 * max(sources, targets)) / total
     tall_left, tall_right = np.zeros(sources), np.zeros(targets)
     for (source, target), steps in moved.items():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.base import FieldError, MissingPackageError
+from archive.base import FieldError, package
 from archive.views import bands, frames
 from archive.views.charts import COLORS, color_of
 
@@ -128,10 +127,7 @@ def plan(moved: Mapping[tuple[int, int], int], targets: int, title: str) -> Any:
 
 
 def _subplots(rows: int, columns: int, *, width: float, height: float) -> Sequence[Any]:
-    try:
-        pyplot = importlib.import_module("matplotlib.pyplot")
-    except ImportError as e:
-        raise MissingPackageError(f"plots need Matplotlib ({e}): pip install 'trajectory-archive[plots]'") from e
+    pyplot = package("matplotlib.pyplot", "a plot", "'trajectory-archive[plots]'")
     _, axes = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
     flat: Sequence[Any] = axes.reshape(-1)
     return flat

@@ -30,9 +30,8 @@ def newest_checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def told(title: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """A table of rows that are told as they are."""
-    some = [list(row.values()) for row in rows[:MAX_RUNS]]
-    return section(title, _listed(list(rows[0]) if rows else [], some, len(rows)))
+    """A table of rows that are told as they are, all of them."""
+    return section(title, _listed(list(rows[0]) if rows else [], [list(row.values()) for row in rows]))
 
 
 def runs(about: Sequence[Mapping[str, Any]]) -> Markup:

@@ -1,4 +1,4 @@
-"""Engine: what makes text of token ids, from what users give: a function, a tokenizer, or the name of one."""
+"""What makes text of token ids, from what users give: a function, a tokenizer, or the name of one."""
 
 from __future__ import annotations
 

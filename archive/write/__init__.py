@@ -9,7 +9,6 @@ from archive.write.buffer import Buffer
 from archive.write.bufferwriter import BufferWriter
 from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest, live_table
-from archive.write.departures import Departures
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, owned
@@ -25,7 +24,6 @@ __all__ = [
     "Changes",
     "Column",
     "Cut",
-    "Departures",
     "Describe",
     "EnvRuns",
     "EpisodeRecord",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, run_starts
 from archive.base import cached_property
 from archive.fields import NODES, Array, Ragged, ShardSchema, dtypes
 from archive.fields.axes import Extent, Layout, axis_of
@@ -63,6 +63,7 @@ class Slab(NamedTuple):
     uuids: list[list[str]]
     update_min: list[int | None]
     update_max: list[int | None]
+    weights: list[list[dict[str, Any]] | None]  # where steps of a segment differ in these: runs of those that do not
     reward: list[float | None]
     runs: int
 
@@ -133,9 +134,9 @@ def assemble(blocks: Sequence[Block], reward: str | None) -> Slab:
             position, episode = np.r_[position, block.position], np.r_[episode, block.single]
     layout = Layout(order, start, length, np.array([b.length for b in blocks], np.int64), _segment_of(blocks, episode))
     arrays, extents = _arrays(schema, blocks, layout)
-    uuids, low, high = _weights(blocks, order, start, length)
+    uuids, low, high, weights = _weights(blocks, order, start, length)
     return Slab(
-        schema, arrays, episode, env_id, position, start, length, extents, uuids, low, high,
+        schema, arrays, episode, env_id, position, start, length, extents, uuids, low, high, weights,
         _returns(schema, arrays, reward, start, length), _env_rows(blocks, runs),
     )  # fmt: skip
 
@@ -169,8 +170,8 @@ def _segment_of(blocks: Sequence[Block], episode: Ints) -> Ints:
 
 def _weights(
     blocks: Sequence[Block], order: Ints | None, start: Ints, length: Ints
-) -> tuple[list[list[str]], list[int | None], list[int | None]]:
-    """Distinct weights uuids and least and greatest update count of each segment."""
+) -> tuple[list[list[str]], list[int | None], list[int | None], list[list[dict[str, Any]] | None]]:
+    """Distinct weights uuids, least and greatest update count, and runs of weights of each segment."""
     codes: dict[str | None, int] = {None: -1}
     uuid = _per_row([_codes(b.uuids, codes) for b in blocks], blocks, order)
     update = _per_row([_updates(b.updates) for b in blocks], blocks, order)
@@ -179,6 +180,7 @@ def _weights(
     uuids: list[list[str]] = []
     low: list[int | None] = []
     high: list[int | None] = []
+    runs: list[list[dict[str, Any]] | None] = []
     for at, count in zip(start.tolist(), length.tolist(), strict=True):
         block = tails.pop(0) if count == 0 else None
         u = np.array([_codes(block.uuids, codes)]).reshape(-1) if block else uuid[at : at + count]
@@ -190,7 +192,18 @@ def _weights(
         known = n[n != _UNKNOWN]
         low.append(int(known.min()) if len(known) else None)
         high.append(int(known.max()) if len(known) else None)
-    return uuids, low, high
+        runs.append(_runs_of(u, n, names) if count > 1 and (len(distinct) > 1 or (n != n[0]).any()) else None)
+    return uuids, low, high, runs
+
+
+def _runs_of(uuid: Ints, update: Ints, names: dict[int, str | None]) -> list[dict[str, Any]]:
+    starts = run_starts(uuid, update)
+    steps = np.diff(np.append(starts, len(uuid))).tolist()
+    found = zip(steps, uuid[starts].tolist(), update[starts].tolist(), strict=True)
+    return [
+        {"steps": n, "model_weights_uuid": names[code], "update_count": None if count == _UNKNOWN else count}
+        for n, code, count in found
+    ]
 
 
 _UNKNOWN = np.iinfo(np.int64).min

@@ -147,10 +147,14 @@ class Buffer:
         with self._writer._entered(), self._writer._changes(wait=True):
             self._inner.evict(env_id, before, positions)
 
-    def remove(self, episode_ids: str | Iterable[str]) -> int:
-        """All live steps of these episodes have left the buffer; how many."""
+    def remove(self, episode_ids: str | Iterable[str], missing: str = "error") -> int:
+        """All live steps of these episodes have left the buffer; how many. missing: "ignore" passes over ids that are
+        not in it; "error" (default): NotFoundError, and nothing was removed.
+
+        A recovery takes it back with the training, of prompts that were trained on after the checkpoint.
+        """
         with self._writer._entered(), self._writer._changes(wait=True):
-            return self._inner.remove(episode_ids)
+            return self._inner.remove(episode_ids, missing)
 
     def clear(self) -> None:
         """All steps have left the buffer. They stay in the archive."""

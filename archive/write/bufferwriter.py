@@ -141,11 +141,12 @@ class BufferWriter:
         self._kinds.add(shard, fields.vague)
         record.headless, record.terminated, record.truncated = not first, terminated, truncated
         start = self.streams.next_position(env)
-        record.begin, record.end, record.ended = start, start + fields.length if last else None, self.streams.epoch
-        index = self._register(record)
-        # an episode without steps takes a position too, so that it can be live and be named
-        self.streams.start_at(env, start + max(1, fields.length), None if last or env == NO_ENV else index)
         count = fields.length
+        # an episode without steps takes a position too, so that it can be live and be named: its first one is the next
+        record.begin = start if count or last else start + 1
+        record.end, record.ended = start + count if last else None, self.streams.epoch
+        index = self._register(record)
+        self.streams.start_at(env, start + max(1, count), None if last or env == NO_ENV else index)
         self.live_set.add(env, np.array([start]), np.array([count]), np.array([index]))
         runs = RowRuns(*(np.full(min(1, count), of) for of in (env, start, count, index)))
         self._collected.keep(Block(shard, fields.data, runs, weights.uuid, weights.update_count, index, env, start))
@@ -281,13 +282,18 @@ class BufferWriter:
         """All steps of these env rows before these positions, of which none is beyond the next, have left."""
         self.live_set.evict_all_before(env_ids, positions)
 
-    def remove(self, episode_ids: str | Iterable[str]) -> int:
+    def remove(self, episode_ids: str | Iterable[str], missing: str = "error") -> int:
         names = [episode_ids] if isinstance(episode_ids, str) else list(episode_ids)
         found = [(n, self.streams.records.number_of(n)) for n in names]
         numbers = [number for _, number in found if number is not None]
-        if len(numbers) < len(found):
+        if missing not in ("error", "ignore"):
+            raise UsageError(f"missing={missing!r}: give 'error', or 'ignore' to remove those that are there")
+        if len(numbers) < len(found) and missing == "error":
             unknown = next(n for n, number in found if number is None)
-            raise NotFoundError(f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists what is")
+            raise NotFoundError(
+                f"episode {unknown!r} is not in buffer {self.name!r}; w.live lists what is, and "
+                "remove(ids, missing='ignore') passes over what is not; nothing was removed"
+            )
         return self.live_set.remove(np.array(numbers, np.int64))
 
     def close_episodes(
@@ -349,16 +355,16 @@ class BufferWriter:
         for place in resume.to_close:
             record = self.streams.records[places[place]]
             record.truncated, record.reason = True, "resumed"
-            record.end, record.ended = self.streams.next_position(record.env_id), self.streams.epoch
+            record.end, record.ended = record.begin + record.stored, self.streams.epoch
             self._closed.append(places[place])
 
     def _known(self, episode: KnownEpisode) -> int:
         record = EpisodeRecord(episode.id, episode.env_id, headless=episode.headless, begin=episode.begin)
-        rest = episode.unfinished
+        record.stored, rest = episode.stored, episode.unfinished
         if rest is None:
-            record.end, record.broken, record.sealed = episode.begin, episode.broken, True
+            record.end, record.broken, record.sealed = episode.begin + episode.stored, episode.broken, True
         else:
-            record.predecessor, record.stored, record.returned = rest.predecessor, rest.stored, rest.returned
+            record.predecessor, record.returned = rest.predecessor, rest.returned
             record.metadata = dict(rest.metadata)
         return self.streams.records.add(record)
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import offsets_of, run_starts
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, Runs, Stream, tables
-from archive.write.episoderecords import EpisodeRecords
+from archive.write.episoderecords import EpisodeRecord, EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,11 +51,17 @@ class Cut:
     attributes: dict[str, str]  # name -> JSON of {episode id: value}
     state: tuple[dict[str, Any], dict[str, Array]] | None
     discarded: dict[str, dict[str, int]]
+    left: Runs  # what is live, and not in it
 
     @cached_property
     def live(self) -> pa.Table:
         """Rows of the live table; made in the background, as a checkpoint's caller waits for the rest."""
         return live_table(self.name, self.place, self.runs, self.streams)
+
+    @property
+    def left_out(self) -> pa.Table:
+        """Rows as of the live table, of what is not in it."""
+        return live_table(self.name, self.place, self.left, self.streams)
 
     @property
     def steps(self) -> int:
@@ -80,11 +85,13 @@ def make(
     texts = {n: attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
     flat = None if state is None else trees.flatten(state, where="state")
     dropped: dict[str, dict[str, int]] = {}
+    left = Runs.empty()
     if incomplete == "drop":
-        dropped, keep = _incomplete(runs, records)
+        following, opened = positions
+        dropped, keep = _incomplete(runs, records, {env: following[env] for env in opened})
         made = made if keep.all() else {n: _picked(c, np.repeat(keep, runs.length), empty) for n, c in made.items()}
-        runs = runs.pick(keep)
-    return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped)
+        runs, left = runs.pick(keep), runs.pick(~keep)
+    return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped, left)
 
 
 def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:
@@ -107,34 +114,39 @@ def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequenc
 
 def joined(runs: Runs) -> Runs:
     """Neighbouring steps of one stream as one run, whatever episodes they belong to; episodes without steps alone."""
+    some = runs._replace(episode=np.zeros_like(runs.episode)).pick(runs.length > 0)
+    return Runs.joined([Runs.of(some.standing.merged()), runs.pick(runs.length == 0)]).ordered()
+
+
+def _incomplete(
+    runs: Runs, records: EpisodeRecords, following: Mapping[int, int]
+) -> tuple[dict[str, dict[str, int]], Any]:  # fmt: skip
+    """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the others'
+    runs. following: env row -> its next position, where an episode is open."""
+    numbers, episode = np.unique(runs.episode, return_inverse=True)
+    live = np.bincount(episode, runs.length, len(numbers)).astype(np.int64)
     full = runs.pick(runs.length > 0)
-    empty = runs.pick(runs.length == 0)
-    if len(full.env):
-        before = offsets_of(full.length)[:-1]  # steps follow one another as long as these grow as positions do
-        heads = run_starts(full.env, full.stream, full.position - before, full.lo - before)
-        full = full.pick(heads)._replace(length=np.add.reduceat(full.length, heads))
-    both = Runs(*map(np.concatenate, zip(full, empty, strict=True)))
-    return both.pick(np.lexsort((both.length, both.position, both.env)))
+    begun = set(zip(full.episode.tolist(), full.env.tolist(), full.position.tolist(), strict=True))
+    each = zip(numbers.tolist(), live.tolist(), strict=True)
+    why = np.array([_lack(number, records[number], steps, begun, following) for number, steps in each], object)
+    counts = {
+        reason: {"episodes": int((why == reason).sum()), "steps": int(live[why == reason].sum())}
+        for reason in ("headless", "open")
+        if (why == reason).any()
+    }
+    return counts, (why == "")[episode]
 
 
-def _incomplete(runs: Runs, records: EpisodeRecords) -> tuple[dict[str, dict[str, int]], Any]:
-    """Live steps of episodes that lack their beginning or their end, counted by reason; mask of the others' runs."""
-    first_of: dict[int, int] = {}
-    for i, index in enumerate(runs.episode.tolist()):
-        first_of.setdefault(index, i)
-    headless, unfinished = set(), set()
-    for index, i in first_of.items():
-        record = records[index]
-        if record.headless or int(runs.position[i]) > record.begin:
-            headless.add(index)
-        if record.end is None or record.broken:
-            unfinished.add(index)
-    counts: dict[str, dict[str, int]] = {}
-    for reason, members in (("headless", headless), ("open", unfinished - headless)):
-        mine = np.isin(runs.episode, list(members))
-        if members:
-            counts[reason] = {"episodes": len(members), "steps": int(runs.length[mine].sum())}
-    return counts, ~np.isin(runs.episode, list(headless | unfinished))
+def _lack(
+    number: int, record: EpisodeRecord, live: int, begun: set[tuple[int, int, int]], following: Mapping[int, int]
+) -> str:  # fmt: skip
+    """Why an episode is not complete: its first step is not live, or the last, or one between; "" if it is.
+    live: how many steps are; begun: episode, env row and position where runs of live steps begin."""
+    end = following.get(record.env_id, record.begin) if record.end is None else record.end
+    has_first = end == record.begin or (number, record.env_id, record.begin) in begun
+    if record.headless or not has_first:
+        return "headless"
+    return "" if record.end is not None and not record.broken and live == end - record.begin else "open"
 
 
 def column(name: str, value: Any, runs: Runs, records: EpisodeRecords, empty: Empty = np.empty) -> Column:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, merge_runs, run_starts
+from archive.arrays import Ints
 from archive.base import Undo
 from archive.manifest import OWN, Runs, Stream
+from archive.steps import Steps
 from archive.write import cut
 
 _MAX_NOTES = 4096  # before they are made one
@@ -87,48 +88,36 @@ class Departures:
     def _of_rows(self) -> Iterator[Range]:
         if not self._before:
             return
-        envs, positions = (column.tolist() for column in _greatest(self._before))
+        envs, positions = _greatest(self._before)
         said = self._said
-        self._said = said | dict(zip(envs, positions, strict=True))
-        for env, position in zip(envs, positions, strict=True):
-            yield from self._at(env, said.get(env, 0), position)
+        self._said = said | dict(zip(envs.tolist(), positions.tolist(), strict=True))
+        yield from self._at(Steps(envs, np.array([said.get(env, 0) for env in envs.tolist()], np.int64), positions))
 
     def _of_ranges(self) -> Iterator[Range]:
-        by_env: dict[int, list[tuple[Ints, Ints]]] = {}
-        for env, *edges in self._ranges:
-            by_env.setdefault(env, []).append((edges[0], edges[1]))
-        for env, noted in by_env.items():
-            starts, stops = merge_runs(*map(np.concatenate, zip(*noted, strict=True)))
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-                yield from self._at(env, start, stop)
+        noted = [Steps(np.full(len(starts), env), starts, stops) for env, starts, stops in self._ranges]
+        yield from self._at(Steps.joined(noted).union())
 
     def _of_runs(self) -> list[Range]:
         if not self._runs:
             return []
-        runs = Runs(*map(np.concatenate, zip(*self._runs, strict=True)))
-        return self.addresses(cut.joined(runs.pick(np.lexsort((runs.position, runs.env)))))
+        return self.addresses(cut.joined(Runs.joined(self._runs).ordered()))
 
-    def _at(self, env: int, start: int, stop: int) -> Iterator[Range]:
-        """Steps at positions [start, stop) of an env row: those of its own stream, and those that were taken over."""
-        own = max(start, self._first.get(env, 0))
-        if own < stop:
-            yield Range(*self._own, env, own, stop)
-        old = self._foreign
-        first, last = np.searchsorted(old.env, [env, env + 1]).tolist()
-        last = first + int(np.searchsorted(old.position[first:last], stop))
-        first += int(np.searchsorted((old.position + np.maximum(old.length, 1))[first:last], start, side="right"))
-        for i in range(first, last):
-            position, length = int(old.position[i]), max(1, int(old.length[i]))
-            lo, hi = max(start, position), min(stop, position + length)
-            if lo < hi:
-                shift = int(old.lo[i]) - position
-                yield Range(*self._stream(int(old.stream[i]), env), lo + shift, hi + shift)
+    def _at(self, places: Steps) -> Iterator[Range]:
+        """Steps at positions of env rows: those of their own streams, and those that were taken over."""
+        for env, start, stop in zip(places.stream.tolist(), places.lo.tolist(), places.hi.tolist(), strict=True):
+            own = max(start, self._first.get(env, 0))
+            if own < stop:
+                yield Range(*self._own, env, own, stop)
+        met = places.meet(self._foreign.standing.placed)
+        old = self._foreign.pick(met.right)
+        shift = old.lo - old.position
+        found = (old.stream, old.env, met.lo + shift, met.hi + shift)
+        for stream, env, lo, hi in zip(*(column.tolist() for column in found), strict=True):
+            yield Range(*self._stream(stream, env), lo, hi)
 
 
 def _greatest(noted: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     """Each env row once, with the greatest position."""
     envs, positions = (np.concatenate(column) for column in zip(*noted, strict=True))
-    order = np.argsort(envs, kind="stable")
-    envs, positions = envs[order], positions[order]
-    heads = run_starts(envs)
-    return envs[heads], np.maximum.reduceat(positions, heads)
+    before = Steps(envs, np.zeros_like(positions), positions).union()
+    return before.stream, before.hi

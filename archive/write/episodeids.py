@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +14,14 @@ from archive.write.episoderecords import NewEpisodes
 class Ids:
     """Episode ids of one writer: new ones, and the claim to those that the user gives."""
 
-    def __init__(self, place: Place, known: Callable[[], set[str]], undo: Undo | None = None) -> None:
+    def __init__(self, place: Place, known: Callable[[], Set[str]], undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
         self._prefix = f"{place.session}-{place.rank:05d}-"
         self._count = 0
         self.sequence = 0  # of the next segment of this rank and session, over all buffers
         self._load = known
-        self._known: set[str] | None = None
-        self.claimed: set[str] = set()  # given by the user, not committed yet, and not replacing another
+        self._known: Set[str] | None = None  # of what is committed; others' come to it as it goes
+        self._own: set[str] = set()  # given by the user
         self._new: list[str] = []  # claimed by the call under way
 
     @contextmanager
@@ -31,9 +31,7 @@ class Ids:
         try:
             yield
         except BaseException:
-            self.claimed.difference_update(self._new)
-            if self._known is not None:
-                self._known.difference_update(self._new)
+            self._own.difference_update(self._new)
             raise
 
     def take(self, count: int) -> int:
@@ -66,23 +64,19 @@ class Ids:
     def _is_known(self, name: str) -> bool:
         if self._known is None:
             self._known = self._load()
-        return name in self._known or name.startswith(self._prefix)
+        return name in self._known or name in self._own or name.startswith(self._prefix)
 
     def claim(self, name: str, *, replace: bool) -> bool:
-        """Whether the id replaces a known one; one that is known and not replaced is refused."""
+        """Whether the id takes the place of another, if there is one: it may be committed meanwhile. One that is known
+        and replaces none is refused."""
         known = self._is_known(name)
         if known and not replace:
             raise DuplicateEpisodeError(
                 f"the archive already has an episode {name!r}; give another id, or replace=True (with all of its "
                 "steps) for a new revision"
             )
-        assert self._known is not None
-        self._undo.member(self._known, name)
-        self._undo.member(self.claimed, name)
-        self._known.add(name)
-        if replace:
-            self.claimed.discard(name)  # it may replace what another writer commits meanwhile, too
-        elif not known:
-            self.claimed.add(name)
+        self._undo.member(self._own, name)
+        if name not in self._own:
+            self._own.add(name)
             self._new.append(name)
-        return known
+        return replace

@@ -31,7 +31,10 @@ class EpisodeRecord:
     terminated: bool | None = None
     truncated: bool | None = None
     reason: str | None = None
-    begin: int = 0  # position of its first step in its env row (before the row's live part, if headless)
+    begin: int = (
+        0  # position of its first step in its env row, or where that will stand (before the row's live part, if
+    )
+    # it has left); `end` is as many positions on as it has steps
     fields: str = ""  # digest of its fields, which must not change in the middle
     stored: int = 0
     returned: float | None = None
@@ -42,7 +45,7 @@ class EpisodeRecord:
 class NewEpisodes(NamedTuple):
     """What the episodes that a call begins have in common, and where their ids come from."""
 
-    claim: Callable[[str], bool]  # refuses an id that was given, or says whether it replaces a known one
+    claim: Callable[[str], bool]  # refuses an id that was given, or says whether it takes the place of another
     take: Callable[[int], int]  # so many new ids: the number of the first
     name: Callable[[int], str]  # the id of that number
     metadata: dict[str, Any]

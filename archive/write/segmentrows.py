@@ -39,7 +39,7 @@ class SegmentRows:
         for i in np.lexsort((slab.position, slab.episode)).tolist():
             rows[i] = row = self._segment(episodes[i], positions[i], lengths[i], epoch)
             record, reward = self._records[row.pop("index")], slab.reward[i]
-            record.weights = (slab.uuids[i][-1] if slab.uuids[i] else None, slab.update_max[i])
+            record.weights = _newest(slab, i)
             record.returned = reward if record.returned is None or reward is None else record.returned + reward
             row["return"] = record.returned
         columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {"episode_id": []}
@@ -47,6 +47,7 @@ class SegmentRows:
             columns, shard=key, start=slab.start, length=slab.length, env_id=slab.env_id, position=slab.position,
             extents=tables.extents(slab.extents, len(episodes)), schema=slab.schema.dumps(),
             model_weights_uuids=slab.uuids, update_count_min=slab.update_min, update_count_max=slab.update_max,
+            weights=slab.weights,
         )  # fmt: skip
 
     def _segment(self, index: int, position: int, length: int, epoch: int) -> dict[str, Any]:
@@ -89,3 +90,11 @@ class SegmentRows:
     def _table(self, columns: dict[str, Any], **more: Any) -> pa.Table:
         fixed = {"session": self._place.session, "buffer": self._buffer, "rank": self._place.rank}
         return tables.from_columns("segments", columns | more | fixed)
+
+
+def _newest(slab: Slab, segment: int) -> tuple[str | None, int | None]:
+    """The weights and the update count of the last step of a segment."""
+    runs, uuids = slab.weights[segment], slab.uuids[segment]
+    if runs is None:
+        return uuids[-1] if uuids else None, slab.update_max[segment]
+    return runs[-1]["model_weights_uuid"], runs[-1]["update_count"]

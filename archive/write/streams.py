@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, offsets_of, run_starts
+from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts
 from archive.base import Undo, UsageError
 from archive.write.episoderecords import NONE, Begun, Ends, EpisodeRecords, NewEpisodes
-from archive.write.rowgroups import NO_ROWS, Cuts, Groups, cuts_at
-from archive.write.rowruns import EnvRuns, RowRuns
+from archive.write.rowruns import NO_ROWS, Cuts, EnvRuns, Groups, RowRuns, cuts_at
 
 
 class Rows(NamedTuple):
@@ -37,13 +36,13 @@ class Rows(NamedTuple):
     def first_of(self, env: int) -> int:
         """The number of the first row of an env row."""
         if isinstance(self.env_ids, EnvRuns):
-            return int(self.env_ids.length[: int(np.searchsorted(self.env_ids.env, env))].sum())
+            return int(self.env_ids.length[self.env_ids.env < env].sum())
         return int(np.flatnonzero(self.env_ids == env)[0])
 
     def position_of(self, i: int) -> int | None:
         """The position that was given to row i, the first of its env row; None if it gets the next one."""
         if isinstance(self.env_ids, EnvRuns):
-            at = int(np.searchsorted(offsets_of(self.env_ids.length), i, side="right")) - 1
+            at = int(group_of(offsets_of(self.env_ids.length), np.array(i)))
             return int(self.env_ids.position[at])
         return None if self.positions is None else int(self.positions[i])
 
@@ -259,7 +258,7 @@ class Streams:
 
     def _advance(self, groups: Groups, cuts: Cuts, runs: RowRuns, ends: Ends) -> None:
         """What comes next in each env row, and what is open there."""
-        tails = np.searchsorted(cuts.row, groups.offset[1:]) - 1
+        tails = group_of(cuts.row, groups.offset[1:] - 1)
         self._undo.rows(self._next, groups.slot)
         self._undo.rows(self._open, groups.slot)
         self._next[groups.slot] = (runs.position + runs.length)[tails]
@@ -269,7 +268,7 @@ class Streams:
 def _ends(rows: Rows, groups: Groups, cuts: Cuts, epoch: int) -> Ends:
     """Where and how each run ends its episode."""
     row = groups.flagged(rows.last)
-    run = np.searchsorted(cuts.row, row, side="right") - 1
+    run = group_of(cuts.row, row)
     ends = Ends.none(len(cuts.row), epoch)
     ends.position[run] = cuts.position[run] + row - cuts.row[run] + 1
     chosen = row if groups.order is None else groups.order[row]

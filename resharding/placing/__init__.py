@@ -7,7 +7,7 @@ from resharding.placing.assignment import identity, place, within_bounds
 from resharding.placing.cost import read_cost
 from resharding.placing.pieces import cut_pieces, gather, joined, piece_positions
 from resharding.placing.records import FILTERED, Dropped, Parts, Placement, Rules
-from resharding.placing.source import Source, SourceBuffer, filtered, schemas_of
+from resharding.placing.source import Source, SourceBuffer, filtered
 
 __all__ = [
     "FILTERED",
@@ -25,6 +25,5 @@ __all__ = [
     "piece_positions",
     "place",
     "read_cost",
-    "schemas_of",
     "within_bounds",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from archive.arrays import Ints, Mask, offsets_of, run_heads, since_head, spans
+from archive.arrays import Ints, Mask, group_of, offsets_of, run_heads, since_head, spans
 from archive.manifest import NO_ENV
+from archive.steps import codes
 from resharding.placing.records import FILTERED, Drop, Dropped, Parts, Placement, Rules, Units
 
 
@@ -27,7 +28,7 @@ def within_bounds(units: Units, rules: Rules) -> bool:
         rows = np.arange(rules.num_envs)
         if not all(np.array_equal(np.unique(units.env[units.rank == rank]), rows) for rank in ranks):
             return False
-    rank_and_row = np.unique(np.stack([units.rank, units.env]), axis=1, return_inverse=True)[1].reshape(-1)
+    rank_and_row = codes(units.rank, units.env)
     most = {
         "max_length": np.bincount(rank_and_row, weights=units.steps),
         "capacity": np.bincount(units.rank, weights=units.steps),
@@ -106,13 +107,12 @@ def _cut(order: Ints, steps: Ints, n: int) -> Parts:
     total = int(steps.sum())
     ends = np.cumsum(steps)
     begins = ends - steps
-    cuts = np.array([total * k // n for k in range(1, n)], np.int64)
-    # each unit is cut at those cuts that lie within it, not at its edges
-    first, last = np.searchsorted(cuts, begins, side="right"), np.searchsorted(cuts, ends, side="left")
+    edges = np.array([total * k // n for k in range(n + 1)], np.int64)
+    # each unit is cut at those edges that lie within it, not at its own
+    first, last = group_of(edges[:-1], begins), group_of(edges[:-1], ends - 1)
     count = np.maximum(last - first, 0) + 1
     owner = np.repeat(np.arange(len(order)), count)
     target = spans(first, count)
-    edges = np.concatenate([[0], cuts, [total]])
     lo = np.maximum(edges[target], begins[owner]) - begins[owner]
     hi = np.minimum(edges[target + 1], ends[owner]) - begins[owner]
     parts = _nowhere(np.minimum(target, n - 1), order[owner], np.minimum(lo, hi), hi)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from archive.arrays import Ints, Mask, offsets_of, run_heads, run_starts, run_tails, since_head, sums
 from archive.base import NotFoundError, UsageError, cached_property
 from archive.checkpoint import Checkpoint
-from archive.fields import loads
-from archive.manifest import Located, Snapshot
+from archive.read import Episodes, Spans
+from archive.steps import Steps
+from archive.tables import among
 from resharding.placing.records import Units
 
 
@@ -20,26 +22,28 @@ class SourceBuffer:
     """The live steps of one buffer over all source ranks: pieces of segments, grouped into units."""
 
     name: str
-    pieces: Located
-    rank: Ints  # per piece
-    env: Ints
+    pieces: Steps  # of rows of the segments table; rank, env: where from; at: where they stand in the rank's columns
     heads: Ints  # first piece of each unit
     first: Ints  # that of its first live step, or the same
     number: Ints  # per unit: its episode in the index
-    column_at: Ints  # per piece: where its steps stand in the source rank's columns
 
     @property
     def offsets(self) -> Ints:
-        return np.append(self.heads, len(self.pieces.row))
+        return np.append(self.heads, len(self.pieces))
+
+    @property
+    def spans(self) -> Spans:
+        """The steps of each unit, as those of an episode."""
+        return Spans(self.offsets, self.pieces.stream, self.pieces.lo, self.pieces.hi)
 
     @property
     def steps(self) -> Ints:
-        return sums(self.pieces.hi - self.pieces.lo, self.offsets)
+        return sums(self.pieces.length, self.offsets)
 
     @property
     def position(self) -> Ints:
         """Of each unit, where its first step stands; of one without steps, where itself does."""
-        return self.pieces.position[self.first]
+        return self.pieces["position"][self.first]
 
 
 class Source:
@@ -57,24 +61,25 @@ class Source:
         """By name; those without live steps too."""
         live, located = self.checkpoint.live, self.checkpoint.located
         names = np.array(live["buffer"].cast("string").to_pylist(), object)
-        rank = live["rank"].to_numpy().astype(np.int64)[located.run]
-        env = live["env_id"].to_numpy()[located.run]
+        rank = live["rank"].to_numpy().astype(np.int64)[located["run"]]
+        env = live["env_id"].to_numpy()[located["run"]]
         out = {}
         for name in self.checkpoint.buffers:
-            mine = np.flatnonzero((names == name)[located.run])
+            mine = np.flatnonzero((names == name)[located["run"]])
             out[name] = self._buffer(name, located.pick(mine), rank[mine], env[mine])
         return out
 
-    def _buffer(self, name: str, pieces: Located, rank: Ints, env: Ints) -> SourceBuffer:
-        steps = pieces.hi - pieces.lo
+    def _buffer(self, name: str, pieces: Steps, rank: Ints, env: Ints) -> SourceBuffer:
+        steps = pieces.length
         at = offsets_of(steps)[:-1]
-        episode = self.checkpoint.index.episode_of_row[pieces.row]
+        episode = self.checkpoint.index.episode_of_row[pieces.stream]
         # a unit begins with another episode, rank or env row, or after a hole, where positions leave their steps behind
         # (but not after a beginning without steps, which belongs to those that follow, wherever they stand)
-        holes = (np.diff(pieces.position - at) != 0) & (steps[:-1] > 0)
+        holes = (np.diff(pieces["position"] - at) != 0) & (steps[:-1] > 0)
         heads = run_starts(episode, rank, env, np.cumsum(np.append(False, holes))[: len(at)])
         first = _first_with_steps(heads, steps)
-        return SourceBuffer(name, pieces, rank, env, heads, first, episode[heads], since_head(at, run_heads(rank)))
+        every = pieces.beside(follows=("at",), rank=rank, env=env, at=since_head(at, run_heads(rank)))
+        return SourceBuffer(name, every, heads, first, episode[heads])
 
     def open_episodes(self, name: str) -> dict[tuple[int, int], str]:
         """(rank, env) -> id of the episode that is open there."""
@@ -86,8 +91,8 @@ class Source:
 
     def gapless(self, buffer: SourceBuffer) -> bool:
         """Whether the steps of each env row follow each other up to where its next one goes, as a ring's do."""
-        rank, env, position = buffer.rank, buffer.env, buffer.pieces.position
-        after = position + np.maximum(buffer.pieces.hi - buffer.pieces.lo, 1)
+        rank, env, position = buffer.pieces["rank"], buffer.pieces["env"], buffer.pieces["position"]
+        after = position + np.maximum(buffer.pieces.length, 1)
         tails = run_tails(rank, env)
         follows = (after[:-1] == position[1:]) | (position[:-1] == position[1:])  # a beginning without steps, moved
         if (~follows & ~tails[:-1]).any():
@@ -104,8 +109,8 @@ class Source:
 
     def divisible(self, buffer: SourceBuffer) -> bool:
         """Whether steps are independent of each other, by the schema of all that is live."""
-        texts, codes = schemas_of(self.checkpoint.snapshot, np.unique(buffer.pieces.row))
-        return bool(len(codes)) and all(loads(texts[code]).unit == "step" for code in np.unique(codes).tolist())
+        schemas = self.checkpoint.reader.segments(buffer.pieces.stream).schemas
+        return bool(schemas) and all(one.unit == "step" for one in schemas)
 
     def units(self, buffer: SourceBuffer, weights: str | None = None) -> Units:
         key = (buffer.name, weights)
@@ -118,30 +123,35 @@ class Source:
         index = self.checkpoint.index
         table = self.checkpoint.snapshot.columns(["episode_start", "commit", "position"])
         commit, begin, position = (table[n].to_numpy() for n in ("commit", "episode_start", "position"))
-        rows, offset = buffer.pieces.row[first], buffer.pieces.lo[first]
+        rows, offset = buffer.pieces.stream[first], buffer.pieces.lo[first]
         start = begin[rows] + offset
-        headless = (start > 0) | ~self._flag("first", index.chains.firsts()[buffer.number])
         whole = index.column("length").to_numpy()[buffer.number]
+        left = (start > 0) | ((steps == 0) & (whole > 0))
+        headless = left | ~self._flag("first", index.chains.firsts()[buffer.number])
         tailless = (start + steps < whole) | ~self._flag("last", index.chains.lasts()[buffer.number])
         return Units(
-            buffer.rank[first], buffer.env[first], steps, self._weights(buffer, weights, steps),
+            buffer.pieces["rank"][first], buffer.pieces["env"][first], steps, self._weights(buffer, weights, steps),
             _ages(commit[rows], position[rows] + offset), headless, tailless, tailless & self._going_on(buffer),
         )  # fmt: skip
 
     def _going_on(self, buffer: SourceBuffer) -> Mask:
         """Units that are the newest live part of an episode that is open in their env row."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         opened = self.open_episodes(buffer.name)
         if not opened or not len(buffer.heads):
             return np.zeros(len(buffer.heads), bool)
-        rank, env = buffer.rank[buffer.heads], buffer.env[buffer.heads]
+        rank, env = buffer.pieces["rank"][buffer.heads], buffer.pieces["env"][buffer.heads]
         newest = np.flatnonzero(run_tails(rank, env))
         ids = self.checkpoint.index.column("episode_id").take(pa.array(buffer.number[newest]))
         out = np.zeros(len(buffer.heads), bool)
-        out[newest] = pc.is_in(ids, value_set=pa.array(list(opened.values()), pa.string())).to_numpy()
+        out[newest] = among(ids, opened.values())
         return out
+
+    def episodes(self, buffer: SourceBuffer) -> Episodes:
+        """The units, each with its live steps, as episodes."""
+        ck = self.checkpoint
+        return Episodes(ck.reader, ck.index, buffer.number, buffer.spans, ck)
 
     def ids(self, name: str) -> list[str]:
         """Episode id of each unit."""
@@ -159,10 +169,12 @@ class Source:
         if weights in (None, "steps"):
             return steps
         if weights == "bytes":
-            return steps * self._bytes_per_step(buffer)
+            return self.checkpoint.reader.as_written().sizes(buffer.spans)
         if not self._has_column(buffer.name, str(weights)):
             return steps
-        parts = [self.checkpoint.column(str(weights), r, buffer.name) for r in np.unique(buffer.rank).tolist()]
+        parts = [
+            self.checkpoint.column(str(weights), r, buffer.name) for r in np.unique(buffer.pieces["rank"]).tolist()
+        ]
         parts = [np.asarray(p, np.float64).reshape(len(p), -1).sum(axis=1) for p in parts if len(p)]
         values = np.concatenate([np.zeros(0), *parts])
         if (values < 0).any() or not np.isfinite(values).all():
@@ -182,12 +194,6 @@ class Source:
             )
         return name in columns[buffer]
 
-    def _bytes_per_step(self, buffer: SourceBuffer) -> Ints:
-        """Bytes of one step of each unit's fields, by its schema (fields of any length count as nothing)."""
-        rows = buffer.pieces.row[buffer.first]
-        texts, codes = schemas_of(self.checkpoint.snapshot, rows)
-        return np.array([loads(t).row_bytes for t in texts] or [0], np.int64)[codes]
-
 
 def _first_with_steps(heads: Ints, steps: Ints) -> Ints:
     """Of each unit, beginning at these pieces, the first piece that has steps; of one without any, the first."""
@@ -196,14 +202,6 @@ def _first_with_steps(heads: Ints, steps: Ints) -> Ints:
     none = len(steps)
     found = np.minimum.reduceat(np.where(steps > 0, np.arange(none), none), heads)
     return np.where(found < none, found, heads)
-
-
-def schemas_of(snapshot: Snapshot, rows: Ints) -> tuple[list[str], Ints]:
-    """Schemas of rows of the segments table: the distinct ones, and which of them each row has."""
-    column = snapshot.take(rows, ["schema"])["schema"].combine_chunks()
-    if not len(rows):
-        return [], np.zeros(0, np.int64)
-    return column.dictionary.to_pylist(), column.indices.to_numpy().astype(np.int64)
 
 
 def _ages(commit: Ints, position: Ints) -> Ints:
@@ -217,35 +215,10 @@ def _ages(commit: Ints, position: Ints) -> Ints:
 
 
 def filtered(source: Source, buffer: SourceBuffer, conditions: Any) -> Mask:
-    """Which units a filter lets pass; conditions as `Episodes.filter` takes them, or a condition as text."""
-    if conditions is None:
-        return np.ones(len(buffer.heads), bool)
-    given = {"where": conditions} if isinstance(conditions, str) else dict(conditions)
-    complete = given.pop("complete", None)
-    mask = source.checkpoint.index.mask(**{k: v for k, v in given.items() if k != "where"})[buffer.number]
-    if complete is not None:
-        mask &= _complete(source, buffer) == bool(complete)
-    if given.get("where") is not None:
-        mask &= _where(source, buffer, given["where"])
-    return mask
-
-
-def _complete(source: Source, buffer: SourceBuffer) -> Mask:
-    units = source.units(buffer)
-    return ~(units.headless | units.tailless)
-
-
-def _where(source: Source, buffer: SourceBuffer, condition: Any) -> Mask:
-    """As `Episodes.filter(where=)` has it of a checkpoint: lengths and completeness are those of the live steps."""
-    import pyarrow as pa
-
-    from archive.manifest import matching
-
-    index, numbers = source.checkpoint.index, pa.array(buffer.number)
-
-    def column(name: str) -> Any:
-        if name == "complete":
-            return pa.array(_complete(source, buffer))
-        return pa.array(buffer.steps) if name == "length" else index.column(name).take(numbers)
-
-    return matching(condition, column, len(buffer.heads))
+    """Which units a filter lets pass, by conditions as `Episodes.filter` takes them, or what its `where` takes."""
+    out = np.ones(len(buffer.heads), bool)
+    if conditions is not None:
+        given = conditions if isinstance(conditions, Mapping) else {"where": conditions}
+        out[:] = False
+        out[source.episodes(buffer).places_of(**given)] = True
+    return out

@@ -52,6 +52,11 @@ def plan(
     session: that will go on from it, as its writers are told; needed where ranks that keep a journal plan one after the
     other, in no process group, and nothing names the session: what a faster rank journals already is no tail.
     """
+    if checkpoint is None:
+        raise UsageError(
+            "there is no checkpoint to plan: arc.checkpoints.latest is None until a job has made its first one. At its "
+            "first start a job opens arc.writer() without resume="
+        )
     if not checkpoint.whole and not allow_missing:
         raise PartialCheckpointError(
             f"checkpoint {checkpoint.name!r} lacks ranks {checkpoint.missing_ranks}; plan with allow_missing=True to "
@@ -78,7 +83,8 @@ def plan(
         placements[name] = (
             identity(units, buffer.position) if same else place(units, rules[name], filtered(source, buffer, filter))
         )
-    return Plan(source, world_size, rules, placements, same, None if filter is None else str(filter), origin)
+    conditions = None if filter is None else str(filter)
+    return Plan(source, world_size, rules, placements, same, checkpoint.seen, conditions, origin)
 
 
 def _capacities(capacity: int | Mapping[str, int] | None, source: Source) -> dict[str, int | None]:

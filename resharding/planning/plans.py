@@ -32,6 +32,7 @@ class Plan:
     rules: Mapping[str, Rules]  # by buffer
     placements: Mapping[str, Placement]
     is_identity: bool
+    seen: int  # number of the newest commit that was known when it was made
     conditions: str | None = None
     origin: Origin | None = None  # what a session goes on from, if not what the checkpoint says
 
@@ -43,7 +44,7 @@ class Plan:
         object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
 
     def __reduce__(self) -> Any:
-        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.conditions, self.origin)
+        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.seen, self.conditions, self.origin)
         return Plan, (self.source, self.world_size, *rest)
 
     @property
@@ -184,14 +185,19 @@ class Plan:
         return f"<Plan {self.checkpoint.name!r} {ranks}, steps {self.steps}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self.to_json() == other.to_json()
+        return isinstance(other, Plan) and self._body == other._body
 
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash((self.checkpoint.commit.digest, self.world_size))
 
     def to_json(self) -> str:
         """The plan as text; `Plan.from_json(text, checkpoint)` is its inverse."""
-        body = {
+        return json.dumps({**self._body, "seen": self.seen}, separators=(",", ":"), sort_keys=True)
+
+    @property
+    def _body(self) -> dict[str, Any]:
+        """What it says; the same whenever it is made."""
+        return {
             "format": plantext.FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
             "world_size": self.world_size, "identity": self.is_identity, "conditions": self.conditions,
             "origin": None if self.origin is None else list(self.origin),
@@ -200,7 +206,6 @@ class Plan:
                 for name, p in self.placements.items()
             },
         }  # fmt: skip
-        return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
@@ -212,7 +217,8 @@ class Plan:
         placements = plantext.placements(said, {name: buffer.steps for name, buffer in source.buffers.items()})
         rules = {name: one.rules.made() for name, one in said.buffers.items()}
         origin = None if said.origin is None else said.origin.made()
-        return cls(source, said.world_size, rules, placements, said.identity, said.conditions, origin)
+        seen = said.commit if said.seen is None else said.seen
+        return cls(source, said.world_size, rules, placements, said.identity, seen, said.conditions, origin)
 
 
 def _lists(columns: Any) -> list[Any]:

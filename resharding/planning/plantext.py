@@ -68,6 +68,7 @@ class _Said(Record):
     world_size: Positive
     identity: bool
     buffers: Mapping[str, _Buffer]
+    seen: Count | None = None
     conditions: str | None = stored(None, always=True)
     origin: _Origin | None = stored(None, always=True)
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from archive.arrays import Ints
 from archive.base import FieldError, show
-from archive.fields import Ragged, schema
+from archive.fields import Path, Ragged, ShardSchema
 
-Roles = dict[schema.Path, str]
+Roles = dict[Path, str]
 
 
-@lru_cache(maxsize=256)
-def roles_of(text: str) -> Roles:
+def roles_of(of: ShardSchema) -> Roles:
     """Field -> "env_id" or "episode_id", of a shard's schema."""
-    of = schema.loads(text)
     names = [(n, "env_id") for n in of.env_id] + [(n, "episode_id") for n in of.episode_id]
     return {of.by_name[name].path: role for name, role in names if name in of.by_name}
 
@@ -49,14 +46,14 @@ def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, n
             inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
 
 
-def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: schema.Path) -> None:
+def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: Path) -> None:
     """Rows rows[i] of an array of ids become numbers[i]."""
     if len(rows):
         _check_holds(array, int(numbers.max()), path)
         array[rows] = numbers.reshape(-1, *[1] * (array.ndim - 1))
 
 
-def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -> Any:
+def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: Path) -> Any:
     if isinstance(old, Ragged):
         owner = np.repeat(np.arange(len(numbers)), old.lengths)
         return Ragged(_filled_rows(old.values, numbers[owner], [texts[i] for i in owner], path), old.lengths)
@@ -68,7 +65,7 @@ def _filled_rows(old: Any, numbers: Ints, texts: list[str], path: schema.Path) -
     return np.where((numbers >= 0).reshape(new.shape), new, old)
 
 
-def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
+def _filled(old: Any, number: int, text: str, path: Path) -> Any:
     """A value of the same form, with the new id everywhere; an array of numbers is that array,
     which may be the caller's."""
     if isinstance(old, list):
@@ -84,7 +81,7 @@ def _filled(old: Any, number: int, text: str, path: schema.Path) -> Any:
     return old
 
 
-def _check_holds(old: np.ndarray[Any, Any], number: int, path: schema.Path) -> None:
+def _check_holds(old: np.ndarray[Any, Any], number: int, path: Path) -> None:
     if old.dtype == bool or (old.dtype.kind in "iu" and number > np.iinfo(old.dtype).max):
         raise FieldError(
             f"field {show(path)!r} of dtype {old.dtype} cannot hold the new id {number}; read the share without it "

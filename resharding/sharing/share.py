@@ -41,6 +41,9 @@ class Dealt(Protocol):
     def is_identity(self) -> bool: ...
 
     @property
+    def seen(self) -> int: ...
+
+    @property
     def origin(self) -> Origin | None: ...
 
     @property
@@ -110,6 +113,10 @@ class Share:
     def __len__(self) -> int:
         return len(self._main)
 
+    def __bool__(self) -> bool:
+        """True, also where this rank gets no episode: it has a state, a progress and a place to go on from."""
+        return True
+
     def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
         """(episode, its steps) of the main buffer in order, in bounded memory."""
         return self._main.stream(fields, max_bytes=max_bytes)
@@ -175,7 +182,7 @@ class Share:
         """What a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.plan.checkpoint
         buffers = {name: self.buffer(name).to_resume() for name in self.buffers}
-        taken = (ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
+        taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
         return Resume(self.rank, self.world_size, ck.run, buffers, *taken)
 
     def _holders(self) -> dict[str, int]:

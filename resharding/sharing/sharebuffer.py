@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints, sums
+from archive.arrays import Ints, group_of, sums
 from archive.base import cached_property
 from archive.checkpoint import Checkpoint, ColumnRef, resuming
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
-from archive.manifest import BufferResume, Located, Runs
+from archive.manifest import BufferResume, Runs
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
+from archive.steps import Steps
 from resharding.placing import (
     Dropped,
     Parts,
@@ -25,7 +26,6 @@ from resharding.placing import (
     joined,
     piece_positions,
     read_cost,
-    schemas_of,
 )
 from resharding.sharing.renumbering import Roles, renumber, renumber_places, renumber_rows, roles_of
 from resharding.sharing.telling import read_of
@@ -91,8 +91,8 @@ class ShareBuffer:
         return self._plan.source.buffers[self.name]
 
     @cached_property
-    def _pieces(self) -> tuple[Ints, Located, Ints, Ints]:
-        """(first piece of each part and one past the last, pieces, where each stands in columns, its source rank)."""
+    def _pieces(self) -> tuple[Ints, Steps]:
+        """(first piece of each part and one past the last, pieces)."""
         return cut_pieces(self._source, self._parts)
 
     @property
@@ -139,8 +139,8 @@ class ShareBuffer:
         session = np.array(live["session"].cast("string").to_pylist(), object)
         pairs = (("rank", "stream_rank"), ("env_id", "stream_env"))
         elsewhere = np.any([live[now].to_numpy() != live[origin].to_numpy() for now, origin in pairs], axis=0)
-        offsets, pieces, _, _ = self._pieces
-        return sums(np.isin(session, session[elsewhere])[pieces.run].astype(np.int64), offsets) > 0
+        offsets, pieces = self._pieces
+        return sums(np.isin(session, session[elsewhere])[pieces["run"]].astype(np.int64), offsets) > 0
 
     @cached_property
     def next_positions(self) -> dict[int, int]:
@@ -157,11 +157,11 @@ class ShareBuffer:
     @cached_property
     def episodes(self) -> Episodes:
         """The share's episodes, in order, as the checkpoint has them (ids not renumbered)."""
-        offsets, pieces, _, _ = self._pieces
+        offsets, pieces = self._pieces
         ck = self._plan.checkpoint
         numbers = self._source.number[self._parts.unit]
         reader = ck.reader.as_written() if self._saved else ck.reader
-        return Episodes(reader, ck.index, numbers, Spans(offsets, pieces.row, pieces.lo, pieces.hi), ck)
+        return Episodes(reader, ck.index, numbers, Spans(offsets, pieces.stream, pieces.lo, pieces.hi), ck)
 
     def __len__(self) -> int:
         return len(self._parts.unit)
@@ -186,16 +186,17 @@ class ShareBuffer:
     @cached_property
     def _roles(self) -> list[Roles]:
         """Which fields of each episode are ids; one dict for all episodes of the same schemas."""
-        offsets, pieces, _, _ = self._pieces
-        texts, codes = schemas_of(self._plan.checkpoint.snapshot, pieces.row)
-        if len(texts) == 1:
-            return [roles_of(texts[0])] * len(self)
+        offsets, pieces = self._pieces
+        segments = self._plan.checkpoint.reader.segments(pieces.stream)
+        roles = [roles_of(one) for one in segments.schemas]
+        if len(roles) == 1:
+            return roles * len(self)
         known: dict[tuple[int, ...], Roles] = {}
-        ends, every, out = offsets.tolist(), codes.tolist(), []
+        ends, every, out = offsets.tolist(), segments.schema[segments.places(pieces.stream)].tolist(), []
         for a, b in pairwise(ends):
             key = tuple(every[a:b])
             if key not in known:
-                known[key] = {path: role for code in key for path, role in roles_of(texts[code]).items()}
+                known[key] = {path: role for code in key for path, role in roles[code].items()}
             out.append(known[key])
         return out
 
@@ -256,7 +257,7 @@ class ShareBuffer:
             self.episodes.reader.read_into(self.episodes.spans(), Selection(list(arrays)), into)
         lengths, env = self.layout.length, self.layout.env_id
         step = np.arange(int(lengths.sum()))
-        run = np.searchsorted(starts, step, side="right") - 1
+        run = group_of(starts, step)
         row = places[run] + step - starts[run]
         for roles in {id(roles): roles for roles in self._roles}.values():
             mine = self.moved & np.array([own is roles for own in self._roles], bool)
@@ -264,11 +265,6 @@ class ShareBuffer:
                 chosen = np.repeat(mine & (env >= 0) if role == "env_id" else mine, lengths)
                 numbers = np.repeat(env if role == "env_id" else np.arange(len(self)), lengths)
                 renumber_places(arrays[path], row[chosen], numbers[chosen], path)
-
-    @cached_property
-    def _step_bytes(self) -> int:
-        units = self._plan.source.units(self._source, "bytes")
-        return max(1, int(units.weight.sum()) // max(1, int(units.steps.sum())))
 
     def read(self, fields: Any = None) -> list[dict[str, Any]]:
         """The steps of all its episodes, in order, fetched together."""
@@ -288,7 +284,7 @@ class ShareBuffer:
 
     @cached_property
     def _ids(self) -> list[str]:
-        ids: list[str] = self.episodes.table["episode_id"].to_pylist()
+        ids: list[str] = self.episodes.columns(["episode_id"])["episode_id"].to_pylist()
         return ids
 
     @property
@@ -303,8 +299,9 @@ class ShareBuffer:
 
     def _column(self, name: str) -> np.ndarray[Any, Any]:
         """Rows of each source rank's column, fetched once a rank, put in the share's order."""
-        _, pieces, at, rank = self._pieces
-        steps = pieces.hi - pieces.lo
+        _, pieces = self._pieces
+        at, rank = pieces["at"], pieces["rank"]
+        steps = pieces.length
         parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []
         for source_rank in np.unique(rank[steps > 0]).tolist():
             mine = np.flatnonzero((rank == source_rank) & (steps > 0))
@@ -331,7 +328,7 @@ class ShareBuffer:
     @cached_property
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value}, of its own episodes."""
-        own = set(self.episodes.table["episode_id"].to_pylist())
+        own = set(self.episodes.columns(["episode_id"])["episode_id"].to_pylist())
         out: dict[str, dict[str, Any]] = {}
         for rank in np.unique(self.layout.source_rank).tolist() if len(self) else ():
             for name, values in self._plan.checkpoint.attributes(rank, self.name).items():
@@ -350,18 +347,18 @@ class ShareBuffer:
 
     def cost(self) -> dict[str, int]:
         """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
-        return read_cost(self.episodes) | {"needed_bytes": self.steps * self._step_bytes}
+        return read_cost(self.episodes)
 
     def to_resume(self) -> BufferResume:
         """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
         if not self._plan.checkpoint.replay_saved:
             return BufferResume(Runs.empty(), [], [], {}, {})
-        _, pieces, _, _ = self._pieces
+        offsets, pieces = self._pieces
         ck = self._plan.checkpoint
-        counts = np.diff(self._pieces[0])
+        counts = np.diff(offsets)
         env = np.repeat(self._parts.env, counts)
         moves = not self._plan.is_identity
-        position = piece_positions(self._parts, counts, pieces) if moves else pieces.position
+        position = piece_positions(self._parts, counts, pieces) if moves else pieces["position"]
         opened, to_close = self._open()
         resume = resuming.take_over(ck, pieces, env, position, self.next_positions, opened, to_close=to_close)
         # told once, by one rank: its next checkpoint has it in `discarded`
@@ -373,7 +370,7 @@ class ShareBuffer:
         if self._plan.is_identity:
             return {env: name for (rank, env), name in every.items() if rank == self._share.rank}, []
         where = self.layout
-        ids = self.episodes.table["episode_id"].to_pylist()
+        ids = self.episodes.columns(["episode_id"])["episode_id"].to_pylist()
         last = {int(env): i for i, env in enumerate(where.env_id)}
         opened: dict[int, str] = {}
         to_close = []

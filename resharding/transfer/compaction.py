@@ -17,8 +17,11 @@ import numpy as np
 
 from archive import Archive
 from archive.base import ConflictError
-from archive.maintain import Piece
+from archive.maintain import Piece, moving
 from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
     Commit,
     CommitLog,
     FileRef,
@@ -29,18 +32,14 @@ from archive.manifest import (
     tablefiles,
     tables,
 )
-from resharding.transfer.engines import check_engine
-from resharding.transfer.rewriting import rewrite
+from archive.tables import ADDRESS, Address, addresses
 from resharding.transfer.thinning import thin
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ADDRESS = ("session", "rank", "sequence")
 WHERE = ("position", "start", "length", "shard")
 MIN_FULL = 0.25  # of a full shard: below it, a request for one is short beside its latency
-
-Address = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,21 @@ def compact(
     *,
     min_alive: float = 0.5,
     min_full: float = MIN_FULL,
-    compression: str | None = "zstd:1",
-    engine: str = "local",
 ) -> Compacted:
     """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
     and join those of a buffer that have less than `min_full` of a full shard's bytes, as objects of a journal do.
-
-    engine: "local", or "ray" to read and write on a Ray cluster.
     """
-    check_engine(engine, archive.url)
     found = thin(archive, min_alive, min_full)
     if not found.live:
         return Compacted(0, 0, None)
     session = new_session()
-    places, table = rewrite(archive, found.together(), session, compression, engine)
-    chunks = tablefiles.write(archive.storage, session, "chunks", table)
+    places: moving.Places = {}
+    parts = []
+    for number, group in enumerate(found.together()):  # the number is in their names, as that of a rank is elsewhere
+        placed, table = moving.write(archive.snapshot, archive.layout, session, group, number)
+        places |= placed
+        parts.append(table)
+    chunks = tablefiles.write(archive.storage, session, "chunks", tables.concat("chunks", parts))
     rows = _replacement_rows(archive, found.pieces, places, chunks)
     moved = _Moved(archive, session, chunks, rows, _planned(archive, found.pieces))
     made = moved.commit()
@@ -98,8 +97,7 @@ def _replacement_rows(
         before = out.setdefault((row["session"], row["rank"], row["sequence"]), [])
         _narrow(row, piece, before[-1] if before else None)
         if piece.live:
-            row |= places[live]
-            row |= {"chunks": chunks.path, "chunks_bytes": chunks.bytes, "chunks_crc32c": chunks.crc32c}
+            row |= places[live] | tablefiles.chunk_columns(chunks)
             live += 1
         before.append(row)
     return out
@@ -113,6 +111,8 @@ def _narrow(row: dict[str, Any], piece: Piece, before: dict[str, Any] | None) ->
     for name in ("position", "start", "episode_start"):
         row[name] += piece.lo
     row["length"] = piece.hi - piece.lo
+    if row["weights"] is not None:
+        row["weights"] = tables.cut_weights(row["weights"], piece.lo, piece.hi)
     if before is not None:
         row |= {"first": False, "replaces": False}
         row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
@@ -120,8 +120,8 @@ def _narrow(row: dict[str, Any], piece: Piece, before: dict[str, Any] | None) ->
 
 def _planned(archive: Archive, pieces: Sequence[Piece]) -> dict[Address, dict[str, Any]]:
     """Address of an affected row -> where its steps lay when the compaction was planned."""
-    rows = archive.snapshot.take(np.unique(np.array([p.row for p in pieces], np.int64)), [*ADDRESS, *WHERE]).to_pylist()
-    return {(r["session"], r["rank"], r["sequence"]): {n: r[n] for n in WHERE} for r in rows}
+    rows = archive.snapshot.take(np.unique(np.array([p.row for p in pieces], np.int64)), [*ADDRESS, *WHERE])
+    return dict(zip(addresses(rows), rows.select(WHERE).to_pylist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -140,33 +140,26 @@ class _Moved:
     def commit(self) -> Commit:
         """The last of the commits: one with the new rows, and one for each checkpoint that is published again."""
         log = CommitLog(self.archive.storage, self.archive.id, self.archive.head)
-        made = log.append(f"compact/{self.session}", self._replaced)
+        made = log.commit(f"compact/{self.session}", Change("compact", self._replaced, session=self.session))
         ours = [made.number]
         for mark in [m for m in _marked(made) if m[1] < made.number]:
-            again = partial(self._again, mark, tuple(ours))
-            made = log.append(f"compact/{self.session}/{mark[1]}", again)
+            again = Change("compact", partial(self._again, mark, tuple(ours)), session=self.session)
+            made = log.commit(f"compact/{self.session}/{mark[1]}", again)
             ours.append(made.number)
         return made
 
-    def _replaced(self, parent: Commit, attempt: int) -> Commit:
+    def _replaced(self, parent: Commit, attempt: Attempt) -> Addition:
         """All rows of the parent in one file, the affected ones replaced in place."""
         names = tables.schema("segments").names
         table = Snapshot(self.archive.storage, parent).columns(names)
-        addresses = zip(*(table[n].to_pylist() for n in ADDRESS), strict=True)
-        places = {i: address for i, address in enumerate(addresses) if address in self.rows}
+        places = {i: address for i, address in enumerate(addresses(table)) if address in self.rows}
         self._check_unmoved(table, places)
-        parts, at = [], 0
-        for i, address in places.items():
-            new = {name: [row[name] for row in self.rows[address]] for name in names}
-            parts += [table.slice(at, i - at), tables.from_columns("segments", new)]
-            at = i + 1
-        every = tables.concat("segments", [*parts, table.slice(at)])
+        new = [(i, row) for i, address in places.items() for row in self.rows[address]]
+        every = tables.replaced("segments", table, list(places), new)
         file = tablefiles.write(self.archive.storage, self.session, "segments", every)
-        made = parent.after(
-            "compact", session=self.session, segments=(file,), chunks=self.chunks, added={"segments": 0}
-        )
         marked = _marked(parent)
-        return _republishing(self.archive, parent, made, marked[0]) if marked else made
+        again = _republished(self.archive, parent, marked[0]) if marked else {}
+        return {}, {"segments": (file,), "chunks": self.chunks, "added": {"segments": 0}, **again}
 
     def _check_unmoved(self, table: pa.Table, places: dict[int, Address]) -> None:
         """ConflictError if the rows are not all there, or their steps no longer lie where they were read."""
@@ -178,13 +171,13 @@ class _Moved:
                 "committed, run it again"
             )
 
-    def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: int) -> Commit:
+    def _again(self, mark: tuple[str, int], ours: Sequence[int], parent: Commit, attempt: Attempt) -> Addition:
         """One more checkpoint published again, unless a newer one came meanwhile: then that is the newest, and stays
         so."""
         marks = _marked(parent)
         newer = [number for _, number in marks if number > ours[0] and number not in ours]
-        made = parent.after("compact", session=self.session, added={"segments": 0})
-        return made if newer or mark not in marks else _republishing(self.archive, parent, made, mark)
+        again = {} if newer or mark not in marks else _republished(self.archive, parent, mark)
+        return {}, {"added": {"segments": 0}, **again}
 
 
 def _marked(commit: Commit) -> list[tuple[str, int]]:
@@ -201,8 +194,8 @@ def _marked(commit: Commit) -> list[tuple[str, int]]:
     return sorted(found, key=lambda mark: mark[1])
 
 
-def _republishing(archive: Archive, parent: Commit, made: Commit, mark: tuple[str, int]) -> Commit:
-    """The commit with a run's newest checkpoint again, so that resuming from it finds the compacted steps."""
+def _republished(archive: Archive, parent: Commit, mark: tuple[str, int]) -> dict[str, Any]:
+    """A commit's words for a run's newest checkpoint again, so that resuming from it finds the compacted steps."""
     run, number = mark
     moved = {
         name: replace(known, commit=parent.number + 1)
@@ -211,7 +204,5 @@ def _republishing(archive: Archive, parent: Commit, made: Commit, mark: tuple[st
     }
     entry = replace(parent.runs[run], **moved)  # type: ignore[arg-type]
     newest = commits.read(archive.storage, number)
-    return replace(
-        made, run=newest.run, session=newest.session, live=newest.live, checkpoint=newest.checkpoint,
-        runs={**parent.runs, run: entry},
-    )  # fmt: skip
+    says = {name: getattr(newest, name) for name in ("run", "session", "live", "checkpoint")}
+    return {**says, "runs": parent.runs_with({run: entry})}

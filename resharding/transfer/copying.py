@@ -8,49 +8,68 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+import secrets
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError
+from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError, layout
+from archive.manifest import tables
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
-from resharding.transfer.destination import Destination, Progress
-from resharding.transfer.engines import spread
+from resharding.transfer.destination import Destination
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 AT_ONCE = 4
-SHARDS_PER_TASK = 8
 METADATA = "zarr.json"
 _SHARD = re.compile(r"shards/[A-Za-z0-9_%-]+\.(?:zip|zarr)\Z|journal/[A-Za-z0-9_%-]+/rank-[0-9]{5,}/[0-9]{9}\.zip\Z")
 
-Job = tuple[str, list[dict[str, Any]]]  # a shard as the source names it, its members as rows of the chunk table
+Members = list[dict[str, Any]]  # of a shard, as rows of the chunk table
 
 
 def copy_shards(
     source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], how: Destination
-) -> None:  # fmt: skip
-    """Copy the shards that the chunk rows name, but for `known` and others that are there.
+) -> dict[str, str]:  # fmt: skip
+    """Copy the shards that the chunk rows name, but for `known` and others that are there, a few at once; the key of
+    each in the target. The first error ends it.
 
-    how: whether every byte is read and checked even where the store would copy by itself, on which engine, and who is
-    called with (shards done, shards) of what this machine copies.
+    how: whether every byte is read and checked even where the store would copy by itself, and what is called with
+    (shards done, shards).
     """
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, Members] = {}
     for row in chunks.to_pylist():
         rows.setdefault(row["shard"], []).append(row)
+    listed = _listed(target) - {*known}
+    keys = {shard: _fresh(key) if (key := _plain(shard)) in listed else key for shard in rows}
     present = {f"shards/{name}" for name in target.list("shards")}
-    if any(_plain(shard).startswith("journal/") for shard in rows):
+    if any(key.startswith("journal/") for key in keys.values()):
         present.update(one.key for one in target.scan("journal"))
     jobs = [
-        job for job in rows.items() if _plain(job[0]) not in known and not _is_there(target, _plain(job[0]), present)
+        (shard, keys[shard], members)
+        for shard, members in rows.items()
+        if keys[shard] not in known and not _is_there(target, keys[shard], present)
     ]
-    if how.engine == "local":
-        copy_all(source, target, how.verify, jobs, how.moved)
-        return
-    batches = [jobs[i : i + SHARDS_PER_TASK] for i in range(0, len(jobs), SHARDS_PER_TASK)]
-    spread(how.engine, copy_all, (source, target, how.verify), batches)
+    pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
+    try:
+        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, how.verify, *job), jobs)):
+            how.moved(i + 1, len(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return keys
+
+
+def _listed(target: Storage) -> set[str]:
+    """What prunes have listed: it may be deleted at any time, so none of these names is used again."""
+    files = [f"manifest/{name}" for name in target.list("manifest") if name.endswith(layout.PRUNED)]
+    found = zip(files, target.get_all(files), strict=True)
+    lists = (tables.loads(data, "pruned", where=target.full_url(key), columns=["key"]) for key, data in found)
+    return {key for table in lists for key in table["key"].to_pylist()}
+
+
+def _fresh(key: str) -> str:
+    return layout.copy_key(secrets.token_hex(4), key)
 
 
 def _plain(shard: str) -> str:
@@ -68,33 +87,16 @@ def _is_there(target: Storage, shard: str, present: set[str]) -> bool:
     return shard in present or (f"{shard}/" in present and target.exists(f"{shard}/{METADATA}"))
 
 
-def copy_all(
-    source: Roots,
-    target: Storage,
-    verify: bool,
-    jobs: Sequence[Job],
-    progress: Progress | None = None,
-) -> None:
-    """Copy some shards, a few at once; the first error ends it."""
-    pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
-    try:
-        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, verify, *job), jobs)):
-            if progress is not None:
-                progress(i + 1, len(jobs))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _copy(source: Roots, target: Storage, verify: bool, shard: str, members: list[dict[str, Any]]) -> None:
+def _copy(source: Roots, target: Storage, verify: bool, shard: str, key: str, members: Members) -> None:
     members = sorted(members, key=lambda m: m["member"] == METADATA)
-    if verify or not _copied_by_store(source, target, shard, members):
-        _stream(source, target, shard, members)
+    if verify or not _copied_by_store(source, target, shard, key, members):
+        _stream(source, target, shard, key, members)
 
 
-def _copied_by_store(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> bool:
+def _copied_by_store(source: Roots, target: Storage, shard: str, key: str, members: Members) -> bool:
     """Have the store copy a shard, if it can. One that refuses to is no error: the bytes can be streamed."""
     base, inside = split_key(shard)
-    origin, key = source.storage(base), _plain(shard)
+    origin = source.storage(base)
     if not target.copies_from(origin):
         return False
     try:
@@ -111,8 +113,7 @@ def _copied_by_store(source: Roots, target: Storage, shard: str, members: list[d
     return True
 
 
-def _stream(source: Roots, target: Storage, shard: str, members: list[dict[str, Any]]) -> None:
-    key = _plain(shard)
+def _stream(source: Roots, target: Storage, shard: str, key: str, members: Members) -> None:
     if key.endswith(".zip"):
         data = memoryview(source.get(shard))
         for member in members:

@@ -19,7 +19,6 @@ class How(TypedDict, total=False):
 
     copy: bool
     verify: bool
-    engine: str
     storage_options: Mapping[str, Any] | None
     allow_bases: bool | Sequence[str]
     single_writer: bool
@@ -33,7 +32,6 @@ class Destination:
     to: Any
     copy: bool = False
     verify: bool = False
-    engine: str = "local"
     storage_options: Mapping[str, Any] | None = None
     allow_bases: bool | Sequence[str] = ()
     single_writer: bool = False

@@ -1,4 +1,4 @@
-"""Bulk export: episodes as plain files that need nothing of ours, on this machine or spread over a Ray cluster."""
+"""Bulk export: episodes as plain files that need nothing of ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from archive.fields import Ragged, flatten
 from archive.read import Episodes
 from archive.store import Storage
 from resharding.transfer import rows
-from resharding.transfer.engines import check_engine, spread
 from resharding.transfer.rows import plain
 
 FORMATS = ("npz", "parquet")
@@ -31,7 +30,6 @@ def export(
     fields: Any = None,
     missing: Any = "error",
     episodes_per_file: int = EPISODES_PER_FILE,
-    engine: str = "local",
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
@@ -40,7 +38,7 @@ def export(
 
     source: an archive, its URL, or some Episodes of it.  format: "npz" (arrays `<episode>/<field>`, episodes numbered
     within the file, and `episodes`, a JSON list of what is known of each; ragged fields as `<field>.values` end to end
-    and `<field>.lengths`) or "parquet" (one row a step, see `resharding.transfer.rows`).  engine: "local" or "ray".
+    and `<field>.lengths`) or "parquet" (one row a step, see `resharding.transfer.rows`).
     progress: called with (files done, files).
     """
     if format not in FORMATS:
@@ -49,30 +47,22 @@ def export(
         raise UsageError(f"episodes_per_file={episodes_per_file}: give 1 or more")
     episodes = _episodes(source, storage_options)
     target = Storage.connect(to, dict(storage_options or {}))
-    check_engine(engine, episodes.reader.snapshot.storage.url, target.url)
     starts = range(0, len(episodes), episodes_per_file)
-    batches = [
-        (f"part-{i:06d}.{format}", start, min(start + episodes_per_file, len(episodes)))
-        for i, start in enumerate(starts)
-    ]
-    spread(engine, _write, [episodes, target, format, fields, missing], batches, progress)
-    return [name for name, _, _ in batches]
+    names = [f"part-{i:06d}.{format}" for i in range(len(starts))]
+    for done, (name, start) in enumerate(zip(names, starts, strict=True), 1):
+        part = episodes[start : start + episodes_per_file]
+        data = part.read(fields, missing=missing, ragged="flat")
+        about = part.table.drop_columns(["created_at"]).to_pylist()
+        target.put(name, _npz(about, data) if format == "npz" else rows.parquet(part, data))
+        if progress is not None:
+            progress(done, len(names))
+    return names
 
 
 def _episodes(source: Any, options: Mapping[str, Any] | None) -> Episodes:
     if isinstance(source, Episodes):
         return source
     return (source if isinstance(source, Archive) else open_archive(source, storage_options=options)).episodes
-
-
-def _write(
-    episodes: Episodes, target: Storage, format: str, fields: Any, missing: Any, batch: tuple[str, int, int]
-) -> None:
-    name, start, stop = batch
-    part = episodes[start:stop]
-    data = part.read(fields, missing=missing, ragged="flat")
-    about = part.table.drop_columns(["created_at"]).to_pylist()
-    target.put(name, _npz(about, data) if format == "npz" else rows.parquet(part, data))
 
 
 def _leaves(steps: dict[str, Any]) -> Iterator[tuple[str, Any]]:

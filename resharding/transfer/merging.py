@@ -20,8 +20,9 @@ def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
 
     copy=False (default) refers to the sources' shards (they are pinned there; the target must be opened with
     `allow_bases`); copy=True copies them: a store that has both archives does so by itself, and compares sizes and
-    ETags; with verify=True, and elsewhere, every byte is read and compared with its checksum.  engine: "local"
-    (default), or "ray" to copy on a Ray cluster.  Merging again adds what is new.
+    ETags; with verify=True, and elsewhere, every byte is read and compared with its checksum.  Merging again adds
+    what is new: labels and added fields that follow, in the source, what is known of the same here, so they count
+    from then on.
     progress: called with (shards there, shards) of each source.  storage_options, allow_bases: of all these archives,
     single_writer: of the target, as `archive.open` has them.
     """

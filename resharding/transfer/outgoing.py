@@ -8,14 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from archive import Archive
 from archive.arrays import Ints
 from archive.base import LetGoError, cached_property
 from archive.manifest import Pin, commits, tablefiles, tables
-from archive.read import latefields
 from archive.store import Roots, join_key, split_key
+from archive.tables import KEYS, among, distinct, news, of_segments
 from resharding.transfer.copying import copy_shards
 from resharding.transfer.destination import Destination
 from resharding.transfer.holdings import COLUMNS, Holdings, Row, rows_of
@@ -46,8 +44,15 @@ class Outgoing:
 
     def table(self) -> pa.Table:
         """The rows themselves."""
-        taken = self.archive.snapshot.take(self.rows, tables.schema("segments").names)
-        return tables.from_columns("segments", _as_columns(taken))
+        return tables.only_used(self.archive.snapshot.take(self.rows, tables.schema("segments").names))
+
+    def beside(self, kind: str, known: pa.Table) -> pa.Table:
+        """The rows of a table that are of these, but for what is known, and what something newer is known of."""
+        snapshot = self.archive.snapshot
+        rows: pa.Table = getattr(snapshot.later, kind)
+        if rows.num_rows:
+            rows = news(kind, rows.filter(of_segments(kind, rows, snapshot.take(self.rows, KEYS))), known)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -56,40 +61,8 @@ class Added(Outgoing):
 
     late: pa.Table
 
-    @classmethod
-    def to(cls, selection: Outgoing, known: pa.Table) -> Added:
-        """What was added to these rows, but for what is known, and what something newer is known of."""
-        snapshot = selection.archive.snapshot
-        late = snapshot.later.late
-        if late.num_rows:
-            found = latefields.overlaps(late, snapshot.take(selection.rows, latefields.WHERE))
-            late = _newer(late.take(np.unique(found.late)), known)
-        return cls(selection.archive, selection.rows, late)
-
     def table(self) -> pa.Table:
-        return tables.from_columns("late", _as_columns(self.late))
-
-
-def _newer(theirs: pa.Table, ours: pa.Table) -> pa.Table:
-    """Rows of a late table that are newer than all that another one has of the same steps and fields."""
-    newest: dict[Any, Any] = {}
-    for places, at in zip(_places(ours), ours["created_at"].to_pylist(), strict=True):
-        newest.update((place, max(at, newest.get(place, at))) for place in places)
-    dates = zip(_places(theirs), theirs["created_at"].to_pylist(), strict=True)
-    return theirs.filter([any(place not in newest or newest[place] < at for place in of) for of, at in dates])
-
-
-def _places(late: pa.Table) -> list[list[tuple[Any, ...]]]:
-    """The beginning and field of each field of each row."""
-    where = zip(*(late[name].to_pylist() for name in (*latefields.STREAM, "position")), strict=True)
-    return [[(*at, name) for name in names] for at, names in zip(where, late["fields"].to_pylist(), strict=True)]
-
-
-def _as_columns(table: pa.Table) -> dict[str, Any]:
-    import pyarrow as pa
-
-    texts = {f.name for f in table.schema if pa.types.is_dictionary(f.type)}
-    return {n: table[n].cast(pa.string()).to_pylist() if n in texts else table[n] for n in table.column_names}
+        return tables.only_used(self.late)
 
 
 def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.Table:
@@ -150,20 +123,19 @@ def copied(selection: Outgoing, archive: Archive, target: Destination, session: 
     held = [
         table["shard"].cast("string") for table in (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
     ]
-    copy_shards(selection.roots, archive.storage, chunks, {key for of in held for key in of.to_pylist()}, target)
+    known = {key for of in held for key in of.to_pylist()}
+    keys = copy_shards(selection.roots, archive.storage, chunks, known, target)
     file = None
     if chunks.num_rows:
-        plain = _with(chunks, "shard", [split_key(s)[1] for s in chunks["shard"].to_pylist()])
+        plain = _with(chunks, "shard", [keys[s] for s in chunks["shard"].to_pylist()])
         file = tablefiles.write(archive.storage, session, "chunks", plain)
-    rows = tablefiles.with_chunks(rows, file)
-    return _with(rows, "shard", [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()])
+    by_name = {split_key(shard)[1]: key for shard, key in keys.items()}  # one copy, from whichever archive it came
+    names = [None if s is None else split_key(s)[1] for s in rows["shard"].to_pylist()]
+    return _with(tablefiles.with_chunks(rows, file), "shard", [name and by_name.get(name, name) for name in names])
 
 
 def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
     """The chunk rows of the wanted shards, each shard once; shards named as the source names them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     refs = tablefiles.chunk_files(rows)
     left = {split_key(shard)[1] for shard in wanted}
     parts = []
@@ -171,8 +143,7 @@ def _chunk_tables(roots: Roots, rows: pa.Table, wanted: set[str]) -> pa.Table:
         table = tables.loads(data, "chunks", where=roots.full_url(path))
         base = split_key(path)[0]
         table = _with(table, "shard", [join_key(base, s) for s in table["shard"].to_pylist()])
-        names = table["shard"].cast(pa.string())
-        mine = {s for s in pc.unique(names).to_pylist() if s in wanted and split_key(s)[1] in left}
+        mine = {s for s in distinct(table["shard"]) if s in wanted and split_key(s)[1] in left}
         left -= {split_key(s)[1] for s in mine}
-        parts.append(table.filter(pc.is_in(names, value_set=pa.array(sorted(mine), pa.string()))))
+        parts.append(table.filter(among(table["shard"], mine)))
     return tables.concat("chunks", parts)

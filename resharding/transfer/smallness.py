@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from archive.base import escape, layout
-from archive.maintain import Piece, moving
 from archive.manifest import Snapshot
-from archive.read.chunks import Segments, Shards
+from archive.read import Reader, Spans
 from archive.write import SHARD_BYTES
 
 MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would have as many as a small shard has rewritten
@@ -49,17 +48,13 @@ def small(snapshot: Snapshot, owners: Mapping[int, Owner], min_full: float) -> s
 
 def _sizes(snapshot: Snapshot) -> dict[str, int]:
     """Shard -> its bytes: as stored, or what its rows take in memory if that is more, as full ones are counted so."""
-    table = snapshot.columns(["shard", "length"])
-    names = table["shard"].cast("string").to_pylist()
+    table, reader = snapshot.columns(["shard", "length"]), Reader(snapshot).as_written()
     rows = np.flatnonzero(table["shard"].is_valid().to_numpy())
-    lengths = table["length"].to_pylist()
-    pieces = [Piece(row, 0, lengths[row], True) for row in rows.tolist()]
-    out: Counter[str] = Counter()
-    for piece, size in zip(pieces, moving.sizes(snapshot, pieces), strict=True):
-        out[names[piece.row]] += size
-    segments, shards = Segments(snapshot, rows), Shards(snapshot)
-    shards.load_indexes(segments, list(range(len(segments.shards))))
-    return {shard: max(size, shards.shard_bytes(shard)) for shard, size in out.items()}
+    spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy()[rows])
+    segments = reader.segments(rows)
+    reader.shards.load_indexes(segments, list(range(len(segments.shards))))
+    sizes = np.bincount(segments.shard, reader.sizes(spans), len(segments.shards)).astype(np.int64).tolist()
+    return {s: max(size, reader.shards.shard_bytes(s)) for s, size in zip(segments.shards, sizes, strict=True)}
 
 
 def _writers(snapshot: Snapshot) -> set[str]:
@@ -70,8 +65,8 @@ def _writers(snapshot: Snapshot) -> set[str]:
 def _joinable(shards: Iterable[str], wrote: set[str]) -> set[str]:
     """Those of one buffer and schema, if they are many.
 
-    What one compaction made of a buffer is full, but for the last: where several of these seem small, their fields take
-    other room than tables say, and it would be done again and again.
+    What one compaction made of a buffer is full, but for the last: where several of these seem small, they are of text,
+    whose length no table says, and it would be done again and again.
     """
     makers = {shard: _maker(shard, wrote) for shard in shards}
     count = Counter(makers.values())

@@ -3,7 +3,7 @@ that their rows are cut into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,27 +11,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archive import Archive
-from archive.arrays import Ints, merge_runs, run_starts
 from archive.base import UsageError
 from archive.fields import NODES, loads
 from archive.maintain import Piece
 from archive.manifest import liveview
+from archive.steps import Steps
 from resharding.transfer.smallness import Owner, small
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Intervals = dict[int, tuple[Ints, Ints]]  # row of the segments table -> live steps of it, as sorted runs
 
 
 @dataclass(frozen=True)
 class Live:
     """The live steps of the newest whole checkpoints of all runs, in rows of the newest segments table.
 
-    owners: of each of these rows whose buffer holds it (of several, the first).
+    steps: by the row's number, each once; owners: of each of these rows whose buffer holds it (of several, the first),
+    also where an episode without steps is live.
     """
 
-    intervals: Intervals
+    steps: Steps
     owners: Mapping[int, Owner]
 
 
@@ -71,9 +70,8 @@ def thin(archive: Archive, min_alive: float, min_full: float) -> Thin:
         raise UsageError(f"min_full={min_full}: give a part of a full shard, from 0 (none is joined) to 1")
     archive.refresh()
     live = _live(archive)
-    shards = _thin_shards(archive, live.intervals, min_alive)
-    shards |= small(archive.snapshot, {row: live.owners[row] for row in live.intervals}, min_full)
-    return Thin(len(shards), _pieces(archive, live.intervals, shards), live.owners)
+    shards = _thin_shards(archive, live.steps, min_alive) | small(archive.snapshot, live.owners, min_full)
+    return Thin(len(shards), _pieces(archive, live.steps, shards), live.owners)
 
 
 def _live(archive: Archive) -> Live:
@@ -81,26 +79,21 @@ def _live(archive: Archive) -> Live:
     checkpoints = [archive.checkpoints.newest(run=run, replay=True) for run in archive.head.runs]
     tables = [checkpoint.live for checkpoint in checkpoints if checkpoint is not None]
     found = [liveview.locate(live, segments) for live in tables]
-    if not found:
-        return Live({}, {})
     owners: dict[int, Owner] = {}
     for number, (table, parts) in enumerate(zip(tables, found, strict=True)):
         for held, owner in _owned(number, table, parts):
             owners.setdefault(held, owner)
-    row, lo, hi = (np.concatenate(columns) for columns in zip(*((p.row, p.lo, p.hi) for p in found), strict=True))
-    order = np.argsort(row, kind="stable")
-    groups = np.split(order, run_starts(row[order])[1:]) if len(order) else []
-    return Live({int(row[group[0]]): merge_runs(lo[group], hi[group]) for group in groups}, owners)
+    return Live(Steps.joined(found).union(), owners)
 
 
-def _owned(number: int, live: pa.Table, found: liveview.Located) -> Iterator[tuple[int, Owner]]:
+def _owned(number: int, live: pa.Table, found: Steps) -> Iterator[tuple[int, Owner]]:
     """The rows of the live steps of a checkpoint, and whose buffer holds them."""
     ranks, buffers = live["rank"].to_pylist(), live["buffer"].cast("string").to_pylist()
-    for row, run in zip(found.row.tolist(), found.run.tolist(), strict=True):
+    for row, run in zip(found.stream.tolist(), found["run"].tolist(), strict=True):
         yield row, Owner(number, ranks[run], buffers[run])
 
 
-def _thin_shards(archive: Archive, live: Intervals, min_alive: float) -> set[str]:
+def _thin_shards(archive: Archive, live: Steps, min_alive: float) -> set[str]:
     """Shards with live steps, of which less than `min_alive` of the steps are live (or go along with live ones)."""
     table = archive.snapshot.columns(["shard", "length", "schema"])
     shards = table["shard"].cast("string").to_pylist()
@@ -110,10 +103,9 @@ def _thin_shards(archive: Archive, live: Intervals, min_alive: float) -> set[str
     for shard, length in zip(shards, lengths, strict=True):
         if shard is not None:
             total[shard] = total.get(shard, 0) + length
-    for row, (starts, stops) in live.items():
-        steps = int((stops - starts).sum())
-        if steps and not _divisible(table["schema"][row].as_py()):
-            steps = lengths[row]
+    rows, counts = np.unique(live.stream), np.bincount(live.stream, weights=live.length)
+    for row in rows.tolist():
+        steps = int(counts[row]) if _divisible(table["schema"][row].as_py()) else lengths[row]
         alive[shards[row]] = alive.get(shards[row], 0) + steps
     return {shard for shard, steps in alive.items() if 0 < steps < min_alive * total[shard]}
 
@@ -124,24 +116,19 @@ def _divisible(schema: str) -> bool:
     return all(f.per_step or f.axis in NODES for f in loads(schema).fields)
 
 
-def _pieces(archive: Archive, live: Intervals, shards: set[str]) -> list[Piece]:
+def _pieces(archive: Archive, live: Steps, shards: set[str]) -> list[Piece]:
     """The affected rows cut into live and other pieces; rows with fields that are not one row a step stay whole."""
-    rows = sorted(row for row, (starts, _) in live.items() if len(starts))
-    table = archive.snapshot.take(np.array(rows, np.int64), ["shard", "length", "schema"])
+    rows = np.unique(live.stream)
+    table = archive.snapshot.take(rows, ["shard", "length", "schema"])
     names, texts = (table[name].cast("string").to_pylist() for name in ("shard", "schema"))
-    out: list[Piece] = []
-    for row, shard, length, text in zip(rows, names, table["length"].to_pylist(), texts, strict=True):
-        if shard in shards:
-            edges = (edge.tolist() for edge in live[row])
-            out += _cut(row, length, zip(*edges, strict=True) if _divisible(text) else [(0, length)])
-    return out
+    affected = np.array([name in shards for name in names], bool)
+    whole = np.array([not _divisible(text) for text in texts], bool)
+    every = Steps(rows, np.zeros_like(rows), table["length"].to_numpy().astype(np.int64))
+    alive = Steps.joined([live.pick(np.isin(live.stream, rows[affected & ~whole])), every.pick(affected & whole)])
+    out = [Piece(*one, True) for one in _rows(alive)]
+    out += [Piece(*one, False) for one in _rows(every.pick(affected).minus(alive))]
+    return sorted(out, key=lambda piece: (piece.row, piece.lo))
 
 
-def _cut(row: int, length: int, runs: Iterable[tuple[int, int]]) -> list[Piece]:
-    out, at = [], 0
-    for lo, hi in runs:
-        if lo > at:
-            out.append(Piece(row, at, lo, False))
-        out.append(Piece(row, lo, hi, True))
-        at = hi
-    return [*out, Piece(row, at, length, False)] if at < length else out
+def _rows(some: Steps) -> Iterator[tuple[int, int, int]]:
+    return zip(some.stream.tolist(), some.lo.tolist(), some.hi.tolist(), strict=True)

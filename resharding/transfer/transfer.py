@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import Archive
-from archive.base import AlreadyExistsError, AmbiguousWriteError, UsageError, layout
+from archive.base import AlreadyExistsError, UsageError, layout
 from archive.manifest import (
+    Addition,
+    Attempt,
     Base,
     Branches,
+    Change,
     Claim,
     Commit,
     CommitLog,
     Origin,
     Snapshot,
-    commits,
-    labels,
     new_session,
     run_of_session,
-    tablefiles,
     tables,
 )
+from archive.tables import CHUNK_FILE
 from resharding.transfer.destination import Destination
-from resharding.transfer.engines import check_engine
 from resharding.transfer.holdings import COLUMNS, Holdings, rows_of
 from resharding.transfer.outgoing import Added, Outgoing, copied, referred
 
@@ -42,19 +42,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_FILE = ["chunks", "chunks_bytes", "chunks_crc32c"]  # which each process writes for itself
-
-
 def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
     """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
-    check_engine(target.engine, *(s.archive.url for s in selections))
     present = target.present()
     _check_places(selections, target, present)
     there = present.snapshot if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
     said, added = _said(selections, there), _added(selections, there)
-    if present and (said.num_rows or added):
-        commits.check_can_let_go(present.head)
     archive = present or target.created()
     if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows and not added:
         return archive
@@ -77,8 +71,6 @@ def _check_places(selections: Sequence[Outgoing], target: Destination, present: 
             raise UsageError(
                 f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True"
             )
-        if target.copy:
-            check_engine(target.engine, where)
 
 
 def _protocol(url: str) -> str:
@@ -110,28 +102,23 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
     return Branches(origins, runs)
 
 
-def _said(selections: Sequence[Outgoing], present: Snapshot | None) -> pa.Table:
-    """The labels of what is transferred, as far as they are newer than what is said of the same there."""
-    known = present.later.labels if present else tables.schema("labels").empty_table()
-    parts: list[pa.Table] = []
+def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None) -> list[pa.Table]:
+    """Of each the rows of a table that are of what is transferred, as far as they came after what is known there."""
+    out = [getattr(present.later, kind) if present else tables.schema(kind).empty_table()]
     for selection in selections:
-        snapshot = selection.archive.snapshot
-        theirs = snapshot.later.labels
-        if theirs.num_rows:
-            rows = labels.segments_of(theirs, snapshot.columns(labels.ADDRESS))
-            mine = theirs.filter(np.isin(rows, selection.rows))
-            parts.append(labels.newer(mine, tables.concat("labels", [known, *parts])))
-    return tables.concat("labels", parts)
+        out.append(selection.beside(kind, tables.concat(kind, out)))
+    return out[1:]
+
+
+def _said(selections: Sequence[Outgoing], present: Snapshot | None) -> pa.Table:
+    """The labels of what is transferred."""
+    return tables.concat("labels", _beside("labels", selections, present))
 
 
 def _added(selections: Sequence[Outgoing], present: Snapshot | None) -> list[Added]:
-    """The late fields of what is transferred, as far as they are newer than what is there of the same."""
-    known = present.later.late if present else tables.schema("late").empty_table()
-    out: list[Added] = []
-    for selection in selections:
-        one = Added.to(selection, tables.concat("late", [known, *(other.late for other in out)]))
-        out += [one] if one.late.num_rows else []
-    return out
+    """The late fields of what is transferred."""
+    found = zip(selections, _beside("late", selections, present), strict=True)
+    return [Added(one.archive, one.rows, late) for one, late in found if late.num_rows]
 
 
 def _commit(
@@ -145,31 +132,20 @@ def _commit(
     every, fresh = selections
     bases = {} if copy else _bases(every if late.num_rows else fresh)
 
-    def build(parent: Commit, attempt: int) -> Commit:
-        new, fold = rows, attempt == 0
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        new = rows
         snapshot = Snapshot(archive.storage, parent)
         if parent.number != seen:  # others committed meanwhile: perhaps some of the same
             kept = _fresh(fresh, snapshot, archive.url)
             wanted = {row.address for s in kept for row in s.names}
             new = rows.filter([row.address in wanted for row in rows_of(rows)])
         branches = tables.from_columns("branches", _branches(every, snapshot).columns())
-        said = _said(every, snapshot)
-        if said.num_rows or late.num_rows:
-            commits.check_can_let_go(parent)
-        return parent.after(
-            "merge",
-            session=session,
-            segments=tablefiles.add_rows(archive.storage, session, "segments", parent, new, fold=fold),
-            branches=tablefiles.add_rows(archive.storage, session, "branches", parent, branches, fold=fold) or None,
-            labels=tablefiles.add_rows(archive.storage, session, "labels", parent, said, fold=fold) or None,
-            late=tablefiles.add_rows(archive.storage, session, "late", parent, late, fold=fold) or None,
-            bases={**parent.bases, **bases},
-            added={"segments": new.num_rows},
-        )
+        beside = {"branches": branches, "labels": _said(every, snapshot), "late": late}
+        return {"segments": new, **beside}, {"bases": {**parent.bases, **bases}}
 
-    said = _said(every, archive.snapshot)
-    beside = [said, late.drop_columns(_FILE)]
-    log.append(_transaction(fresh, copy, _branches(every, archive.snapshot), beside), build)
+    late_rows = late.drop_columns(list(CHUNK_FILE))  # which each process writes for itself
+    key = _transaction(fresh, copy, _branches(every, archive.snapshot), [_said(every, archive.snapshot), late_rows])
+    log.commit(key, Change("merge", adds, session=session))
 
 
 def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, beside: Sequence[pa.Table]) -> str:
@@ -188,8 +164,8 @@ def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:
     def claim(place: tuple[str, int]) -> None:
         session, rank = place
         made = Claim(runs.get(session) or "", session, rank, "merge")
-        with suppress(AlreadyExistsError, AmbiguousWriteError):
-            archive.storage.create(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
+        with suppress(AlreadyExistsError):
+            archive.storage.create_once(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
 
     places = dict.fromkeys((row.session, row.rank) for s in selections for row in s.names)
     with ThreadPoolExecutor(16) as pool:

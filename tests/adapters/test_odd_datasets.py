@@ -112,12 +112,41 @@ def test_lerobot_gets_strings_of_any_kind(tmp_path: Path) -> None:
         ({"task_index": np.array([0, 1])}, r"'task_index' has 2 tasks, .* names \[''\]"),
         ({"words": np.array([["x", "y"]] * 2, object)}, r"'words' of object \[2\]"),
         ({"nothing": np.zeros((2, 0))}, r"'nothing' of float64 \[0\]"),
+        ({"task_index": np.zeros((2, 8, 8, 3), np.uint8)}, r"'task_index': LeRobot has a task's number .* rename="),
+        ({"timestamp": np.array([1.7e9, 1.7e9 + 0.1])}, r"'timestamp' is not the seconds .* rename="),
+        ({"timestamp": np.array([0, np.nan])}, r"'timestamp' is not the seconds .* rename="),
+        ({"timestamp": np.zeros((2, 8, 8, 3), np.uint8)}, r"'timestamp' is not the seconds .* rename="),
+        ({"cam/front": np.zeros(2)}, r"'cam/front' would be 'cam/front': LeRobot takes no such name; rename="),
     ],
 )
 def test_lerobot_loses_no_field(odd: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(FieldError, match=match):
         lerobot.export_dataset(archived(({"action": np.zeros((2, 1)), **odd}, {})), tmp_path / "x", fps=10)
     assert not (tmp_path / "x" / "meta").exists()
+
+
+def test_lerobot_gets_instructions_and_names_and_says_what_it_left_out(tmp_path: Path) -> None:
+    steps = {
+        "cams": {"front": np.zeros((2, 4))},
+        "timestamp": np.array([1.7e9, 1.7e9 + 0.1]),
+        "action": np.zeros((2, 1)),
+    }
+    arc = archived((steps, {"metadata": {"lang": {"en": "push it"}, "scene": 3}}), (steps, {"metadata": {"scene": 4}}))
+    rename = {"cams": "observation.images", "timestamp": "wall_time"}
+    report = lerobot.export_dataset(arc, tmp_path / "x", fps=10, rename=rename)
+    assert report.notes[0].startswith("2 episodes have no task: task='metadata.KEY'")
+    assert "'scene' of 2, 'lang' of 1 episodes' metadata" in report.notes[1]
+    with pytest.raises(FieldError, match=r"has no metadata\.lang\.en \('scene' in its metadata\)"):
+        lerobot.export_dataset(arc, tmp_path / "y", fps=10, rename=rename, task="metadata.lang.en")
+    report = lerobot.export_dataset(arc.episodes[:1], tmp_path / "y", fps=10, rename=rename, task="metadata.lang.en")
+    assert (report.episodes, report.steps, len(report.notes)) == (1, 2, 1)
+    again = lerobot.import_dataset(tmp_path / "y", fresh()).episodes[0]
+    assert again.metadata["task"] == "push it"
+    assert sorted(again.fields) == ["action", "observation/images/front", "timestamp", "wall_time"]
+    with pytest.raises(UsageError, match=r"rename='front': no episode has that field; fields: .*cams/front"):
+        lerobot.export_dataset(arc, tmp_path / "z", fps=10, rename={"front": "x"})
+    with pytest.raises(UsageError, match=r"task='lang': give where"):
+        lerobot.export_dataset(arc, tmp_path / "z", fps=10, task="lang")
 
 
 # -- Minari ------------------------------------------------------------------------------------------------------------
@@ -142,3 +171,20 @@ def test_minaris_own_refusals_are_errors_of_this_package(tmp_path: Path, monkeyp
     for name in ("odd/taken-v0", "no name"):
         with pytest.raises(UsageError, match=f"Minari does not take this as dataset '{name}'"):
             minari.export_dataset(ck, name, next_observations="next/obs")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["a/b", "a\0b", ".", "", "a.b", "..", "ü %2F"])
+def test_minari_reads_back_the_names_that_it_gets(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pytest.importorskip("minari", reason="minari is not installed")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    obs = {name: np.ones((2, 3)), "x": np.ones((2, 3))}
+    arc = archived(({"obs": obs, "next": {"obs": obs}, "action": np.zeros((2, 1)), "reward": np.ones(2)}, {}))
+    if name in ("a.b", "..", "ü %2F"):
+        minari.export_dataset(arc, "odd/names-v0", next_observations="next/obs")
+        (episode,) = real.load_dataset("odd/names-v0").iterate_episodes()
+        assert {key: value.shape for key, value in episode.observations.items()} == {name: (3, 3), "x": (3, 3)}
+        return
+    with pytest.raises(FieldError, match="HDF5 has no name"):
+        minari.export_dataset(arc, "odd/names-v0", next_observations="next/obs")
+    assert list(tmp_path.iterdir()) == []

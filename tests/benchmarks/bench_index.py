@@ -65,17 +65,16 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
-    from archive.manifest import tablefiles
     from archive.manifest.commits import CommitLog, newest
 
     arc = archive.create(url)
-    storage, log = arc.storage, CommitLog(arc.storage, arc.id, newest(arc.storage))
+    log = CommitLog(arc.storage, arc.id, newest(arc.storage))
     per = episodes // commits
     for i in range(commits):
         rows = segment_rows(i * per, per, episodes)
 
-        def build(parent: Any, attempt: int, rows: Any = rows) -> Any:
-            files = tablefiles.add_rows(storage, SESSION, "segments", parent, rows, fold=attempt == 0)
+        def build(parent: Any, attempt: Any, rows: Any = rows) -> Any:
+            files = attempt.add_rows(SESSION, "segments", parent, rows)
             return parent.after("write", run="main", session=SESSION, segments=files)
 
         log.append(f"{SESSION}/{i}", build)
@@ -117,7 +116,7 @@ def requests_after(commits: int) -> dict[str, int]:
 
     sys.path.insert(0, str(common.ROOT))
     import archive
-    from archive.testing import servers
+    from tests.support import servers
 
     servers.set_environment()
     fill("memory://bench-index", 20 * commits, commits)

@@ -105,9 +105,9 @@ def _lost_s(where: str) -> float:
 @contextlib.contextmanager
 def _places() -> Iterator[dict[str, str]]:
     """Name -> what `_open` takes: the local disk, and SeaweedFS 20 ms away."""
-    from archive.testing import servers
-    from archive.testing.proxy import FaultProxy
+    from tests.support import servers
     from tests.support.backends import BUCKET
+    from tests.support.proxy import FaultProxy
 
     servers.set_environment()
     with tempfile.TemporaryDirectory() as folder, servers.seaweedfs() as endpoint, FaultProxy(endpoint) as proxy:

@@ -40,7 +40,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
         log.append(f"{SESSION}/{i}", partial(_checkpoint, arc.storage, segment_rows(i * per, per, episodes), live, i))
 
 
-def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, attempt: int) -> Any:
+def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> Any:
     from archive.manifest import (
         BufferTotals,
         CheckpointRecord,
@@ -61,7 +61,7 @@ def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, atte
         {"commit": [0], "run": "main", "session": SESSION, "name": [name], "step": [step], "world_size": 1,
          "whole": [True], "replay_saved": [True], "metrics": ["{}"], "created_at": [parent.created_at]},
     )  # fmt: skip
-    add = partial(tablefiles.add_rows, storage, SESSION, fold=True)
+    add = partial(attempt.add_rows, SESSION)
     mark = record.mark(SESSION, parent.number + 1)
     return parent.after(
         "checkpoint", run="main", session=SESSION, segments=add("segments", parent, rows),
@@ -73,13 +73,13 @@ def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, atte
 def child_mark(url: str) -> dict[str, float]:
     """Open, and find what the newest commit leads to."""
     import archive
-    from archive.manifest import reachable
+    from archive.manifest import Walk
 
     arc = archive.open(url)
     with common.Peak() as peak:
         before = arc.io_stats()
         found: list[Any] = []
-        seconds = common.timed(lambda: found.append(reachable(arc.storage, arc.head)))
+        seconds = common.timed(lambda: found.append(Walk(arc.storage).reach(arc.head)))
         taken = arc.io_stats() - before
     return {
         "seconds": seconds, "requests": taken.requests, "bytes": taken.bytes_in, "keys": len(found[0].keys),

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import pytest
 
 import archive
-from archive.testing import servers
 from tests.benchmarks import common
+from tests.support import servers
 from tests.support.pruning import NOW, left_behind
 
 MANY = int(os.environ.get("BENCH_OBJECTS", 100_000))

@@ -67,9 +67,9 @@ def child_recover(where: str) -> dict[str, float]:
 
 
 def measure() -> Sequence[common.Row]:
-    from archive.testing import servers
-    from archive.testing.proxy import FaultProxy
+    from tests.support import servers
     from tests.support.backends import BUCKET
+    from tests.support.proxy import FaultProxy
 
     servers.set_environment()
     with servers.seaweedfs() as endpoint, FaultProxy(endpoint) as proxy:

@@ -238,7 +238,7 @@ def child_s3_raw(endpoint: str, ranges_file: str) -> dict[str, Any]:
 
 def _servers() -> Any:
     sys.path.insert(0, str(common.ROOT))
-    from archive.testing import servers
+    from tests.support import servers
 
     servers.set_environment()
     return servers
@@ -246,7 +246,7 @@ def _servers() -> Any:
 
 def remote() -> list[common.Row]:
     servers = _servers()
-    from archive.testing.proxy import FaultProxy
+    from tests.support.proxy import FaultProxy
 
     with servers.seaweedfs() as endpoint, FaultProxy(endpoint) as proxy, tempfile.TemporaryDirectory() as folder:
         servers.s3_client(endpoint).create_bucket(Bucket="bench")

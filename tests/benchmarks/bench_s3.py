@@ -25,7 +25,7 @@ except ImportError:  # run as a script
     import common  # type: ignore[import-not-found,no-redef]
 sys.path.insert(0, str(common.ROOT))
 
-from archive.testing import servers
+from tests.support import servers
 
 BYTES = int(os.environ.get("BENCH_BYTES", 256 * 1024**2))
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", 5))

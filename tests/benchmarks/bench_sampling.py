@@ -140,8 +140,8 @@ def _timed(work: Callable[[], Any], times: int, check: Callable[[Any], None] = l
 def child_remote(url: str, endpoint: str, fill: str) -> dict[str, Any]:
     """From an empty cache: steps a second over the first batches, and requests for each distinct chunk."""
     import archive
-    from archive.testing import servers
     from archive.torch import Sampler
+    from tests.support import servers
 
     arc = archive.open(url, storage_options=servers.s3fs_options(endpoint))
     assert len(arc.episodes)
@@ -168,7 +168,7 @@ def child_write_remote(url: str, endpoint: str) -> dict[str, Any]:
     import numpy as np
 
     import archive
-    from archive.testing import servers
+    from tests.support import servers
 
     arc = archive.create(url, storage_options=servers.s3fs_options(endpoint))
     with arc.writer(compression=None) as w:
@@ -183,8 +183,8 @@ def child_write_remote(url: str, endpoint: str) -> dict[str, Any]:
 @contextmanager
 def _remote() -> Iterator[tuple[str, str, Any]]:
     """(URL, the server's endpoint, a proxy before it)."""
-    from archive.testing import servers
-    from archive.testing.proxy import FaultProxy
+    from tests.support import servers
+    from tests.support.proxy import FaultProxy
 
     with pytest.MonkeyPatch.context() as patch, servers.seaweedfs() as endpoint:
         for name, value in servers.ENVIRONMENT.items():

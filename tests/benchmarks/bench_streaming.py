@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive.testing import servers
-from archive.testing.proxy import FaultProxy
+from tests.support import servers
+from tests.support.proxy import FaultProxy
 
 EPISODES, STEPS = 1000, 20
 

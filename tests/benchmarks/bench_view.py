@@ -47,7 +47,7 @@ def film(seed: int) -> np.ndarray[Any, Any]:
 def fill(endpoint: str) -> None:
     """A million episodes without steps, and some of two cameras."""
     import archive
-    from archive.testing import servers
+    from tests.support import servers
 
     servers.make_bucket(endpoint, BUCKET)
     bench_index.fill(f"s3://{BUCKET}/many", EPISODES, 10)
@@ -159,7 +159,7 @@ def _chunk_bytes(endpoint: str, steps: Sequence[int]) -> int:
     """Stored bytes of the chunks that hold these steps, each once."""
     import archive
     from archive.read import Gather
-    from archive.testing import servers
+    from tests.support import servers
 
     arc = archive.open(f"s3://{BUCKET}/films", storage_options=servers.s3fs_options(endpoint))
     gather = Gather(arc.episodes.filter(episode_id="e3"), list(FIELDS), cache_bytes=2**30)
@@ -171,8 +171,9 @@ def _chunk_bytes(endpoint: str, steps: Sequence[int]) -> int:
 
 
 def measure() -> Sequence[common.Row]:
-    from archive.testing import FaultProxy, servers
+    from tests.support import servers
     from tests.support.browser import chromium
+    from tests.support.proxy import FaultProxy
 
     servers.set_environment()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, servers.seaweedfs() as endpoint:

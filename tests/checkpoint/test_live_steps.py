@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive.checkpoint.livesteps import LiveSteps
 from archive.maintain import maintenance
-from archive.manifest import Commit, FileRef, RunEntry, Snapshot, chains, tablefiles, tables
+from archive.manifest import Commit, FileRef, RunEntry, Snapshot, attempts, chains, tablefiles, tables
 from archive.manifest.records import CheckpointRecord, Lineage, StagedObject
 from tests.support import tampering
 from tests.support.checkpoints import fresh, reopened, serials, steps
@@ -89,7 +89,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[Commit, list[Row]]:
         "session": session, "run": "main", "parent": parent, "parent_run": "main", "rank": 0,
         "sequence": draw(st.integers(0, 16)), "resumed_from": 1, "commit": 1,
     }  # fmt: skip
-    own = draw(st.sampled_from([None, {0: 99}, {0: draw(st.integers(0, 16))}]))
+    own = draw(st.sampled_from([{}, {0: 99}, {0: draw(st.integers(0, 16))}]))
     record = CheckpointRecord(
         "c", 1, 1, 1, True, (), (StagedObject(0, "states/x.zip", ""),), {}, {}, {}, Lineage(), sequences=own
     )
@@ -122,8 +122,8 @@ def seen(held: LiveSteps) -> Any:
     table = held.index.snapshot.columns(["session", "rank", "sequence"]).to_pylist()
     names = [chains.address(*row.values()) for row in table]
     located = held.located
-    pieces = [located.run.tolist(), [names[i] for i in located.row.tolist()]]
-    pieces += [column.tolist() for column in (located.lo, located.hi, located.position)]
+    pieces = [located["run"].tolist(), [names[i] for i in located.stream.tolist()]]
+    pieces += [column.tolist() for column in (located.lo, located.hi, located["position"])]
     heads, numbers = held.groups
     told = [
         None if n < 0 else ([names[i] for i in held.index.chains.of(n)], held.index.table().slice(n, 1).to_pylist())
@@ -147,8 +147,8 @@ def test_the_newest_files_tell_the_same_as_the_whole_table(made: tuple[Commit, l
 @pytest.fixture
 def many_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of each commit in a file of their own, to begin with."""
-    monkeypatch.setattr(tablefiles, "_RECENT_ROWS", 1)
-    monkeypatch.setattr(tablefiles, "_RECENT_COMMITS", 1)
+    monkeypatch.setattr(attempts, "_RECENT_ROWS", 1)
+    monkeypatch.setattr(attempts, "_RECENT_COMMITS", 1)
 
 
 def ring(count: int, held: int = 6) -> archive.Archive:

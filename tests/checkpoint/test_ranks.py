@@ -24,6 +24,7 @@ from archive.base.layout import state_key
 from archive.checkpoint import joining, saver
 from archive.checkpoint.staged import StagedFile
 from archive.manifest.commits import CommitLog
+from tests.support.archives import looked_up_again
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
 from tests.support.processes import answers_in_processes
@@ -182,7 +183,7 @@ def test_ranks_must_go_on_from_the_same_checkpoint(monkeypatch: pytest.MonkeyPat
     """An old start of the job commits once more, between the loads of two ranks of the new one: the second is refused
     at once or, by a library that did not know how, with its checkpoint."""
     arc = fresh()
-    found = []
+    found: list[archive.Checkpoint] = []
     for number in range(2):
         old = [arc.writer(r, 2, session=f"old-{number}", resume=found[-1] if found else None) for r in range(2)]
         for rank, w in enumerate(old):
@@ -190,11 +191,12 @@ def test_ranks_must_go_on_from_the_same_checkpoint(monkeypatch: pytest.MonkeyPat
         found.append([w.checkpoint(number) for w in old][1].result(10))
         for w in old:
             w.close()
+    found = list(map(looked_up_again, found))
     arc.writer(0, 2, session="refused", resume=found[0])
     with pytest.raises(UsageError, match=f"from commit {found[1].number}, but another rank .* {found[0].number}"):
         arc.writer(1, 2, session="refused", resume=found[1])
     monkeypatch.setattr("archive.manifest.sessions.check_same_origin", lambda *_: None)
-    new = [arc.writer(r, 2, session="new", resume=ck) for r, ck in enumerate(found)]
+    new = [arc.writer(r, 2, session="new", resume=ck) for r, ck in enumerate(map(looked_up_again, found))]
     pending = [w.checkpoint(2) for w in new]
     with pytest.raises(CheckpointError, match=f"different checkpoints.*0: {found[0].number}, 1: {found[1].number}"):
         pending[0].result(10)
@@ -202,6 +204,7 @@ def test_ranks_must_go_on_from_the_same_checkpoint(monkeypatch: pytest.MonkeyPat
         with pytest.raises(CheckpointError):
             made.result(10)
         w.close()
+    found = list(map(looked_up_again, found))
     assert reopened(arc).checkpoints.latest.number == found[1].number  # type: ignore[union-attr]
     again = [arc.writer(r, 2, session="again", resume=found[1]) for r in range(2)]
     assert len([w.checkpoint(3) for w in again][1].result(10).episodes) == 4

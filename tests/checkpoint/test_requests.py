@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from archive.base.errors import StorageFullError, UsageError
 from archive.base.layout import agreement_key
 from archive.checkpoint import requests
 from archive.store.storage import Storage
-from archive.testing.servers import free_ports
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.places import ROOT
 from tests.support.sampling import few_of
+from tests.support.servers import free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +157,7 @@ def test_a_place_that_is_taken_is_told_and_an_unclear_answer_is_settled(monkeypa
 
 
 class Job:
-    """Ranks that step until each was asked `count` times; what they say is in their logs."""
+    """Ranks that step until the job is told to end; what they say is in their logs."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self.folder, self.world_size = folder, world_size
@@ -203,11 +201,14 @@ class Job:
             process.wait()
 
     def check(self, count: int) -> None:
-        """Every rank acted `count` times, at the same steps and into the same commits."""
+        """Every rank acted `count` times, at the same steps and into the same commits, and left after the last."""
         assert [process.wait(60) for process in self.processes] == [0] * len(self.processes)
-        acted = [[(line["step"], line["number"]) for line in self._lines(rank)[1:]] for rank in range(self.world_size)]
+        acted = [
+            [(line["step"], line["number"], line["ends"]) for line in self._lines(rank)[1:]]
+            for rank in range(self.world_size)
+        ]
         assert acted == [acted[0]] * self.world_size
-        assert len(acted[0]) == count
+        assert [ends for _, _, ends in acted[0]] == [False] * (count - 1) + [True]
 
 
 def _holds(url: str, options: dict[str, Any], world_size: int) -> None:
@@ -217,40 +218,36 @@ def _holds(url: str, options: dict[str, Any], world_size: int) -> None:
             assert data["serial"].tolist() == [rank * 1_000_000 + i for i in range(1, ck.step + 1)]
 
 
+@pytest.mark.parametrize("told", ["all", "one"])
 @pytest.mark.parametrize("backend", few_of(["seaweedfs", "local"], 1), indirect=True)
-def test_ranks_without_a_process_group_act_at_the_same_step(backend: Backend, tmp_path: Path) -> None:
+def test_ranks_without_a_process_group_act_and_leave_at_the_same_step(
+    backend: Backend, tmp_path: Path, told: str
+) -> None:
     job = Job(tmp_path, 3)
-    given = {"url": backend.url, "options": backend.storage_options, "world_size": 3, "count": 4}
+    given = {"url": backend.url, "options": backend.storage_options, "world_size": 3}
     try:
         for rank in range(3):
             job.start([sys.executable], {**given, "rank": rank})
         about = job.said(0)
         os.kill(about[1]["pid"], signal.SIGUSR2)
         job.said(1)
-        bearing = {"Authorization": f"Bearer {about[2]['token']}"}
-        with urllib.request.urlopen(
-            urllib.request.Request(about[2]["url"], method="POST", headers=bearing), timeout=10
-        ):
-            job.said(2)
         requests.post(backend.connect())
-        job.said(3)
-        for (
-            one
-        ) in about:  # all at once, as a preemption does it: one checkpoint, and no rank waits for another for ever
+        job.said(2)
+        for one in about if told == "all" else about[1:2]:  # all at once, as a preemption does it: one checkpoint
             os.kill(one["pid"], signal.SIGTERM)
-        job.check(4)
+        job.check(3)
     finally:
         job.end()
     _holds(backend.url, backend.storage_options, 3)
 
 
 def test_ranks_of_a_process_group_under_torchrun(tmp_path: Path) -> None:
-    """gloo, two ranks: the session is broadcast, requests are agreed on by one reduction a step."""
+    """gloo, two ranks: the session is broadcast, requests and the end are agreed on by one reduction a step."""
     pytest.importorskip("torch")
     job, url = Job(tmp_path, 2), str(tmp_path / "root")
     run = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_ports(1)[0])]
     try:
-        job.start([sys.executable, "-m", "torch.distributed.run", *run], {"url": url, "options": {}, "count": 3})
+        job.start([sys.executable, "-m", "torch.distributed.run", *run], {"url": url, "options": {}})
         about = job.said(0)
         assert len({one["session"] for one in about}) == 1
         os.kill(about[1]["pid"], signal.SIGUSR2)

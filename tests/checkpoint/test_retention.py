@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import archive
+import resharding
 from archive.base.errors import CorruptCommitError, UsageError
 from archive.checkpoint.retention import Candidate, Keep
 from archive.manifest.records import KeepRule
@@ -111,6 +114,60 @@ def test_each_run_has_its_own() -> None:
     kept = reopened(arc).checkpoints
     assert [(c.run, c.step) for c in kept.kept()] == [("a", 2), ("b", 1), ("b", 2)]
     assert [(c.run, c.step) for c in kept.of("a").kept()] == [("a", 2)]
+
+
+def _lacking(whole: dict[str, list[int]], live: dict[str, list[int]], ended: set[str]) -> dict[str, dict[str, int]]:
+    """What of each of these episodes is not there, counted."""
+    out: dict[str, dict[str, int]] = {}
+    for name, found in live.items():
+        if found != whole[name] or name not in ended:
+            counts = out.setdefault("open" if found[:1] == whole[name][:1] else "headless", {"episodes": 0, "steps": 0})
+            counts["episodes"] += 1
+            counts["steps"] += len(found)
+    return out
+
+
+def _serials(episodes: Any) -> dict[str, list[int]]:
+    return {ep.id: ep.read(["serial"])["serial"].tolist() for ep in episodes}
+
+
+def _check_dropped(arc: archive.Archive, writers: list[Any], step: int) -> None:
+    """What is dropped is each episode of which not all is live, as a plan drops it."""
+    (kept, *_) = [p.result() for p in [w.checkpoint(step) for w in writers]]
+    (dropped, *_) = [p.result() for p in [w.checkpoint(step + 1, incomplete="drop") for w in writers]]
+    arc = reopened(arc)
+    ended = {ep.id for ep in arc.episodes if ep.complete}
+    expected = _lacking(_serials(arc.episodes), _serials(kept.episodes), ended)
+    plan = resharding.plan(kept, 1, incomplete="drop")
+    assert len(expected) == 2
+    assert dropped.discarded == expected
+    expected["headless"]["episodes"] += 1  # a plan tells of the parts before and behind a hole as such
+    assert {why: of["episodes"] for why, of in plan.dropped_of("replay").items()} == {
+        why: of["episodes"] for why, of in expected.items()
+    }
+    assert [*_serials(dropped.episodes)] == [ep.id for ep in plan.share(0)]
+    assert dropped.episodes.to_pandas()["complete"].all()
+
+
+def test_dropped_is_each_episode_of_which_not_all_is_live_whoever_took_it_over() -> None:
+    arc, numbers = fresh(), count()
+    with arc.writer() as w:
+        for env in range(10):
+            if env >= 4:  # some begin without steps, which takes a place of its own
+                w.add_episode(steps([]), env_id=env, last=False, episode_id=f"bare-{env}")
+            if env < 8:
+                w.append(steps(islice(numbers, 4)), env_ids=env, last=[False] * 3 + [True])
+        w.close_episodes(9)
+        for env, gone in {0: [3], 1: [1], 2: [0], 4: [0], 5: [1], 6: [1, 2, 3, 4], 7: [4]}.items():
+            w.evict(env, positions=gone)
+        _check_dropped(arc, [w], 1)
+    for step, ranks in ((3, 1), (5, 2), (7, 1)):
+        ck = reopened(arc).checkpoints[f"step-{step - 2}"]
+        plan, name = resharding.plan(ck, ranks), f"session-{step}"
+        writers = [reopened(arc).writer(resume=plan.share(rank), session=name) for rank in range(ranks)]
+        _check_dropped(arc, writers, step)
+        for one in writers:
+            one.close()
 
 
 def left_out(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -32,7 +32,7 @@ def test_a_resume_takes_the_run_of_its_checkpoint() -> None:
     ck = job(arc)
     with arc.writer(resume=ck) as w:
         assert w.run == "job1"
-    with arc.writer(run="job1", resume=ck) as w:
+    with arc.writer(run="job1", resume=arc.checkpoints.latest) as w:
         assert w.run == "job1"
 
 

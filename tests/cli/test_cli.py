@@ -15,7 +15,7 @@ import archive
 from archive.cli import options, output
 from archive.cli.demo import ranks as demo_ranks
 from archive.cli.demo import steps as demo
-from archive.testing import servers
+from tests.support import servers
 from tests.support.commands import HOSTILE, call, document, printed
 from tests.support.processes import FORKSERVER
 

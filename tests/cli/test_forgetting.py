@@ -1,8 +1,7 @@
-"""`archive forget`, `undo`, `restore` and `upgrade`."""
+"""`archive forget`, `undo` and `restore`."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -82,12 +81,3 @@ def test_restore_asks_first(ring: Path) -> None:
     assert document("restore", ring, "--commit", 4, "--yes") == {"commit": 8, "restores": 4}
     assert [ck.name for ck in archive.open(ring).checkpoints] == ["step-0", "step-1", "step-2"]
     assert call("restore", ring, "--commit", 99, "--yes").exit_code == 2
-
-
-def test_an_archive_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
-    golden = sorted((Path(__file__).parents[1] / "golden").glob("*"))
-    root = next(p for p in golden if (p / "archive.json").exists() and '"read": 1' in (p / "archive.json").read_text())
-    shutil.copytree(root, tmp_path / "old")
-    assert "archive upgrade URL" in call("forget", tmp_path / "old", "--episodes", "superseded").output
-    assert "is of format 2" in printed("upgrade", tmp_path / "old")
-    assert document("forget", tmp_path / "old", "--episodes", "superseded")["as_of"] > 0

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import archive.torch as at  # noqa: E402
 from archive.base.errors import FieldError, UsageError  # noqa: E402
+from archive.datasets import iterable  # noqa: E402
 from tests.support.backends import make_backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -45,14 +46,18 @@ def steps_of(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "full", None])
-def test_a_stream_gives_each_item_once_an_epoch(arc: archive.Archive, shuffle: str | None) -> None:
-    stream = at.StepStream(arc.episodes, shuffle=shuffle, seed=1, block_steps=8, pool_blocks=2, read_items=10)
+def test_a_stream_gives_each_item_once_an_epoch(
+    arc: archive.Archive, shuffle: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"BLOCK_STEPS": 8, "POOL_BLOCKS": 2, "READ_ITEMS": 10}.items():
+        monkeypatch.setattr(iterable, name, value)
+    stream = at.StepStream(arc.episodes, shuffle=shuffle, seed=1)
     first, second = ([int(item["t"]) for item in stream] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(STEPS))
     assert (first == second) == (shuffle is None)
     stream.set_epoch(0)
     assert [int(item["t"]) for item in stream] == first
-    other = at.StepStream(arc.episodes, shuffle=shuffle, seed=2, block_steps=8, pool_blocks=2)
+    other = at.StepStream(arc.episodes, shuffle=shuffle, seed=2)
     assert ([int(item["t"]) for item in other] == first) == (shuffle is None)
 
 
@@ -89,8 +94,9 @@ def test_rank_and_world_size_come_from_the_environment(arc: archive.Archive, mon
     assert len(list(stream)) in (STEPS // 4, STEPS // 4 + 1)
 
 
-def test_a_stream_resumes_where_it_stopped(arc: archive.Archive) -> None:
-    stream = at.StepStream(arc.episodes, seed=3, read_items=16)
+def test_a_stream_resumes_where_it_stopped(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iterable, "READ_ITEMS", 16)
+    stream = at.StepStream(arc.episodes, seed=3)
     walk = iter(stream)
     first = [int(next(walk)["t"]) for _ in range(21)]
     state = json.loads(json.dumps(stream.state_dict()))

@@ -18,6 +18,7 @@ import pytest
 import archive
 import resharding
 from archive import cli
+from archive.tables import TABLES
 from tests.support import alf_buffer, reference, rlinf_objects, xtuner_managers
 from tests.support.documents import (
     DECISIONS,
@@ -110,7 +111,7 @@ def test_the_training_script_is_the_one_that_is_tested() -> None:
     assert only_block(DOCS / "tutorials" / "training-job.md", "python file").text == script
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", reference.MADE_PAGES, ids=named)
 def test_what_is_made_of_the_code_is_up_to_date(page: Path) -> None:
     text = page.read_text("utf-8")
     assert reference.made_anew(text) == text, "run `make docs`"
@@ -122,6 +123,8 @@ def test_every_command_and_adapter_has_its_place() -> None:
     made = "".join(page.read_text("utf-8") for page in PAGES)
     for name in ("torchrl", "alf", "rlinf", "xtuner", "transferqueue", "minari", "lerobot", "npz"):
         assert f"<!-- table of archive.adapters.{name}: " in made
+    document = (ROOT / "archive" / "FORMAT.md").read_text("utf-8")
+    assert re.findall(r"^<!-- columns of (\w+): ", document, re.MULTILINE) == list(TABLES)
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -127,3 +127,18 @@ def test_killed_and_resumed_on_fewer_and_on_more(tmp_path: Path, worlds: tuple[i
         state = after.state(ranks - 1)
         assert int(state["optimizer"]["state"][0]["step"]) == after.step  # the optimizer went on, too
         latest = after
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's workers in /proc")
+def test_sigterm_to_one_rank_ends_all_after_the_same_checkpoint(tmp_path: Path) -> None:
+    url, every = tmp_path / "run", 10**6
+    with torchrun(url, 2, every, every) as job:
+        stop = time.monotonic() + LAUNCH_S
+        while len(list(url.glob("sessions/*/rank-*.json"))) < 2 and time.monotonic() < stop and job.poll() is None:
+            time.sleep(0.05)
+        time.sleep(1.0)  # in which both are in the loop
+        os.kill(workers(job)[1], signal.SIGTERM)
+        assert job.wait(LAUNCH_S) == 0, (tmp_path / "log-2").read_text()[-3000:]
+    (ck,) = archive.open(url).checkpoints
+    assert (ck.world_size, ck.whole, ck.progress) == (2, True, {"step": ck.step})
+    check_whole(ck)

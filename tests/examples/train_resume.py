@@ -89,6 +89,8 @@ def train(url: str, steps: int, every: int) -> None:
                 at = {"pos": replay.pos, "size": replay.size, "last": replay.steps["done"]}
                 columns = ring.append(w, replay.steps, **at, columns={"priority": replay.priority})
                 w.checkpoint(step + 1, columns=columns, state=state, progress={"step": step + 1})
+            if checkpointing.terminating():  # on all ranks, if any got SIGTERM
+                break
 
 
 if __name__ == "__main__":

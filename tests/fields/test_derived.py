@@ -71,6 +71,25 @@ def same(found: dict[str, Any], wanted: dict[str, Any], part: slice = slice(None
             np.testing.assert_allclose(flat[name], value[part], rtol=1e-5, err_msg=name)
 
 
+def apply(data: dict[str, Any], episode: Any, derive: Any) -> dict[str, Any]:
+    """The data of a whole episode with derived fields beside its own."""
+    out = data
+    for derivation in derived.parse(derive):
+        out = derived.put(out, derivation, derivation.of(data, whole_rows(episode)))
+    return out
+
+
+def whole_rows(episode: Any) -> derived.Rows:
+    """All steps of an episode: anything with length, terminated and truncated, and `bounds` if it may have holes."""
+    steps, bounds = int(episode.length), getattr(episode, "bounds", None)
+    starts = np.zeros(min(1, steps), np.int64) if bounds is None else bounds.run_starts
+    stops = np.append(starts[1:], steps)[: len(starts)]
+    begin, stop = (np.repeat(edges, stops - starts) for edges in (starts, stops))
+    ends = (stop == steps) & (bounds is None or bool(bounds.ended[0]))
+    flags = (np.full(steps, bool(getattr(episode, name, False))) for name in ("terminated", "truncated"))
+    return derived.Rows(np.arange(steps), begin, stop, ends, *flags)
+
+
 def steps_of(length: int, start: int = 0) -> dict[str, Any]:
     t = np.arange(start, start + length)
     return {"obs": {"x": np.stack([t, -t], 1)}, "reward": np.sin(t).astype(np.float32)}
@@ -81,7 +100,7 @@ def steps_of(length: int, start: int = 0) -> dict[str, Any]:
 def test_a_whole_episode_in_memory(length: int, how: str) -> None:
     data = steps_of(length)
     episode = SimpleNamespace(length=length, terminated=how == "terminated", truncated=how == "truncated")
-    found = derived.apply(data, episode, _all())
+    found = apply(data, episode, _all())
     same(found, plain(data, [(0, length)], how, how != "open"))
     assert found["n_step_return"].dtype == np.float32
     assert found["obs"]["x"] is data["obs"]["x"]
@@ -152,7 +171,7 @@ def test_nothing_is_derived_across_a_hole_in_the_buffer(tmp_path: Path) -> None:
         same(found, whole)
         (found,) = windows(episodes, [(number, 2, 5)])
         same(found, whole, slice(2, 5))
-        same(derived.apply(episodes[number].read(), episodes[number], _all()), whole)
+        same(apply(episodes[number].read(), episodes[number], _all()), whole)
         same(episodes[number].read(derive=_all()), whole)
         same(episodes[number].read(["obs"], 2, 5, derive=_all()), whole, slice(2, 5))
         same(episodes.read(["reward", "obs"], derive=_all())[number], whole)
@@ -179,7 +198,7 @@ def test_the_final_observation_is_next_of_the_last_step_where_it_was_stored(tmp_
         places = (np.zeros(1, np.int64), np.array([start]), np.array([stop]))
         (found,) = deriving.read(episodes, *places, Selection(["reward"]), derived.parse("next_obs"))
         assert found["next_obs"].tolist() == x[start + 1 : stop + 1].tolist()
-    found = derived.apply(episodes[0].read(), episodes[0], "next_obs")
+    found = apply(episodes[0].read(), episodes[0], "next_obs")
     assert found["next_obs"].tolist() == x[1:].tolist()
 
 
@@ -205,39 +224,35 @@ def test_tensors_and_empty_parts_and_episodes_without_steps(arc: archive.Archive
     assert ep.to_torch(["reward"], derive="done")["done"].tolist() == [False] * 12 + [True]
     assert ep.read(["reward"], 3, 3, derive=["done", "next_obs"])["next_obs"]["x"].shape == (0, 2)
     none = SimpleNamespace(length=0, terminated=True, truncated=False)
-    found = derived.apply(
-        {"x": np.zeros(0), "reward": np.zeros(0)}, none, ["next_x", "done", derived.discounted_return(1)]
-    )
+    found = apply({"x": np.zeros(0), "reward": np.zeros(0)}, none, ["next_x", "done", derived.discounted_return(1)])
     assert [len(found[name]) for name in ("next_x", "done", "discounted_return")] == [0, 0, 0]
 
 
 def test_lists_have_a_next_too_and_frames_must_be_arrays() -> None:
     episode = SimpleNamespace(length=3, terminated=True, truncated=False)
     data = {"words": ["a", "b", "c"], "reward": np.array([1, 2, 3])}
-    assert derived.apply(data, episode, "next_words")["next_words"] == ["b", "c", "c"]
-    assert derived.apply(data, episode, derived.n_step_return(1, 2))["n_step_return"].tolist() == [3, 5, 3]
+    assert apply(data, episode, "next_words")["next_words"] == ["b", "c", "c"]
+    assert apply(data, episode, derived.n_step_return(1, 2))["n_step_return"].tolist() == [3, 5, 3]
     with pytest.raises(FieldError, match="words"):
-        derived.apply(data, episode, derived.frame_stack("words", 2))
+        apply(data, episode, derived.frame_stack("words", 2))
     with pytest.raises(FieldError, match="words"):
-        derived.apply(data, episode, derived.discounted_return(0.9, reward="words"))
+        apply(data, episode, derived.discounted_return(0.9, reward="words"))
 
 
 def test_names() -> None:
     episode = SimpleNamespace(length=2, terminated=False, truncated=True)
     data = {"x": np.arange(2), "done": np.zeros(2, bool)}
     with pytest.raises(FieldError, match="as_name"):
-        derived.apply(data, episode, "done")
-    assert derived.apply(data, episode, derived.done(as_name="info/done"))["info"]["done"].tolist() == [False, True]
-    replaced = derived.apply(data, episode, derived.frame_stack("x", 2, as_name="x"))
+        apply(data, episode, "done")
+    assert apply(data, episode, derived.done(as_name="info/done"))["info"]["done"].tolist() == [False, True]
+    replaced = apply(data, episode, derived.frame_stack("x", 2, as_name="x"))
     assert replaced["x"].tolist() == [[0, 0], [0, 1]]
     with pytest.raises(UsageError, match="same name"):
         derived.parse(["next_x", derived.next_of("x", 2)])
     with pytest.raises(UsageError, match="no derivation"):
         derived.parse("nonsense")
     with pytest.raises(FieldError, match="no field 'y'"):
-        derived.apply(data, episode, "next_y")
-    with pytest.raises(UsageError, match="whole"):
-        derived.apply({"x": np.arange(1)}, episode, "next_x")
+        apply(data, episode, "next_y")
     for wrong in (
         lambda: derived.next_of("x", 0),
         lambda: derived.n_step_return(1, 0),

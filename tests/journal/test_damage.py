@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive import journal
 from archive.base import CorruptStateError, layout
+from archive.journal import entries
 from archive.manifest import tables
 from archive.shard import Member, inflate
 from archive.testing import faults
@@ -88,12 +88,12 @@ def test_answers_that_are_wrong_otherwise_each_time_end_no_tail() -> None:
     check(arc.recover(), 0, one.held, one.progress)
 
 
-Changed = tuple[journal.Entry, dict[str, Any], list[Member]]
+Changed = tuple[entries.Entry, dict[str, Any], list[Member]]
 
 
-def rewritten(data: bytes, key: str, change: Callable[[journal.Entry, dict[str, Any]], journal.Entry]) -> bytes:
+def rewritten(data: bytes, key: str, change: Callable[[entries.Entry, dict[str, Any]], entries.Entry]) -> bytes:
     """The object with another index, and maybe other rows; each checksum is right again."""
-    found = journal.parse(data, key, key)
+    found = entries.parse(data, key, key)
     rows = {kind: found.table(kind, key) for kind in ("segments", "ledger", "live") if found.entry.rows.get(kind)}
     members = [
         Member(
@@ -110,14 +110,14 @@ def rewritten(data: bytes, key: str, change: Callable[[journal.Entry, dict[str, 
     ]
     entry = change(found.entry, rows)
     return b"".join(
-        bytes(part) for part in journal.pack(replace(entry, members=()), journal.row_members(rows), members)[0]
+        bytes(part) for part in entries.pack(replace(entry, members=()), entries.row_members(rows), members)[0]
     )
 
 
-def with_rows(**columns: Any) -> Callable[[journal.Entry, dict[str, Any]], journal.Entry]:
+def with_rows(**columns: Any) -> Callable[[entries.Entry, dict[str, Any]], entries.Entry]:
     """Columns of the segments table that say something else in every row."""
 
-    def change(entry: journal.Entry, rows: dict[str, Any]) -> journal.Entry:
+    def change(entry: entries.Entry, rows: dict[str, Any]) -> entries.Entry:
         for name, value in columns.items():
             rows["segments"] = tables.set_column(rows["segments"], name, value)
         return entry
@@ -125,7 +125,7 @@ def with_rows(**columns: Any) -> Callable[[journal.Entry, dict[str, Any]], journ
     return change
 
 
-HOSTILE: dict[str, Callable[[journal.Entry, dict[str, Any]], journal.Entry]] = {
+HOSTILE: dict[str, Callable[[entries.Entry, dict[str, Any]], entries.Entry]] = {
     "another run": lambda entry, rows: replace(entry, run="other"),
     "another session": lambda entry, rows: replace(entry, session="other"),
     "another rank": lambda entry, rows: replace(entry, rank=7),
@@ -144,7 +144,7 @@ HOSTILE: dict[str, Callable[[journal.Entry, dict[str, Any]], journal.Entry]] = {
     "rows that are not there": lambda entry, rows: replace(entry, rows={**entry.rows, "ledger": 2}),
     "steps backwards": lambda entry, rows: replace(entry, gone={"replay": (("s", 0, 0, 9, 3),)}),
     "a column of nothing": lambda entry, rows: replace(
-        entry, columns={"replay": {"p": journal.JournalColumn("%columns/replay/none", "<f8", (("s", 0, 0, 0, 3),))}}
+        entry, columns={"replay": {"p": entries.JournalColumn("%columns/replay/none", "<f8", (("s", 0, 0, 0, 3),))}}
     ),
     "an attribute of nothing": lambda entry, rows: replace(entry, attributes={"replay": {"q": "[1]"}}),
     "an attribute that is no JSON": lambda entry, rows: replace(entry, attributes={"replay": {"q": "{"}}),

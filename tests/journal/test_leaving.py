@@ -10,7 +10,7 @@ import pytest
 import archive
 from archive.base import ColumnError
 from archive.maintain import verify
-from tests.support.archives import fresh
+from tests.support.archives import fresh, looked_up_again
 from tests.support.ticks import NEVER_S, gone, group, journal, left_of, live_of, steps
 
 
@@ -114,7 +114,7 @@ def test_a_resumed_rank_says_first_what_it_holds_also_if_that_is_nothing() -> No
         assert (first.entry.rows, first.entry.resumed_from) == ({"live": 1}, ck.number)
         assert left_of(arc, again.session) == live_of(again)
         assert arc.head.runs["main"].journal == {0: 0}
-    with arc.writer(resume=empty, journal_s=NEVER_S) as again:
+    with arc.writer(resume=looked_up_again(empty), journal_s=NEVER_S) as again:
         again.sync()
         assert [one.entry.rows for one in journal(arc, again.session)] == [{"live": 0}]
 

@@ -13,7 +13,7 @@ import pytest
 import archive
 import resharding
 from archive.base import NotFoundError, SupersededError, layout
-from tests.support.archives import fresh
+from tests.support.archives import fresh, looked_up_again
 from tests.support.journals import NEVER_S, copy_of, die
 
 
@@ -63,13 +63,51 @@ def test_columns_states_and_progress_come_along(caplog: pytest.LogCaptureFixture
     assert "column 'p' of buffer 'replay', rank 0: 3 steps were journaled without a value" in told
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_every_rank_reads_columns_that_some_ranks_had_no_values_of(
+    saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks that never said a value of it, whose buffer began after the checkpoint, or that have other columns."""
+    arc = fresh()
+    writers = [arc.writer(r, 3, session="one", journal_s=NEVER_S) for r in range(3)]
+    if saved:
+        writers[0].add_episode(episode(2), episode_id="base")
+        columns = [{"p": np.full((2, 2), 5, np.float32)}, {}, {}]
+        for pending in [w.checkpoint(1, columns=of) for w, of in zip(writers, columns, strict=True)]:
+            pending.result()
+    for w in writers:
+        w.add_episode(episode(2 + w.rank), episode_id=f"e{w.rank}")
+    if not saved:
+        writers[0].journal(columns={"p": {"e0": np.full((2, 2), 5, np.float32)}})
+    writers[1].journal(columns={"n": {"e1": np.arange(3)}, "word": {"e1": ["x", "y", "z"]}})
+    for w in writers:
+        w.sync()
+    die(*writers)
+    made = arc.refresh().recover()
+    known = {"base": [5.0, 5.0]} if saved else {"e0": [5.0, 5.0]}
+    want = {name: known.get(name, [np.nan] * n) for name, n in [("base", 2), ("e0", 2), ("e1", 3), ("e2", 4)]}
+    for world in (1, 2, 3, 5):
+        plan = resharding.plan(made, world)
+        for share in map(plan.share, range(world)):
+            of = [name for name, n in zip(ids(share), share.layout.length.tolist(), strict=True) for _ in range(n)]
+            p = share.columns["p"]
+            assert (p.dtype, p.shape[1:]) == (np.float32, (2,))
+            wanted = [value for ep in ids(share) for value in want[ep]]
+            np.testing.assert_array_equal(p[:, 0], wanted)
+            assert share.columns["n"].tolist() == [of[:i].count("e1") if e == "e1" else 0 for i, e in enumerate(of)]
+            assert share.columns["word"].tolist() == [
+                "xyz"[of[:i].count("e1")] if e == "e1" else "" for i, e in enumerate(of)
+            ]
+    assert "column 'p' of buffer 'replay', rank 2: 4 steps were journaled without a value" in caplog.text
+
+
 def test_a_recovered_checkpoint_is_one_like_any_other() -> None:
     arc = crashed()
     base = arc.checkpoints.latest
     made = arc.recover()
     assert made.record.recovered is not None
     assert made.record.recovered.base == base.number
-    assert base.record.ranks[0].key in (made.record.borrowed or ())
+    assert base.record.ranks[0].key in made.record.borrowed
     assert arc.checkpoints.latest.number == made.number
     assert arc.recover().number == made.number
     again = pickle.loads(pickle.dumps(made))
@@ -101,7 +139,8 @@ def test_what_has_no_env_row_is_not_open_after_a_recovery() -> None:
     v.add_episode(episode(1), episode_id="c")
     assert v.close_episodes() == ["b"]
     v.commit()
-    by_plan = [arc.writer(resume=resharding.plan(made, 2).share(rank), session="two") for rank in range(2)]
+    plan = resharding.plan(looked_up_again(made), 2)
+    by_plan = [arc.writer(resume=plan.share(rank), session="two") for rank in range(2)]
     for w in by_plan:
         w.commit()
     rows = {row["episode_id"]: row["reason"] for row in arc.refresh().episodes.table.to_pylist()}
@@ -381,6 +420,109 @@ def test_a_checkpoint_without_buffers_says_how_far_training_had_got() -> None:
     made = arc.refresh().recover()
     assert (made.step, made.progress) == (2, {"n": 2})
     assert ids(made) == ["d"]
+
+
+@pytest.mark.parametrize("journal_s", [NEVER_S, None])
+def test_a_checkpoint_without_buffers_after_which_nothing_was_journaled_empties_none(journal_s: float | None) -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=journal_s)
+    prompts = w.ledger("prompts")
+    prompts.draw(["k", "l"])
+    w.add_episode(episode(2), episode_id="a")
+    prompts.seal("k", episode_id="a")
+    w.checkpoint(1, state={"n": 1}, columns={"p": np.arange(2.0)}, progress={"n": 1}, wait=True)
+    if journal_s is None:
+        prompts.train("k")
+    w.checkpoint(2, state={"n": 2}, progress={"n": 2}, save_replay=False, wait=True)
+    die(w)
+    made = arc.refresh().recover()
+    assert (made.step, made.progress, made.state(0)["n"], made.replay_saved) == (2, {"n": 2}, 2, True)
+    assert ids(made) == ["a"]
+    assert made.column("p", 0).tolist() == [0.0, 1.0]
+    assert made.ledger("prompts").state("k") == ("sealed" if journal_s else "trained"), "the weights know of it"
+    assert arc.recover().number == made.number
+    light = arc.checkpoints[-2]
+    if journal_s is not None:
+        assert resharding.plan(light, 2).checkpoint.number == made.number
+    with arc.writer(resume=made) as w:
+        assert w.live["episode_id"].to_pylist() == ["a"]
+        assert w.ledger("prompts").to_reissue("group") == ["l"]
+        w.checkpoint(3, save_replay=False, wait=True)
+    again = arc.refresh().recover()
+    assert (again.step, ids(again)) == (3, ["a"]), "what the session went on from"
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_what_is_to_be_trained_on_again_was_not_removed_either(world: int) -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=NEVER_S)
+    prompts = w.ledger("prompts")
+
+    def made(key: str, base: int, **more: Any) -> None:
+        prompts.seal(key, episode_id=w.add_episode(episode(2, base), episode_id=f"of {key}", **more))
+
+    keys = ["saved", "trained", "removed", "dropped", "ring", "revised", "open"]
+    prompts.draw(keys)
+    for at, key in enumerate(keys[:-1]):
+        made(key, 10 * at, **({"env_id": 0} if key == "ring" else {}))
+    prompts.train("saved")
+    w.checkpoint(1, wait=True)
+    w.remove("of saved")
+    prompts.train(["trained", "ring", "revised"])
+    w.remove(["of trained", "of ring"])
+    prompts.drop("dropped", "bad")
+    w.sync()
+    made("open", 60)
+    w.add_episode(episode(2, 70), episode_id="of revised", replace=True)
+    w.remove(["of dropped", "of removed", "of open"])  # that nobody has trained on
+    w.sync()
+    die(w)
+    made_of = arc.refresh().recover()
+    to_train = {"trained": 10, "removed": 20, "ring": 40, "revised": 70, "open": 60}
+    assert sorted(ids(made_of)) == ["of revised", "of trained"]
+    view = made_of.ledger("prompts")
+    for shown in (view, pickle.loads(pickle.dumps(view))):
+        read = {group.key: [data["obs"].tolist() for data in group.read(["obs"])] for group in shown.to_train()}
+        assert read == {key: [[base, base + 1]] for key, base in to_train.items()}
+    plan = resharding.plan(made_of, world)
+    writers = [arc.writer(resume=plan.share(rank), session="two", journal_s=NEVER_S) for rank in range(world)]
+    for w in writers:
+        prompts = w.ledger("prompts")
+        groups = prompts.to_train()
+        read |= {group.key: [data["obs"].tolist() for data in group.read(["obs"])] for group in groups}
+        names = [name for group in groups for name in group.episodes]
+        live = set(w.live["episode_id"].to_pylist())
+        if gone := set(names) - live:
+            with pytest.raises(NotFoundError, match="missing='ignore'"):
+                w.remove(names)
+        assert set(w.live["episode_id"].to_pylist()) == live
+        w.remove(names, missing="ignore")
+        assert gone <= {"of ring", "of removed", "of open"}
+        prompts.train([group.key for group in groups])
+    assert read == {key: [[base, base + 1]] for key, base in to_train.items()}
+    with ThreadPoolExecutor(world) as pool:
+        list(pool.map(lambda w: w.checkpoint(2, wait=True), writers))
+    die(*writers)
+    after = arc.refresh().recover()
+    assert ids(after) == []
+    assert after.ledger("prompts").to_train() == []
+
+
+def test_a_group_is_read_before_it_is_committed() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        prompts = w.ledger("prompts")
+        prompts.draw(["k", "l"], siblings=2)
+        w.append(episode(2), env_ids=3, episode_ids="long")
+        w.commit()
+        w.append(episode(3, 2), env_ids=3, episode_ids="long", last=[False, False, True])
+        prompts.seal("k", 0, episode_id="long")
+        prompts.seal("k", 1, episode_id=w.add_episode(episode(1, 9)))
+        (group,) = prompts.to_train()
+        assert [one["obs"].tolist() for one in group.read("obs")] == [[0, 1, 2, 3, 4], [9]]
+        number = arc.refresh().head.number
+        assert len(prompts.to_train()[0].read()) == 2
+        assert arc.refresh().head.number == number, "it is committed once"
 
 
 def test_archives_of_the_journal_name_the_feature() -> None:

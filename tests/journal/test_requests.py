@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive import journal
 from archive.base import layout
-from archive.journal import tails
+from archive.journal import entries, tails
 from archive.manifest import tables
 from archive.store import Storage
 from tests.support.archives import fresh
@@ -41,7 +40,7 @@ def world(ranks: int, ticks: int, *, saved: bool) -> archive.Archive:
 def prolong(storage: Storage, session: str, rank: int, first: int, ticks: int) -> None:
     """Ticks like the one that is there: one of ten has steps that follow, the others say how far training has got."""
     key = layout.journal_key(session, rank, first)
-    found = journal.parse(storage.get(key), key, key)
+    found = entries.parse(storage.get(key), key, key)
     rows = found.table("segments", key)
     (row,) = rows.to_pylist()
     items = []
@@ -52,12 +51,12 @@ def prolong(storage: Storage, session: str, rank: int, first: int, ticks: int) -
             "position": [row["position"] + 3 * i], "shard": [new],
         }  # fmt: skip
         columns = {name: rows[name] for name in rows.column_names} | more
-        entry = journal.Entry(
+        entry = entries.Entry(
             found.entry.run, session, rank, first + i, f"{i:016x}", found.entry.sequence + i, progress=str(i),
             rows={"segments": 1} if steps else {},
         )  # fmt: skip
-        members = journal.row_members({"segments": tables.from_columns("segments", columns)} if steps else {})
-        items.append((new, b"".join(bytes(part) for part in journal.pack(entry, members, [])[0])))
+        members = entries.row_members({"segments": tables.from_columns("segments", columns)} if steps else {})
+        items.append((new, b"".join(bytes(part) for part in entries.pack(entry, members, [])[0])))
     storage.put_many(items)
 
 

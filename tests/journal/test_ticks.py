@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from archive.checkpoint import saving
 from tests.support import format_reader
 from tests.support.archives import contents, fresh, identical, reopened
 from tests.support.backends import Backend
-from tests.support.golden import FIRST, GOLDEN
 from tests.support.ticks import NEVER_S, group, journal, steps, until
 
 
@@ -228,16 +226,6 @@ def test_a_call_that_is_larger_than_memory_allows_is_one_tick(monkeypatch: pytes
     assert [one.entry.goes_on for one in objects] == [True] * (len(objects) - 1) + [False]
     w.close()
     assert reopened(arc).episodes[0].read()["x"].tolist() == list(range(20_000))
-
-
-def test_an_archive_of_the_first_version_says_how_to_go_on(tmp_path: Path) -> None:
-    arc = archive.open(shutil.copytree(GOLDEN / FIRST[0], tmp_path / "old"))
-    with pytest.raises(archive.UsageError, match=r"arc\.upgrade\(\)"):
-        arc.writer(journal_s=2.0)
-    arc.upgrade()
-    with arc.writer(journal_s=2.0) as w:
-        w.add_episode(steps(1))
-        w.sync()
 
 
 def test_ticks_go_on_while_others_add_without_a_pause() -> None:

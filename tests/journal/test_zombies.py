@@ -3,17 +3,27 @@ and ranks that are late for a session."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import archive
 import resharding
-from tests.support.archives import fresh
+from archive.journal import heartbeat
+from tests.support.archives import fresh, stored_objects
+from tests.support.processes import FORKSERVER, end
 from tests.support.prompt_checks import check_end, check_recovered
 from tests.support.prompt_deaths import Fates, Life
 from tests.support.prompt_job import NEVER_S, Job, Rank, expected, last
+from tests.support.ticks import until
 
 FIRST = Job("first", 4, 2)
 
@@ -98,3 +108,107 @@ def test_a_rank_that_plans_when_the_session_is_under_way_is_told() -> None:
     assert second.live.num_rows == plan.episodes[1]
     for writer in (w, first, second):
         writer._end()
+
+
+STARTS = ("plan", "text of a plan", "pickled share", "checkpoint", "nothing", "fork")
+
+
+def _begun(arc: archive.Archive, how: str) -> Callable[[], archive.Writer]:
+    """A start that has decided what it begins from, and opens its writer when it is called."""
+    known = arc.checkpoints.latest
+    if how == "nothing":
+        return arc.writer
+    if how == "fork":
+        return partial(arc.writer, run="side", fork_from=known)
+    if how == "checkpoint":
+        return partial(arc.writer, resume=known)
+    plan = resharding.plan(known, world_size=1)
+    if how == "text of a plan":
+        text = plan.to_json()
+        return lambda: arc.refresh().writer(resume=resharding.Plan.from_json(text, arc.checkpoints.latest).share(0))
+    share = plan.share(0)
+    return partial(arc.writer, resume=pickle.loads(pickle.dumps(share)) if how == "pickled share" else share)
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_a_start_that_opens_late_does_not_end_the_newer_one(how: str) -> None:
+    """It planned, and stalled; what the newer start has said is durable since stays."""
+    arc = fresh()
+    with arc.writer(journal_s=NEVER_S) as w:
+        w.add_episode(expected("p0-0", 0))
+        w.checkpoint(1, wait=True)
+    run = "side" if how == "fork" else "main"
+    late = _begun(archive.open(arc.url), how)
+    newer = archive.open(arc.url)
+    begun = {"fork_from": newer.checkpoints.latest} if how == "fork" else {"resume": newer.checkpoints.latest}
+    second = newer.writer(run=run, journal_s=NEVER_S, **begun)
+    second.add_episode(expected("p1-0", 0), episode_id="acknowledged")
+    second.sync()
+    before = stored_objects(arc)
+    with pytest.raises(archive.SupersededError, match=rf"(?s){second.session}.*look again: arc.refresh\(\)"):
+        late()
+    assert stored_objects(arc) == before
+    second.sync()
+    second.add_episode(expected("p1-1", 0), episode_id="later")
+    second.commit()
+    second._end()
+    looked = archive.open(arc.url)
+    again = {"fork_from": looked.checkpoints.of("main").latest} if how == "fork" else {"resume": looked.recover(run)}
+    with looked.writer(run=run, **again) as third:
+        assert how == "fork" or {"acknowledged", "later"} <= set(third.live["episode_id"].to_pylist())
+
+
+def _syncs(url: str, pipe: Any) -> None:
+    """Run as a process: adds an episode and syncs each time it is told to, and says what came of it."""
+    w = archive.open(url).writer(journal_s=0.2)
+    while (name := pipe.recv()) is not None:
+        try:
+            w.add_episode(expected("p0-0", 0), episode_id=name)
+            pipe.send(repr(w.sync()))
+        except archive.SupersededError as error:
+            pipe.send(str(error))
+
+
+def test_a_process_that_was_stopped_says_of_nothing_more_that_it_is_durable(tmp_path: Path) -> None:
+    arc = archive.create(str(tmp_path / "root"))
+    pipe, theirs = FORKSERVER.Pipe()
+    child = FORKSERVER.Process(target=_syncs, args=(arc.url, theirs))
+    child.start()
+    theirs.close()  # so that the end of the process is the end of the pipe
+    try:
+        pipe.send("before")
+        assert pipe.recv().startswith("<durable: all")
+        os.kill(child.pid, signal.SIGSTOP)
+        successor = arc.refresh().writer(resume=arc.recover(), journal_s=0.2)
+        pipe.send("after")
+        time.sleep(1.1)
+        os.kill(child.pid, signal.SIGCONT)
+        assert f"replaced by session {successor.session!r}" in pipe.recv()
+        assert successor.live["episode_id"].to_pylist() == ["before"]
+        successor.close()
+        pipe.send(None)
+        child.join(30)
+    finally:
+        end(child)
+
+
+def test_a_journal_finds_out_by_itself_and_by_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = fresh()
+    monkeypatch.setattr(heartbeat, "LOOK_S", 0.2)
+    w = arc.writer(journal_s=NEVER_S)
+    before, began = arc.io_stats(), time.monotonic()
+    time.sleep(1.0)
+    w.sync()
+    assert 2 <= (arc.io_stats() - before).requests <= (time.monotonic() - began) / heartbeat.LOOK_S + 1
+    archive.open(arc.url).writer(journal_s=NEVER_S).close()
+    until(lambda: w._journal is not None and w._journal.superseded)
+    for _ in range(2):
+        with pytest.raises(archive.SupersededError, match="open a new writer to take over"):
+            w.add_episode(expected("p0-0", 0))
+        for says in (w.sync, lambda: w.durable_until):
+            with pytest.raises(archive.SupersededError):
+                says()
+    before = arc.io_stats()
+    time.sleep(0.5)
+    assert (arc.io_stats() - before).requests == 0
+    w._end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import archive
 from archive.ledger import Group, Rollout
 from archive.manifest.records import Recovered
 from tests.support.checkpoints import fresh, reopened, steps
+from tests.support.clocks import running_backwards
 
 KEYS = ("a", "b", 3, "d", 5)
 MOST_SIBLINGS = 3
@@ -58,6 +60,8 @@ class Walk:
         self.arc = fresh()
         self.model: Model = {}
         self.saved: dict[str, tuple[Model, str, int]] = {}  # name -> the model, its session, how many it had made
+        self.cursor: Any = None
+        self.cursors: dict[str, Any] = {}  # checkpoint -> where the reader stood
         self.serial = 0
         self.writer = self.arc.writer()
         self.made = 0
@@ -77,7 +81,9 @@ class Walk:
         keys = [key for key in KEYS if not (self.model.get(key) and not self.model[key][-1].ended)]
         keys = self.random.sample(keys, min(len(keys), 2))
         siblings = self.random.randint(1, MOST_SIBLINGS)
-        self.ledger.draw(keys, siblings=siblings, cursor={"at": self.serial})
+        self.serial += 1
+        self.cursor = {"at": self.serial}
+        self.ledger.draw(keys, siblings=siblings, cursor=self.cursor)
         for key in keys:
             rounds = self.model.pop(key, [])
             number = rounds[-1].number + 1 if rounds else 0
@@ -136,6 +142,7 @@ class Walk:
         self.writer.checkpoint(len(self.saved), save_replay=self.random.random() < 0.5, wait=True)
         self.made += 1
         self.saved[name] = copy.deepcopy(self.model), self.writer.session, self.made
+        self.cursors[name] = self.cursor
 
     def go_back(self) -> None:
         if not self.saved:
@@ -145,7 +152,7 @@ class Walk:
         found = reopened(self.arc)
         ck = found.checkpoints[name]
         model, session, made = self.saved[name]
-        self.model = copy.deepcopy(model)
+        self.model, self.cursor = copy.deepcopy(model), self.cursors[name]
         if ck.replay_saved and self.random.random() < 0.5:
             self._forget_trained(ck, session, made)
         for _, one in open_rounds(self.model):
@@ -164,7 +171,8 @@ class Walk:
                 if one.ended == "trained" and one.trained_at[0] == session and one.trained_at[1] >= known:
                     one.ended = ""
 
-    def check(self, ledger: Any, model: Model, *, all_left: bool = False) -> None:
+    def check(self, ledger: Any, model: Model, cursor: Any, *, all_left: bool = False) -> None:
+        assert ledger.cursor == cursor
         held = open_rounds(model)
         left = [
             Rollout(key, s)
@@ -182,19 +190,22 @@ class Walk:
         assert ledger.counts == {state: states.count(state) for state in ledger.counts}
 
 
+@pytest.mark.parametrize("clock_s", [None, 60.0, 0.0])
 @settings(deadline=None, max_examples=25)
 @example(20975750)  # goes back to before anything was drawn
 @given(st.integers(0, 2**32))
-def test_a_ledger_is_what_its_branch_said(seed: int) -> None:
-    walk = Walk(seed)
-    for _ in range(40):
-        walk.act()
-        walk.check(walk.ledger, walk.model)
-    walk.writer.close()
+def test_a_ledger_is_what_its_branch_said(clock_s: float | None, seed: int) -> None:
+    """clock_s: how far a look at the clock sets it back; None: it is right."""
+    with nullcontext() if clock_s is None else running_backwards(clock_s):
+        walk = Walk(seed)
+        for _ in range(40):
+            walk.act()
+            walk.check(walk.ledger, walk.model, walk.cursor)
+        walk.writer.close()
     found = reopened(walk.arc)
     for name, (model, _, _) in walk.saved.items():
-        walk.check(found.checkpoints[name].ledger("prompts"), model, all_left=True)
-    walk.check(found.ledger("prompts"), walk.model, all_left=True)
+        walk.check(found.checkpoints[name].ledger("prompts"), model, walk.cursors[name], all_left=True)
+    walk.check(found.ledger("prompts"), walk.model, walk.cursor, all_left=True)
 
 
 def test_a_key_that_is_trained_again_and_in_flight_again_has_two_rounds() -> None:

@@ -8,7 +8,8 @@ import pytest
 from archive.base import CorruptManifestError
 from archive.ledger import Seen
 from archive.ledger.folding import fold
-from archive.manifest import MOST_SIBLINGS, tables
+from archive.manifest import tables
+from archive.tables import MOST_SIBLINGS
 from tests.support.fuzzing.plans import ledger_seeds
 
 

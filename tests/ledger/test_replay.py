@@ -51,16 +51,6 @@ def test_from_a_step_on() -> None:
     assert len(archive.replay(arc, from_step=102)) == 0
 
 
-def test_at_the_pace_of_then() -> None:
-    arc = fresh()
-    trained(arc)
-    then = [item.at for item in archive.replay(arc)]
-    gap = (then[1] - then[0]).total_seconds()
-    began = time.monotonic()
-    assert len(list(archive.replay(arc, speed=gap / 0.2))) == 2
-    assert time.monotonic() - began >= 0.2
-
-
 def test_what_a_resume_left_behind_is_no_part_of_it() -> None:
     arc = fresh()
     with arc.writer(session="first") as w:
@@ -120,8 +110,6 @@ def test_errors_say_what_there_is() -> None:
     with pytest.raises(archive.UsageError, match="several ledgers"):
         archive.replay(arc)
     assert len(archive.replay(arc, ledger="seeds")) == 2
-    with pytest.raises(archive.UsageError, match="speed=0"):
-        archive.replay(arc, speed=0)
 
 
 def test_an_episode_that_was_forgotten_is_named() -> None:
@@ -134,4 +122,4 @@ def test_an_episode_that_was_forgotten_is_named() -> None:
     past = archive.open(arc.url, commit=arc.head.number - 2)
     arc.forget(ids=[gone]).commit()
     with pytest.raises(archive.NotFoundError, match=gone):
-        list(Replay(archive.replay(past)._batches, arc.refresh().episodes, None))
+        list(Replay(archive.replay(past)._batches, arc.refresh().episodes))

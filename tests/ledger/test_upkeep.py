@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 
 import archive
 import resharding
-from archive.base import layout
 from archive.ledger import Group, Rollout
 from archive.maintain.maintenance import verify
 from archive.maintain.standing import AWAITED
-from archive.manifest import Commit, CommitLog
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.tampering import change_table, replace_text
 
@@ -159,21 +156,6 @@ def test_a_sealed_prompt_whose_episode_is_not_there_is_damage(tmp_path: Path) ->
     change_table(tmp_path / "archive", "ledger", replace_text("episode_id", "of c", "gone"))
     findings = verify(archive.open(tmp_path / "archive")).findings
     assert any("is sealed with episode 'gone'" in one.problem for one in findings)
-
-
-def test_an_archive_of_the_first_version_must_be_upgraded() -> None:
-    arc = fresh()
-    CommitLog(arc.storage, arc.id, arc.head).append("v1", lambda parent, _: _of_version_1(parent))
-    with reopened(arc).writer() as w, pytest.raises(archive.UsageError, match=r"arc.upgrade\(\)"):
-        w.ledger("prompts")
-    reopened(arc).upgrade()
-    with reopened(arc).writer() as w:
-        w.ledger("prompts").draw("a")
-    assert reopened(arc).ledger("prompts").state("a") == "drawn"
-
-
-def _of_version_1(parent: Commit) -> Commit:
-    return replace(parent.after("commit"), format=layout.format_block(1))
 
 
 def test_duckdb_reads_what_became_of_prompts(tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_rows_say_with_which_weights_and_of_a_tick_only_the_last() -> None:
         ledger = w.ledger("prompts")
         ledger.draw(["a", "b", "c"], siblings=1)
         ledger.start(["a", "b"])
-        sealed(w, ledger, "a", model_weights_uuid="w1", update_count=5)
+        mixed = w.add_episode(steps([1, 2, 3]), model_weights_uuid=["w1", "w0", "w1"], update_count=[6, 4, 5])
+        ledger.seal("a", episode_id=mixed)  # by those of its last step
         name = w.add_episode(steps([4]), model_weights_uuid="w1", update_count=5)
         ledger.seal("b", episode_id=name, model_weights_uuid="w2", update_count=6)
         ledger.train("a", update_count=9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import archive
 import resharding
 from archive import Keep
-from archive.checkpoint import drafting
 from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
 from archive.maintain import standing, verify
 from tests.support.checkpoints import fresh, reopened, serials, steps
@@ -84,6 +82,24 @@ def test_a_plan_is_text_json_and_a_picture_in_which_nothing_acts() -> None:
     assert not re.search("yet", str(plan.commit()))
 
 
+def test_a_long_plan_names_all_that_stays_and_sums_up_what_goes() -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        w.add_episode(steps(range(5)))
+        for step in range(120):
+            w.checkpoint(step, save_replay=False).result()
+    arc.refresh().tag("paper", arc.checkpoints["step-3"])
+    plan = arc.forget(Keep(last=1, every=2))
+    gone = [step for step in range(1, 118, 2) if step != 3]
+    for text in (str(plan), plan._repr_html_()):
+        named = {int(number) for number in re.findall(r"step-(\d+)", text)}
+        assert named == {*range(0, 120, 2), 3, 119, *gone[-40:]}
+        assert "tag &#x27;paper&#x27;" in text or "tag 'paper'" in text
+        assert f"and {len(gone) - 40} more" in text
+        assert f"1 to {gone[-41]}" in text
+    assert len(plan.to_json()["checkpoints"]) == 120
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -103,18 +119,6 @@ def test_what_makes_no_sense_is_refused(asked: dict[str, Any], says: str) -> Non
     with pytest.raises(NotFoundError, match="no episode 'nobody'"):
         arc.forget(ids=["nobody"])
     assert arc.refresh().head.number == head
-
-
-def test_an_archive_of_the_first_format_is_upgraded_first(tmp_path: Path) -> None:
-    import shutil
-
-    golden = sorted((Path(__file__).parents[1] / "golden").glob("*"))
-    root = next(p for p in golden if (p / "archive.json").exists() and '"read": 1' in (p / "archive.json").read_text())
-    shutil.copytree(root, tmp_path / "old")
-    arc = archive.open(tmp_path / "old")
-    with pytest.raises(UsageError, match="upgrade"):
-        arc.forget(Keep(last=1))
-    arc.upgrade().forget(episodes="superseded", dry_run=False)
 
 
 def test_nothing_to_forget_makes_no_commit() -> None:
@@ -317,27 +321,6 @@ def test_a_revision_that_a_checkpoint_holds_stays_with_it() -> None:
     remove_forgotten(arc)
     _same_as(all_told(arc), before)
     assert serials(arc.checkpoints["step-0"]) == [0, 1, 2, 3]
-
-
-def test_a_checkpoint_that_would_be_another_keeps_the_tables_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of an early archive, whose checkpoints do not say how far their ranks had got."""
-    arc = fresh()
-    joined = drafting._record
-    monkeypatch.setattr(drafting, "_record", lambda *a, **how: replace(joined(*a, **how), sequences=None))
-    with arc.writer() as w:
-        w.append(steps(range(5)), env_ids=0)
-        w.checkpoint(0).result()
-        w.append(steps(range(5, 10)), env_ids=0, last=[i == 4 for i in range(5)])
-        w.checkpoint(1).result()
-        w.checkpoint(2).result()
-    before = all_told(arc)
-    arc.refresh().forget(Keep(every=2), dry_run=False)
-    first, last = archive.open(arc.url).checkpoints
-    assert first.served_by.number == first.number
-    assert last.served_by.number == arc.refresh().head.number
-    remove_forgotten(arc)
-    _same_as(all_told(arc), before)
-    assert verify(archive.open(arc.url), deep=True).sound
 
 
 def test_an_episode_never_becomes_an_earlier_one() -> None:

@@ -9,10 +9,13 @@ import pytest
 
 import archive
 from archive import Keep
-from archive.errors import SupersededError, UsageError
+from archive.errors import ConflictError, SupersededError, UsageError
 from archive.maintain import forgetting
+from archive.testing import assert_whole
+from tests.support.archives import reopened
 from tests.support.checkpoints import fresh, serials, steps
 from tests.support.letting_go import Ring
+from tests.support.transfers import others_within
 
 
 def _names(arc: archive.Archive, run: str = "main") -> list[str]:
@@ -35,6 +38,21 @@ def test_a_writer_keeps_what_its_policy_wants() -> None:
     held = {e.id for ck in left.checkpoints.of("main") for e in ck.episodes}
     assert {e.id for e in left.episodes} == held | {"other"}, "what another run wrote is not its to let go of"
     assert serials(left.checkpoints.of("main")["step-6"]) == list(range(40, 70))
+
+
+def test_what_a_checkpoint_asks_for_stays_the_same_without_a_prune() -> None:
+    arc = fresh()
+    ring = Ring(arc, keep=Keep(last=2), forget="checkpoints")
+    asked = []
+    for _ in range(2):
+        ring.turns(6)
+        before = ring.arc.io_stats()
+        ring.turns(1)
+        after = ring.arc.io_stats()
+        asked.append((after.list - before.list, after.head - before.head))
+    assert asked[0] == asked[1]
+    assert asked[0][0] == 0  # no folder is listed, which takes the longer, the more is in it
+    ring.w.close()
 
 
 def test_checkpoints_alone() -> None:
@@ -126,3 +144,92 @@ def test_a_session_that_was_replaced_lets_go_of_nothing() -> None:
     with pytest.raises(SupersededError):
         then(made.commit)
     assert len(_names(arc)) == 4
+
+
+# -- beside another run that commits -----------------------------------------------------------------------------------
+
+
+def _other(arc: archive.Archive) -> tuple[Any, Any]:
+    """A writer of another run, and a call that makes it commit rows and checkpoints in turn."""
+    w, made = reopened(arc).writer(run="other"), []
+
+    def act() -> None:
+        made.append(w.add_episode(steps([len(made)]), episode_id=f"other-{len(made)}"))
+        w.checkpoint(len(made)).result() if len(made) % 2 else w.commit()
+
+    return w, act
+
+
+@pytest.mark.parametrize("forget", ["unreferenced", "checkpoints"])
+def test_tries_that_others_outrun_serve_the_next_one(monkeypatch: pytest.MonkeyPatch, forget: str) -> None:
+    arc = fresh()
+    other, act = _other(arc)
+    ring = Ring(arc, keep=Keep(last=2), forget=forget)
+    ring.turns(6)
+    ring.w._saver._thread.submit(int).result()  # what came after them is over
+    decided: list[int] = []
+    decide = forgetting.decide
+    monkeypatch.setattr(forgetting, "decide", lambda *a: (decided.append(a[1].number), decide(*a))[1])
+    with others_within(monkeypatch, "/forget/", act, times=5) as tried:
+        ring.turn()
+        ring.w.close()
+    assert (len(tried), len(decided)) == (6, 1)
+    assert _names(arc) == ["step-5", "step-6"]
+    assert _names(arc, "other") == ["step-1", "step-3", "step-5"]
+    now = reopened(arc)
+    held = {e.id for ck in now.checkpoints.of("main") for e in ck.episodes}
+    ids = {e.id for e in now.episodes}
+    assert {f"other-{k}" for k in range(5)} < ids
+    assert held <= ids
+    assert (forget == "checkpoints") or ids == held | {f"other-{k}" for k in range(5)}
+    assert [serials(ck) for ck in now.checkpoints.of("main")] == [list(range(30, 60)), list(range(40, 70))]
+    assert [serials(ck) for ck in now.checkpoints.of("other")] == [[0], [0, 1, 2], [0, 1, 2, 3, 4]]
+    assert_whole(now)
+    other.close()
+    assert len(reopened(arc).undo().checkpoints.of("main")) == 3
+    assert len(reopened(arc).checkpoints.of("other")) == 3
+
+
+def test_who_is_outrun_for_good_says_so_and_forgets_after_the_next_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archive.manifest.commits._MOST_WAIT_S", 0.0)
+    arc = fresh()
+    other, act = _other(arc)
+    ring = Ring(arc, keep=Keep(last=1), forget="unreferenced")
+    ring.turns(3)
+    ring.w._saver._thread.submit(int).result()
+    with others_within(monkeypatch, "/forget/", act, times=99) as tried:
+        assert ring.turn().name == "step-3", "the checkpoint is there whatever becomes of what comes after it"
+        with pytest.raises(ConflictError, match=r"nothing was forgotten.*after its next checkpoint"):
+            ring.w.close()
+    assert len(tried) == forgetting.MOST_TRIES
+    assert _names(arc) == ["step-2", "step-3"]
+    ring = Ring(
+        arc, keep=Keep(last=1), forget="unreferenced", begin=4, resume=arc.refresh().checkpoints.of("main").latest
+    )
+    ring.turn()
+    ring.w.close()
+    assert _names(arc) == ["step-4"]
+    other.close()
+
+
+def test_what_another_run_takes_over_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was forked from a checkpoint commits one of its own with the same steps while they are forgotten."""
+    arc = fresh()
+    ring = Ring(arc, keep=Keep(last=1))
+    ring.turns(3)
+    old = reopened(arc).checkpoints.of("main")["step-0"]
+    fork = reopened(arc).writer(run="fork", fork_from=old)
+    fork.add_episode(steps([1000]))
+    fork.checkpoint(0).result()  # so nothing protects what it went on from but what it holds
+    then = forgetting.after_checkpoint(arc.storage, arc.id, ring.w._place, "unreferenced")
+    decided: list[int] = []
+    decide = forgetting.decide
+    monkeypatch.setattr(forgetting, "decide", lambda *a: (decided.append(a[1].number), decide(*a))[1])
+    with others_within(monkeypatch, "/forget/", lambda: fork.checkpoint(1).result()):
+        then(ring.turn().commit)
+    assert len(decided) == 2
+    assert 0 in serials(reopened(arc).checkpoints.of("fork").latest)
+    fork.add_episode(steps([1001]))
+    fork.checkpoint(2).result()
+    assert_whole(reopened(arc))
+    fork.close()

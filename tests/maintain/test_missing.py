@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import archive
-from archive import cli
+from archive import cli, maintain
 from archive.base import CorruptCommitError, layout
 from archive.maintain import maintenance, repair
 from archive.testing import faults, trace
@@ -21,7 +21,7 @@ from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die
 from tests.support.nonsense import filled
 
-Report = maintenance.Report
+Report = maintain.Report
 
 
 def add(w: Any, step: int, **options: Any) -> None:
@@ -182,7 +182,7 @@ def test_what_looks_alike_is_no_alarm(tmp_path: Path) -> None:
     die(w)
     add(other, 7)
     other.close()
-    stale.writer(run="main", session="s4").close()  # from what was open before
+    stale.writer(run="another", session="s4").close()  # from what was open before
     assert verified(arc).sound
 
 

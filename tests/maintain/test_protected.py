@@ -118,6 +118,35 @@ def test_an_open_episode_that_a_checkpoint_dropped() -> None:
     assert [(e.length, e.complete) for e in archive.open(arc.url).episodes] == [(10, True), (10, True)]
 
 
+@pytest.mark.parametrize("between", ["nothing", "a resume", "a recovery beside it"])
+def test_what_a_checkpoint_left_out_and_the_next_one_has(between: str) -> None:
+    arc = fresh()
+    w = arc.writer(journal_s=3600)
+    for env in range(3):
+        w.append(steps(range(10 * env, 10 * env + 10)), env_ids=env, last=[i == 9 for i in range(10)])
+    if between == "a resume":
+        w.checkpoint(1).result()
+        w.close()
+        w = arc.refresh().writer(resume=arc.checkpoints.latest)
+    w.evict(0, before=4)
+    w.evict(1, positions=[9])
+    w.evict(2, before=10)
+    dropped = w.checkpoint(2, incomplete="drop").result()
+    assert (serials(dropped), sum(of["episodes"] for of in dropped.discarded.values())) == ([], 2)
+    if between == "a recovery beside it":
+        w.append(steps([30]), env_ids=0, last=True)
+        w.sync()
+        assert serials(archive.open(arc.url).recover()) == [30]
+    _forget(arc, Keep(last=1))
+    since = [30] if between == "a recovery beside it" else []
+    assert serials(w.checkpoint(3).result()) == [*range(4, 10), *since, *range(10, 19)]
+    w.clear()
+    w.checkpoint(4, incomplete="drop").result()
+    w.close()
+    _forget(arc, Keep(last=1))
+    assert len(arc.refresh().episodes) == 0
+
+
 @pytest.mark.parametrize("resumes", [1, 2])
 def test_an_open_episode_that_was_taken_over_without_a_live_step(resumes: int) -> None:
     arc = fresh()

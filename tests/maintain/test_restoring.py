@@ -11,7 +11,7 @@ import archive
 import resharding
 from archive import Keep
 from archive.errors import ConflictError, NotFoundError, SupersededError, UsageError
-from archive.maintain import drafting, retained_reach, verify
+from archive.maintain import retained_reach, verify
 from archive.manifest import CommitLog, tablefiles, tables
 from tests.support.checkpoints import fresh, steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
@@ -166,11 +166,3 @@ def test_labels_go_and_come_back_with_their_episodes() -> None:
     arc.undo()
     assert arc.labels["episode_id"].to_pylist() == ["stays", "goes", "stays"]
     assert arc.episodes["goes"].labels == {"good": False}
-
-
-def test_late_rows_stay_with_steps_that_do() -> None:
-    stream = {"session": "s", "buffer": "replay", "rank": 0}
-    kept = tables.from_columns("segments", {"position": [10, 30], "length": [10, 5], "env_id": [0, 0], **stream})
-    late = {"position": [0, 5, 19, 20, 34, 35, 10], "length": [10, 6, 1, 10, 1, 9, 5], "env_id": [0, 0, 0, 0, 0, 0, 1]}
-    found = drafting._late_of(tables.from_columns("late", {**late, **stream}), kept)
-    assert found.tolist() == [False, True, True, False, True, False, False]

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import archive
-from archive.base import layout
 from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
-from archive.manifest import Commit, CommitLog, commits, tablefiles
+from archive.manifest import Attempt, Commit, CommitLog, commits, tablefiles
 from archive.testing import steps
 from tests.support.archives import with_checkpoints
 from tests.support.backends import Backend
@@ -100,24 +99,12 @@ def test_what_is_not_there_cannot_be_tagged_or_opened(tmp_path: Path) -> None:
     assert arc.tags.get("thesis") is None
 
 
-def test_an_archive_of_format_1_is_upgraded_first(tmp_path: Path) -> None:
-    arc = with_checkpoints(tmp_path)
-    CommitLog(arc.storage, arc.id, arc.head).append("v1", lambda parent, _: _of_format_1(parent))
-    with pytest.raises(UsageError, match="upgrade"):
-        arc.tag("paper")
-    assert arc.upgrade().tag("paper").commit == 6
-
-
-def _of_format_1(parent: Commit) -> Commit:
-    return parent.after("commit", format=layout.format_block(1))
-
-
 def let_go(arc: archive.Archive, *names: str) -> None:
     """As forgetting does, checkpoints of these names leave the table."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def build(parent: Commit, attempt: int) -> Commit:
+    def build(parent: Commit, attempt: Attempt) -> Commit:
         rows = tablefiles.load(arc.storage, "checkpoints", parent.files("checkpoints"))
         kept = rows.filter(pc.invert(pc.is_in(rows["name"], value_set=pa.array(names))))
         file = tablefiles.write(arc.storage, "s", "checkpoints", kept)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.manifest import reachable
+from archive.manifest import Walk
 
 STEPS = 10
 
@@ -32,7 +32,7 @@ def objects(root: Path) -> set[str]:
 @pytest.mark.parametrize("layout", ["packed", "directory"])
 def test_the_newest_commit_leads_to_all_that_checkpoints_need(tmp_path: Path, layout: str) -> None:
     arc = kept(str(tmp_path), layout)
-    reach = reachable(arc.storage, arc.head)
+    reach = Walk(arc.storage).reach(arc.head)
     there = {key for key in objects(tmp_path) if key.startswith(("shards", "states", "manifest"))}
     assert {key.partition(".zarr/")[0] + ".zarr" if ".zarr/" in key else key for key in there} == reach.keys
 
@@ -64,7 +64,7 @@ def test_episodes_that_no_checkpoint_holds_are_forgettable(tmp_path: Path) -> No
         w.checkpoint(1)
     arc.refresh()
     (alone, _) = arc.shards
-    reach = reachable(arc.storage, arc.head)
+    reach = Walk(arc.storage).reach(arc.head)
     superseded = {key for key in objects(tmp_path) if key.startswith("manifest/")} - reach.manifests
     (chunks,) = arc.commits[1].all_files[-1:]
     gone = {alone, chunks.path, *superseded}
@@ -77,7 +77,7 @@ def test_what_a_commit_leads_to_takes_requests_for_tables_alone() -> None:
     root = "memory://reach-requests"
     arc = kept(root, checkpoints=20)
     before = arc.io_stats()
-    reach = reachable(arc.storage, arc.head)
+    reach = Walk(arc.storage).reach(arc.head)
     taken = arc.io_stats() - before
     tables = len({ref.path for commit in arc.commits for ref in commit.files("segments")})
     tables += len(arc.head.files("checkpoints"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archive.manifest import chains, tablefiles
+from archive.manifest import attempts, chains
 from tests.support.sampling import examples
 
 
@@ -135,9 +135,7 @@ def fold(sizes: list[int], large: int = 10**9) -> list[int]:
     """Rows of the files after each commit of as many new rows."""
     files: list[int] = []
     for new in sizes:
-        keep = tablefiles.files_to_keep(
-            files, [1 if n < large else tablefiles.MAX_FOLDED_BYTES + 1 for n in files], new
-        )
+        keep = attempts.files_to_keep(files, [1 if n < large else attempts.MAX_FOLDED_BYTES + 1 for n in files], new)
         files = [*files[:keep], sum(files[keep:]) + new]
         assert sum(files) >= new
     return files
@@ -155,7 +153,7 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
     files: list[int] = []
     written = most = 0
     for _ in range(10_000):
-        keep = tablefiles.files_to_keep(files, [1] * len(files), 64)
+        keep = attempts.files_to_keep(files, [1] * len(files), 64)
         files = [*files[:keep], sum(files[keep:]) + 64]
         written, most = written + files[-1], max(most, len(files))
     assert most <= 13
@@ -163,11 +161,11 @@ def test_ten_thousand_commits_leave_few_files_and_rewrite_little() -> None:
 
 
 def test_large_files_and_all_that_are_older_stay() -> None:
-    big = tablefiles.MAX_FOLDED_BYTES + 1
-    assert tablefiles.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
-    assert tablefiles.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
-    assert tablefiles.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
-    assert tablefiles.files_to_keep([], [], 5) == 0
+    big = attempts.MAX_FOLDED_BYTES + 1
+    assert attempts.files_to_keep([10, 10, 10], [1, big, 1], 100) == 2
+    assert attempts.files_to_keep([10, 10, 10], [1, 1, big], 100) == 3
+    assert attempts.files_to_keep([10, 10, 10], [big, 1, 1], 100) == 1
+    assert attempts.files_to_keep([], [], 5) == 0
 
 
 LARGEST_FIRST = [200, 40, 10]
@@ -183,7 +181,7 @@ WHERE = [
 
 @pytest.mark.parametrize(("rows", "new", "keep"), [*WHERE, ([1], 1, 0)])
 def test_where_the_fold_begins(rows: list[int], new: int, keep: int) -> None:
-    assert tablefiles.files_to_keep(rows, [1] * len(rows), new) == keep
+    assert attempts.files_to_keep(rows, [1] * len(rows), new) == keep
 
 
 # -- segments: the newest rows stay in small files ---------------------------------------------------------------------
@@ -194,16 +192,14 @@ def joined(sizes: list[int]) -> tuple[list[int], int, int]:
     files: list[int] = []
     most = written = 0
     for new in sizes:
-        small = [1] * len(files)
-        if tablefiles.is_recent(files, small, new):
-            new += files.pop()
-        else:
-            start, stop = tablefiles.files_to_join(files, small, new)
-            if start < stop:
-                whole, newer = sum(files[start:stop]), sum(files[stop:]) + new
-                assert 2 * max(files[start:stop]) <= whole <= 2 * newer
-                files[start:stop] = [whole]
-                written += whole
+        start, stop, keep = attempts.fold(files, [1] * len(files), new)
+        new += sum(files[keep:])
+        del files[keep:]
+        if start < stop:
+            whole, newer = sum(files[start:stop]), sum(files[stop:]) + new
+            assert 2 * max(files[start:stop]) <= whole <= 2 * newer
+            files[start:stop] = [whole]
+            written += whole
         files.append(new)
         most, written = max(most, len(files)), written + new
     assert sum(files) == sum(sizes)
@@ -240,11 +236,11 @@ def test_commits_of_all_sizes_leave_few_segments_files(kind: str) -> None:
 
 
 def test_large_segments_files_stay() -> None:
-    big = tablefiles.MAX_FOLDED_BYTES + 1
-    assert not tablefiles.is_recent([10], [big], 1)
-    assert tablefiles.is_recent([10], [1], 1)
-    assert not tablefiles.is_recent([], [], 1)
-    assert tablefiles.files_to_join([100, 100, 100], [1, 1, 1], 400) == (0, 3)
-    assert tablefiles.files_to_join([100, 100, 100], [big, 1, 1], 400) == (1, 3)
-    assert tablefiles.files_to_join([100, 100, 100], [1, big, 1], 400) == (0, 0)
-    assert tablefiles.files_to_join([], [], 5) == (0, 0)
+    big = attempts.MAX_FOLDED_BYTES + 1
+    assert not attempts.is_recent([10], [big], 1)
+    assert attempts.is_recent([10], [1], 1)
+    assert not attempts.is_recent([], [], 1)
+    assert attempts.files_to_join([100, 100, 100], [1, 1, 1], 400) == (0, 3)
+    assert attempts.files_to_join([100, 100, 100], [big, 1, 1], 400) == (1, 3)
+    assert attempts.files_to_join([100, 100, 100], [1, big, 1], 400) == (0, 0)
+    assert attempts.files_to_join([], [], 5) == (0, 0)

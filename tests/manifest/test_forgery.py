@@ -186,11 +186,13 @@ def test_a_newer_format(root: Path, block: dict[str, Any], words: str) -> None:
     assert len(archive.open(str(root), commit=1).episodes) == 0
 
 
-def test_a_newer_format_of_the_archive(root: Path) -> None:
+@pytest.mark.parametrize(("version", "words"), [(3, "upgrade"), (1, "no release wrote")])
+def test_another_format_of_the_archive(root: Path, version: int, words: str) -> None:
     about = json.loads((root / "archive.json").read_bytes())
-    (root / "archive.json").write_text(json.dumps(about | {"format": {"read": 3, "write": 3, "features": []}}))
+    block = {"read": version, "write": version, "features": []}
+    (root / "archive.json").write_text(json.dumps(about | {"format": block}))
     for create in (False, True):
-        with pytest.raises(UpgradeError, match=r"archive.json is written in format 3.*upgrade"):
+        with pytest.raises(UpgradeError, match=rf"archive.json is written in format {version}.*{words}"):
             archive.open(str(root), create=create)
 
 

@@ -88,13 +88,6 @@ class LiveSetMachine(RuleBasedStateMachine):
     def look(self) -> None:
         self.check(self.live.runs())
 
-    @rule()
-    def copy(self) -> None:
-        other = self.live.copy()
-        other.clear()
-        self.live.add(0, np.array([self.next[0]]), np.array([0]), np.array([99]))
-        self.live.remove(np.array([99]))
-
     def check(self, runs: Runs) -> None:
         assert expanded(runs) == self.steps
         place = list(zip(runs.env.tolist(), runs.position.tolist(), strict=True))

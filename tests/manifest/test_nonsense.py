@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
-from archive.checkpoint import StagedIndex, requests
+from archive.checkpoint import requests
+from archive.checkpoint.stagedindex import StagedIndex
 from archive.manifest import About, Claim, Commit, Pin
 from archive.shard import indexed
 from tests.support.nonsense import everything, filled, look_after

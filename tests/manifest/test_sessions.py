@@ -80,7 +80,7 @@ def test_what_a_zombie_holds_can_be_written_by_a_new_writer(store: Backend) -> N
     with pytest.raises(SupersededError):
         zombie.commit()
     abandon(zombie)
-    with arc.writer() as w:
+    with arc.refresh().writer() as w:
         w.add_episode(steps(4, 1), episode_id="late")
     assert ids(store) == ["late"]
 

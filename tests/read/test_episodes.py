@@ -164,9 +164,10 @@ def test_table_and_pandas() -> None:
         )
         w.add_episode({"x": np.zeros(0)}, env_id=5, first=False)
     arc = reopened(arc)
-    assert tuple(arc.episodes.table.column_names) == COLUMNS
+    assert tuple(arc.episodes.table.column_names) == (*COLUMNS, "metadata.k")
     table = arc.episodes.to_pandas()
-    assert list(table.columns) == list(COLUMNS)
+    assert list(table.columns) == [*COLUMNS, "metadata.k"]
+    assert table.pop("metadata.k").fillna("").tolist() == ["[1]", ""]
     first = table[table["length"] == 2].iloc[0].to_dict()
     for name in ("episode_id", "created_at"):
         first.pop(name)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import archive
-from archive.base.errors import NotFoundError, UsageError
+from archive.base.errors import IntegrityError, NotFoundError, UsageError
+from archive.fields import Objects, jsoncolumns
 from tests.support.archives import fresh, reopened
 from tests.support.sampling import examples
 
@@ -187,3 +190,112 @@ def test_looking_up_by_id_and_place(many: archive.Archive) -> None:
         episodes["nobody"]
     with pytest.raises(NotFoundError, match="among these 1"):
         episodes[:1]["two-7"]
+
+
+def with_metadata(*each: dict[str, Any] | None) -> archive.Archive:
+    arc = fresh()
+    with arc.writer() as w:
+        for i, metadata in enumerate(each):
+            w.add_episode({"reward": np.full(2, i)}, episode_id=f"e{i}", metadata=metadata)
+    return reopened(arc)
+
+
+def test_metadata_are_typed_columns_of_tables_and_conditions() -> None:
+    arc = with_metadata(
+        {"task": "push", "tools": {"calls": 2, "names": ["a"]}, "score": 1, "ok": True, "a.b": 1},
+        {"task": "pull", "tools": {"calls": 0, "names": []}, "score": 0.5, "ok": False, "tools.calls": 7},
+        None,
+        {"task": None, "tools": {}, "score": 2**70, "mixed": 1, "odd": float("nan"), "text": "\ud800"},
+        {"mixed": "x", "tools": {"calls": None, "deep": {"er": {"k": -1}}}, "when": "2024-01-01", "n": (1, 2)},
+    )
+    table = arc.episodes.table
+    found = {name.removeprefix("metadata."): table[name] for name in table.column_names if name.startswith("metadata.")}
+    kinds = {name: (str(column.type), column.to_pylist()) for name, column in found.items()}
+    assert math.isnan(kinds.pop("odd")[1][3])
+    assert kinds == {
+        "a.b": ("int64", [1, None, None, None, None]),
+        "mixed": ("string", [None, None, None, "1", '"x"']),
+        "n": ("string", [None] * 4 + ['{"$tuple":[1,2]}']),
+        "ok": ("bool", [True, False, None, None, None]),
+        "score": ("double", [1.0, 0.5, None, 2.0**70, None]),
+        "task": ("string", ["push", "pull", None, None, None]),
+        "text": ("string", [None, None, None, '{"$str":"eda080"}', None]),
+        "tools": ("string", [None, None, None, "{}", None]),
+        "tools.calls": ("int64", [2, 7, None, None, None]),
+        "tools.deep.er.k": ("int64", [None] * 4 + [-1]),
+        "tools.names": ("string", ['["a"]', "[]", None, None, None]),
+        "when": ("string", [None] * 4 + ["2024-01-01"]),
+    }
+    for where, want in {
+        "metadata.tools.calls >= 1": ["e0", "e1"],
+        "metadata.tools.deep.er.k = -1": ["e4"],
+        "metadata.tools.deep is not null": ["e4"],
+        "metadata.score > 0.5 or metadata.when = '2024-01-01'": ["e0", "e3", "e4"],
+        "metadata.tools.names = '[]'": ["e1"],
+    }.items():
+        assert ids(arc.episodes.filter(where=where)) == want, where
+    assert ids(arc.episodes.filter(where=pc.field("metadata.tools.calls") == 7)) == ["e1"]
+    assert arc.episodes[:2].to_pandas()["metadata.tools.calls"].tolist() == [2, 7]
+    for where in ("metadata.mixed = 1", "metadata.tools = 1"):
+        with pytest.raises(UsageError, match="cannot be compared"):
+            arc.episodes.filter(where=where)
+
+
+def test_a_table_has_the_hundred_names_that_most_have_and_a_condition_any() -> None:
+    arc = with_metadata(*({f"k{n}": n for n in range(i, 150)} for i in range(60)))
+    names = [name for name in arc.episodes.table.column_names if name.startswith("metadata.")]
+    assert sorted(names) == sorted(f"metadata.k{n}" for n in range(50, 150))
+    assert len(arc.episodes.filter(where="metadata.k3 = 3")) == 4
+
+
+def test_conditions_say_what_they_leave_out(caplog: pytest.LogCaptureFixture) -> None:
+    arc = with_metadata({"k": 1}, {"k": 2}, {})
+    arc.label({"e0": {"stale": True}})
+    for where, want, told in (
+        ("not label.stale", [], "2 of 3 episodes that have no label.stale"),
+        ("metadata.k != 1", ["e1"], "1 of 3 episodes that have no metadata.k"),
+        ("metadata.nothing = 1", [], "none of 3 episodes has metadata.nothing"),
+        ("label.nothing", [], "none of 3 episodes has label.nothing"),
+        (~pc.field("label.stale"), [], "2 of 3 episodes that have no label.stale"),
+    ):
+        caplog.clear()
+        found = arc.episodes.filter(where=where)
+        assert ids(found) == want
+        assert any(told in note for note in found.notes)
+        assert told in caplog.text
+    caplog.clear()
+    for where, want in (
+        ("not label.stale or label.stale is null", ["e1", "e2"]),
+        ("metadata.k is null", ["e2"]),
+        ("not (metadata.k is null or metadata.k = 1)", ["e1"]),
+        ("return >= 0 and not complete = false", ["e0", "e1", "e2"]),
+        ("metadata.k = 1 or return >= 0", ["e0", "e1", "e2"]),
+    ):
+        assert ids(arc.episodes.filter(where=where)) == want
+        assert arc.episodes.filter(where=where).notes == ()
+    assert not caplog.text
+    positive = arc.episodes.filter(where="metadata.k = 1")
+    assert "is null` takes them in" in positive.notes[0]
+    assert not caplog.text
+
+
+def test_metadata_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    arc = with_metadata({"k": 1, "task": "push"}, {"k": 2})
+    parsed, parse = [], jsoncolumns._parsed
+
+    def counted(text: str, what: str) -> dict[str, Any]:
+        parsed.append(text)
+        return parse(text, what)
+
+    monkeypatch.setattr(jsoncolumns, "_parsed", counted)
+    assert len(arc.episodes.filter(where="metadata.k > 1")) == 1
+    assert len(arc.episodes.filter(where="metadata.task = 'push'").table) == 1
+    arc.label({"e0": {"good": True}})
+    assert len(arc.episodes.filter(where="metadata.k = 1 and label.good")) == 1
+    assert len(parsed) == 2
+
+
+@pytest.mark.parametrize("text", ['{"k":1', "[1]", '{"k":NaN}', '{"k":1} {"k":2}', '{"k":' * 5000])
+def test_metadata_that_are_damaged_are_an_error(text: str) -> None:
+    with pytest.raises(IntegrityError, match="metadata of an episode"):
+        Objects(pa.chunked_array([pa.array(['{"k":1}', text])]), "metadata of an episode").column("k")

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import archive
-from archive.manifest.tablefiles import MAX_FOLDED_BYTES, files_to_keep
-from archive.testing import servers
-from archive.testing.proxy import Seen
+from archive.manifest.attempts import MAX_FOLDED_BYTES, files_to_keep
 from archive.write import bufferwriter
+from tests.support import servers
 from tests.support.backends import Proxied
+from tests.support.proxy import Seen
 from tests.support.tampering import body, commit_files, same
 
 MB = 1024 * 1024

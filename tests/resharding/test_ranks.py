@@ -180,6 +180,7 @@ def test_empty_shares_are_read_resumed_and_checkpointed(empty: str) -> None:
     for share in shares:
         assert [share.step, share.unconsumed] == [1, [0, 0]]
         assert share.progress is not None
+        assert share, "also one without episodes is a place to go on from"
     some = next(s for s in shares if s.steps == 0)
     assert [list(some), some.read(), some.attributes, list(some.stream())] == [[], [], {}, []]
     if not skipped:

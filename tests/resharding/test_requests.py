@@ -13,7 +13,7 @@ import archive
 import resharding
 from archive import Schema
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied
 from tests.support.reading_bounds import Bound, bound
 from tests.support.sampling import few_of

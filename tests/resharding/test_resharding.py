@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 import archive
@@ -17,7 +19,7 @@ import resharding
 from archive import Schema
 from archive.base.errors import FieldError, NotFoundError, PartialCheckpointError, UsageError
 from archive.checkpoint.checkpoints import Checkpoint
-from tests.support.archives import identical
+from tests.support.archives import identical, looked_up_again
 from tests.support.ranks import SCHEMA, checkpoint, close, fields_of, job, numbers
 
 
@@ -176,6 +178,25 @@ def test_weights_balance_by_a_column_or_by_bytes() -> None:
         resharding.plan(ck, world_size=2, weights="costs")
 
 
+def test_weights_in_bytes_count_tokens_and_what_belongs_to_whole_episodes() -> None:
+    arc = fresh()
+    (w,) = writers_of(arc, 1, Schema(axes={"prompt": "free"}))
+    for tokens, prompt in [(1000, 1), (1, 4000), *[(1, 1)] * 6]:
+        w.add_episode(
+            {"t": np.arange(4), "tokens": [np.zeros(tokens, np.int32)] * 4, "prompt": np.zeros(prompt, np.int32)}
+        )
+    ck = save([w])
+    plan = resharding.plan(ck, world_size=2, weights="bytes")
+    assert plan.episodes == [1, 7]
+    held = [sum(_nbytes(data) for data in share.read()) for share in shares(plan)]
+    assert [cost["needed_bytes"] for cost in plan.cost()] == held
+
+
+def _nbytes(nest: dict[str, Any]) -> int:
+    tokens = nest["tokens"]
+    return int(nest["t"].nbytes + nest["prompt"].nbytes + sum(turn.nbytes for turn in tokens) + 8 * len(tokens))
+
+
 def test_filters_are_those_of_episodes() -> None:
     arc = fresh()
     writers = writers_of(arc, 2)
@@ -200,6 +221,33 @@ def test_filters_are_those_of_episodes() -> None:
     assert resharding.plan(ck, world_size=1, filter="length = 6").steps == [12]
 
 
+def test_a_plan_takes_each_condition_that_a_filter_takes() -> None:
+    arc = fresh()
+    (w,) = writers_of(arc, 1)
+    for number in range(6):
+        w.add_episode(fields_of(np.arange(number + 1)), env_id=number, episode_id=f"e{number}", metadata={"n": number})
+    ck = save([w])
+    arc.label({f"e{number}": {"good": number > 3, "mixed": 1 if number else "one"} for number in range(6)})
+    ck = archive.open(arc.url).checkpoints[-1]
+    label, length = pc.field("label.good"), pc.field("length")
+    for given in (label, {"where": label == True}, ~label & (length < 3), "label.good and metadata.n < 5", {}):  # noqa: E712
+        want = ck.episodes.filter(**given) if isinstance(given, dict) else ck.episodes.filter(where=given)
+        assert [e.id for e in resharding.plan(ck, 1, filter=given).share(0)] == [e.id for e in want]
+    for wrong in ("label.mixed = 1", 5, pc.field("nothing") > 1):
+        said = [
+            refused(partial(resharding.plan, ck, 1, filter=wrong)),
+            refused(partial(ck.episodes.filter, where=wrong)),
+        ]
+        assert said[0] == said[1]
+    assert "'nothing'" in refused(partial(resharding.plan, ck, 1, filter={"nothing": 1}))
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(UsageError) as found:
+        call()
+    return str(found.value)
+
+
 # -- what is cut, incomplete or dropped --------------------------------------------------------------------------------
 
 
@@ -212,7 +260,7 @@ def test_independent_steps_are_cut_anywhere_and_exactly() -> None:
     live = [*range(50), *range(100, 150)]
     ck = save(writers, options=[{"columns": {"p": np.arange(50) + 100 * w.rank}} for w in writers])
     for n in (1, 3, 7):
-        plan = resharding.plan(ck, world_size=n)
+        plan = resharding.plan(looked_up_again(ck), world_size=n)
         assert plan.steps == [100 * (k + 1) // n - 100 * k // n for k in range(n)]
         parts = steps_of(plan)
         assert [t for part in parts for t in part] == live
@@ -367,7 +415,7 @@ def test_episodes_without_steps_go_somewhere_once() -> None:
     ids = [w.add_episode(fields_of(np.arange(n)), env_id=0) for w in writers for n in (0, 3, 0, 0)]
     ck = save(writers)
     for n in (1, 3, 8):
-        plan = resharding.plan(ck, world_size=n)
+        plan = resharding.plan(looked_up_again(ck), world_size=n)
         assert sorted(e.id for s in shares(plan) for e in s) == sorted(ids)
         again = [archive.open(arc.url).writer(resume=s, session=f"n{n}") for s in shares(plan)]
         assert sorted(e.id for e in save(again, 10 + n).episodes) == sorted(ids)

@@ -13,7 +13,7 @@ import pytest
 
 import archive
 from archive.base.errors import ArchiveError, ClosedError, MissingObjectError, UsageError
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied
 from tests.support.gathering import made
 

@@ -13,7 +13,7 @@ import pytest
 import archive
 import resharding
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied
 from tests.support.ranks import assert_sound, checkpoint, close, job, priority
 

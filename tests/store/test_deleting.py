@@ -8,7 +8,7 @@ import pytest
 
 from archive.base.errors import AccessDeniedError, DeadlineError, StorageError
 from archive.store import Storage
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied
 from tests.support.sampling import few_of
 

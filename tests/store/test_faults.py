@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import time
 import traceback
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ from archive.base.errors import (
 )
 from archive.store.payload import Filling
 from archive.store.storage import Storage
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied, s3_options
 from tests.support.sampling import few_of
 
@@ -304,6 +307,77 @@ def test_create_is_ambiguous_when_the_store_fails_until_the_deadline(proxied: Pr
     proxied.proxy.add("status", status=500, code="InternalError", method="PUT", times=-1)
     with pytest.raises(AmbiguousWriteError, match="attempts"):
         storage.create("c", b"1")
+
+
+class Road(Storage):
+    """The way to a store: what becomes of each request to create, and whether the look after it is refused."""
+
+    coming: Iterator[Any]
+    under_way: list[bytes]
+
+    def arrive(self, data: bytes) -> None:
+        with contextlib.suppress(AlreadyExistsError):
+            super().create("x", data)
+
+    def create(self, key: str, data: Any) -> None:
+        while self.under_way:
+            self.arrive(self.under_way.pop())
+        match next(self.coming, "made"):
+            case "theirs":
+                self.arrive(THEIRS)
+            case "lost":
+                raise AmbiguousWriteError("no answer")
+            case "late":
+                self.under_way.append(b"".join(data))
+                raise AmbiguousWriteError("no answer")
+            case "no answer":
+                self.arrive(b"".join(data))
+                raise AmbiguousWriteError("no answer")
+        super().create(key, data)
+
+    def get_head(self, key: str, max_bytes: int, cancelled: Any = None) -> bytes:
+        if next(self.coming, False):
+            raise AccessDeniedError("refused")
+        return super().get_head(key, max_bytes, cancelled)
+
+
+OURS, THEIRS = (b"the same head of " + who for who in (b"ours", b"theirs"))
+FATES = ("made", "theirs", "lost", "late", "no answer")
+
+
+@pytest.mark.parametrize("look_bytes", [8, 1000])
+def test_created_once_whatever_becomes_of_each_request(monkeypatch: pytest.MonkeyPatch, look_bytes: int) -> None:
+    """Against a plain model: the bytes that arrive first stay, and who sent them, and nobody else, is told so."""
+    monkeypatch.setattr("archive.store.storage.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("archive.store.storage.LOOK_BYTES", look_bytes)
+    for fates in itertools.product(FATES, (False, True), FATES, (False, True), FATES):
+        road = Road.connect(f"memory://{uuid.uuid4().hex}", deadline_s=5.0)
+        road.coming, road.under_way = iter(fates), []
+        made = True
+        try:
+            road.create_once("x", [OURS[:5], OURS[5:]])
+        except AlreadyExistsError:
+            made = False
+        assert road.get("x") == (OURS if made else THEIRS), fates
+
+
+def test_a_question_that_nothing_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, sent = Storage.connect(f"memory://{uuid.uuid4().hex}", deadline_s=0.05), []
+
+    def create(self: Storage, key: str, data: Any) -> None:
+        sent.append(data)
+        raise AmbiguousWriteError("no answer")
+
+    monkeypatch.setattr(Storage, "create", create)
+    with pytest.raises(AmbiguousWriteError, match="no answer whether it is there"):
+        storage.create_once("x", b"ours")
+    assert len(sent) > 1
+    assert set(sent) == {b"ours"}
+    monkeypatch.setattr(Storage, "get_head", lambda *args: (_ for _ in ()).throw(DeadlineError("gone")))
+    del sent[:]
+    with pytest.raises(KeyError, match="whatever"):
+        storage.create_once("x", b"ours", unclear=KeyError("whatever"))
+    assert len(sent) == 1
 
 
 def test_the_first_error_cancels_the_rest(proxied: Proxied) -> None:

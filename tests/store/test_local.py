@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from archive.base.errors import (
     StorageFullError,
 )
 from archive.store.counters import IOStats
-from archive.store.drivers import writeback
+from archive.store.drivers import mounts, writeback
 from archive.store.reading import BATCHES_AHEAD, PIECES
 from archive.store.storage import Storage
 
@@ -259,3 +260,24 @@ def test_local_refusals_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for call in (lambda: storage.get("x"), lambda: storage.put("x", b"")):
         with pytest.raises(AccessDeniedError):
             call()
+
+
+def test_the_clock_of_a_folder_from_elsewhere_is_that_of_its_newest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives its files their times has another clock than this machine, and says it by them alone."""
+    listed = tmp_path / "mountinfo"
+    root = tmp_path / "a b"
+    escaped = str(root).replace(" ", r"\040")
+    listed.write_text(f"1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / {escaped} rw shared:1 - nfs4 server:/a rw\n")
+    monkeypatch.setattr(mounts, "_MOUNTS", listed)
+    storage, beside = (Storage.connect(str(tmp_path / name)) for name in ("a b", "a bc"))
+    for one in (storage, beside):
+        one.put_many((f"f/{k}", b"") for k in range(2))
+    day = 86_400
+    os.utime(root / "f" / "0", (day, day))
+    os.utime(root / "f" / "1", (2 * day, 2 * day))
+    assert storage.clock("f").timestamp() == 2 * day
+    assert abs(beside.clock("f").timestamp() - time.time()) < 60
+    with pytest.raises(StorageError, match="says no time"):
+        storage.clock("nothing")

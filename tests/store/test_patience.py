@@ -21,7 +21,7 @@ from archive.store import patience as _patience
 from archive.store.drivers import plain
 from archive.store.patience import Patience
 from archive.store.storage import Storage
-from archive.testing import servers
+from tests.support import servers
 
 
 @pytest.fixture

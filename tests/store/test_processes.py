@@ -102,7 +102,7 @@ sys.last_of_all = Last()
 
 from archive.store import Storage
 from tests.support.backends import register_obstore
-from archive.testing.servers import obstore_options
+from tests.support.servers import obstore_options
 
 register_obstore()
 storage = Storage.connect(sys.argv[1], obstore_options(sys.argv[2]))

@@ -13,9 +13,9 @@ import pytest
 
 from archive.base import AccessDeniedError
 from archive.store import Storage
-from archive.testing import servers
-from archive.testing.proxy import Fault
+from tests.support import servers
 from tests.support.backends import Proxied
+from tests.support.proxy import Fault
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 DATA = b"0123456789"

@@ -18,7 +18,7 @@ from archive.store.drivers import s3credentials, s3transport
 from archive.store.drivers.protocols import Place
 from archive.store.drivers.s3credentials import Session
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Backend, Proxied
 from tests.support.places import ROOT
 
@@ -195,7 +195,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 import archive
 from archive.torch import EpisodeDataset
-from archive.testing import servers
+from tests.support import servers
 
 options = servers.s3fs_options(sys.argv[2])
 with archive.create(sys.argv[1], storage_options=options).writer() as w:
@@ -214,7 +214,7 @@ import os, sys
 import obstore
 from obstore.store import MemoryStore
 from archive.store import Storage
-from archive.testing import servers
+from tests.support import servers
 
 obstore.put(MemoryStore(), "x", b"1")
 pid = os.fork()

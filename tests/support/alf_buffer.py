@@ -138,6 +138,17 @@ class ReplayBuffer(nn.Module):
         for tree in (self._sum_tree, self._max_tree):
             tree.set(env * self._max_length + pos % self._max_length, value)
 
+    def _change_mini_batch_length(self, length: int) -> None:
+        """As ALF does when a batch of that length is drawn."""
+        for env in range(self._num_envs):
+            for age in range(1, len(self.live(env)) + 1):
+                pos = int(self._current_pos[env]) - age
+                if self._mini_batch_length <= age < length:
+                    self._set(env, pos, 0.0)
+                elif length <= age < self._mini_batch_length:
+                    self._set(env, pos, 1.0)
+        self._mini_batch_length = length
+
     def clear(self) -> None:
         self._current_pos.zero_()
         self._current_size.zero_()

@@ -22,6 +22,11 @@ def reopened(arc: archive.Archive, **options: Any) -> archive.Archive:
     return archive.open(arc.url, **options)
 
 
+def looked_up_again(ck: archive.Checkpoint) -> archive.Checkpoint:
+    """The same checkpoint, as who looks it up now gets it: a start that begins from it ends what was opened since."""
+    return archive.open(ck.snapshot.storage.url).checkpoints.at_commit(ck.number)
+
+
 def round_trip(nest: Any, schema: archive.Schema | None = None, **options: Any) -> dict[str, Any]:
     """One episode, written, and read by somebody else."""
     arc = fresh()

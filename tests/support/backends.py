@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from archive.testing import EmptyRoot, servers
-from archive.testing.proxy import FaultProxy
+from archive.testing import EmptyRoot
+from tests.support import servers
+from tests.support.proxy import FaultProxy
 
 BUCKET = "bucket"
 BACKENDS = ("memory", "local", "moto", "seaweedfs", "s3fs", "obstore")

@@ -42,8 +42,16 @@ def whole(number: int, length: int) -> dict[str, Any]:
 
 def everything(arc: archive.Archive) -> dict[str, Any]:
     """All episodes by id: what is known of them, and their steps."""
-    table = arc.episodes.table.drop_columns(["created_at", "commit"]).to_pylist()
-    return {row["episode_id"]: (row, data) for row, data in zip(table, arc.episodes.read(), strict=True)}
+    rows = zip(as_stored(arc.episodes), arc.episodes.read(), strict=True)
+    return {row["episode_id"]: (row, data) for row, data in rows}
+
+
+def as_stored(episodes: archive.Episodes) -> list[dict[str, Any]]:
+    """A row for each episode, without what is derived from all there are, such as columns of metadata."""
+    table = episodes.table
+    derived = [name for name in table.column_names if name.startswith("metadata.")]  # of the texts in `metadata`
+    rows: list[dict[str, Any]] = table.drop_columns(["created_at", "commit", *derived]).to_pylist()
+    return rows
 
 
 def of_checkpoint(ck: Any) -> dict[str, Any]:

@@ -40,10 +40,10 @@ def origins(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def in_order(rows: Sequence[Row], session: str, known: dict[str, Row]) -> list[Row]:
-    """The rows that count for a session, as they were said."""
+    """The rows that count for a session, in order."""
     line = reader.ancestry(session, known)
     seen = [row for row in rows if counts(session, row, known)]
-    return sorted(seen, key=lambda row: (-line.index(row["session"]), row["created_at"], row["sequence"]))
+    return sorted(seen, key=lambda row: (-line.index(row["session"]), row["commit"], row["rank"], row["sequence"]))
 
 
 def fold(rows: Sequence[Row]) -> Row:
@@ -85,9 +85,31 @@ def ledgers(root: Path, commit: Row, session: str) -> Row:
     out: Row = {}
     for name in dict.fromkeys(row["ledger"] for row in rows):
         mine = [row for row in rows if row["ledger"] == name]
-        said = [json.loads(row["cursor"]) for row in mine if row["state"] == "cursor"]
-        out[name] = {"keys": fold(mine), "cursor": said[-1] if said else None}
+        cursors = [row for row in mine if row["state"] == "cursor"]
+        out[name] = {"keys": fold(mine), "cursor": joint(cursors, session, known, commit)}
     return out
+
+
+def joint(cursors: Sequence[Row], session: str, known: dict[str, Row], commit: Row) -> Any:
+    """Up to where all ranks have read the data set."""
+    line = reader.ancestry(session, known)
+    entries = [entry for entry in commit["runs"].values() if entry["session"] == session]
+    worlds = [{int(rank) for entry in entries for rank in (*entry["sequences"], *entry.get("journal", ()))}]
+    worlds += [{int(rank) for rank in known[child]["seen"]} for child in line[:-1]]
+    out = None
+    for name, world in reversed(list(zip(line, worlds, strict=True))):
+        said = {row["rank"]: json.loads(row["cursor"]) for row in cursors if row["session"] == name}
+        if said:
+            out = lowest([*said.values(), *([out] if world - said.keys() else [])])
+    return out
+
+
+def lowest(values: Sequence[Any]) -> Any:
+    if None in values or not isinstance(values[0], (list, dict)):
+        return None if None in values else min(values)
+    if isinstance(values[0], list):
+        return [lowest(parts) for parts in zip(*values, strict=True)]
+    return {key: lowest([one[key] for one in values if key in one]) for one in values for key in one}
 
 
 # -- journals ----------------------------------------------------------------------------------------------------------
@@ -150,7 +172,7 @@ def fields(found: Sequence[Entry], row: Row) -> Row:
 def read(root: Path) -> Row:
     """All that the reader finds; how the ledgers stand for each run, and the tails of its newest session by rank."""
     log = reader.commits(root)
-    runs = log[-1]["runs"]
+    runs = reader.runs(root, log[-1])
     return {
         **reader.read(root),
         "ledgers": {run: ledgers(root, log[-1], entry["session"]) for run, entry in runs.items()},

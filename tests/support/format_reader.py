@@ -71,7 +71,7 @@ def checked_lines(data: bytes, what: str) -> Any:
 
 
 def check_format(block: Row, what: str) -> None:
-    demand(block["read"] <= 2 and set(block["features"]) <= {"journal"}, f"{what} needs format {block}")
+    demand(block["read"] == 2 and set(block["features"]) <= {"journal", "run files"}, f"{what} needs format {block}")
 
 
 def commits(root: Path) -> list[Row]:
@@ -99,6 +99,16 @@ def table(root: Path, refs: Iterable[Row | None]) -> list[Row]:
         demand((len(data), crc32c(data)) == (ref["bytes"], ref["crc32c"]), f"checksum of {ref['path']}")
         rows += pq.read_table(pa.BufferReader(data)).to_pylist()
     return rows
+
+
+def runs(root: Path, commit: Row) -> Row:
+    """The runs of a commit by name: those that it says itself, and those in files."""
+    index = table(root, [commit.get("run_files")])
+    rows = [row for ref in index for row in table(root, [ref])]
+    names, firsts = [row["run"] for row in rows], [ref["first"] for ref in index]
+    demand(names == sorted(set(names)) and firsts == sorted(set(firsts)), "order of runs")
+    demand(set(firsts) <= set(names), "first runs of files")
+    return {row["run"]: json.loads(row["entry"]) for row in rows} | commit["runs"]
 
 
 def chunk_file(row: Row) -> Row | None:
@@ -157,7 +167,11 @@ def chains(rows: Sequence[Row], known: dict[str, Row]) -> dict[str, list[Row]]:
         of.setdefault(row["episode_id"], []).append(row)
     out = {}
     for name, mine in of.items():
-        chain = [max(standing(mine, known), key=lambda r: (r["commit"], r["created_at"], r["sequence"]))]
+        first: dict[Any, int] = {}
+        for at, row in enumerate(mine):
+            first.setdefault((row["commit"], row["session"], row["rank"]), at)
+        age = {id(r): (r["commit"], first[r["commit"], r["session"], r["rank"]], r["sequence"]) for r in mine}
+        chain = [max(standing(mine, known), key=lambda row: age[id(row)])]
         while (before := place.get(chain[0]["predecessor"] or "")) is not None:
             chain.insert(0, before)
         out[name] = chain
@@ -350,8 +364,19 @@ def episode(shards: Shards, chain: Sequence[Row], late: Sequence[Row]) -> Row:
         "terminated": tail["terminated"],
         "return": tail["return"],
         "weights": list(dict.fromkeys(w for row in chain for w in row["model_weights_uuids"])),
+        "made_by": [made for row in chain for made in made_by(row)],
         "metadata": json.loads(tail["metadata"] or "null"),
     }
+
+
+def made_by(row: Row) -> list[list[Any]]:
+    """Weights and update count of each step of a segment."""
+    if row.get("weights") is not None:
+        runs = [[run["steps"], run["model_weights_uuid"], run["update_count"]] for run in row["weights"]]
+        demand(sum(steps for steps, _, _ in runs) == row["length"], "weights of a segment")
+        return [[uuid, count] for steps, uuid, count in runs for _ in range(steps)]
+    uuids, (low, high) = row["model_weights_uuids"], (row["update_count_min"], row["update_count_max"])
+    return [[uuids[0] if len(uuids) == 1 else None, low if low == high else None]] * row["length"]
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

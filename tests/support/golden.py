@@ -1,4 +1,4 @@
-"""The archives that tests/golden keeps, two of each version of the format, each as a writer of that version made it.
+"""The archives that tests/golden keeps, two of each version of the format, as a writer of that version made them.
 
 python -m tests.support.golden regenerate            # those of the newest version, which is not released yet
 python -m tests.support.golden write FOLDER LAYOUT   # the same content anywhere
@@ -18,10 +18,8 @@ import numpy as np
 from tests.support.places import GOLDEN
 
 LAYOUTS = ("packed", "directory")
-FIRST = tuple(f"format-1-{layout}" for layout in LAYOUTS)  # never written again
-NEWEST = tuple(f"format-2-{layout}" for layout in LAYOUTS)
-ARCHIVES = (*FIRST, *NEWEST)
-MAX_BYTES = 200_000  # of one; and of those of the first version together
+ARCHIVES = tuple(f"format-2-{layout}" for layout in LAYOUTS)
+MAX_BYTES = 200_000  # of one
 Nest = dict[str, Any]
 
 
@@ -115,9 +113,9 @@ PROVENANCE: Nest = {"function": "judge", "version": 3}
 
 
 def write(root: str, layout: str) -> None:
-    """What version 1 can hold, and what version 2 brought: a checkpoint and an episode that were forgotten, brought
-    back, forgotten again and pruned; labels, some of them of a tail and a revision that others took the place of;
-    late fields, one of them over a field of the steps, one dropped; tags."""
+    """Steps on every kind of axis in two sessions; a checkpoint and an episode that were forgotten, brought back,
+    forgotten again and pruned; labels, some of them of a tail and a revision that others took the place of; late
+    fields, one of them over a field of the steps, one dropped; tags."""
     import archive
 
     arc = archive.create(root, layout=layout)
@@ -232,7 +230,7 @@ def differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
 
 
 def regenerate() -> None:
-    for name in NEWEST:
+    for name in ARCHIVES:
         shutil.rmtree(GOLDEN / name, ignore_errors=True)
         write(str(GOLDEN / name), name.rpartition("-")[2])
 

@@ -238,7 +238,7 @@ def steps_of(checkpoint: Any, rank: int, name: str) -> list[int]:
     live = checkpoint.live.to_pylist()
     mine = {i for i, row in enumerate(live) if row["rank"] == rank and row["buffer"] == name}
     heads, _ = checkpoint.groups
-    runs = checkpoint.located.run[heads].tolist()
+    runs = checkpoint.located["run"][heads].tolist()
     return [
         number
         for episode, run in zip(checkpoint.episodes, runs, strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 import archive
 from archive.maintain import retained_reach
 from tests.support.checkpoints import steps
-from tests.support.compactions import everything
+from tests.support.compactions import as_stored, everything
 
 
 class Ring:
@@ -44,9 +44,8 @@ class Ring:
 
 def told(ck: Any) -> dict[str, Any]:
     """All that a checkpoint says."""
-    summary = ck.episodes.table.drop_columns(["created_at", "commit"]).to_pylist()
     return {
-        "episodes": summary, "steps": ck.episodes.read(), "live": ck.live.to_pylist(), "name": ck.name,
+        "episodes": as_stored(ck.episodes), "steps": ck.episodes.read(), "live": ck.live.to_pylist(), "name": ck.name,
         "columns": [ck.staged(rank).index.columns.get("replay") and ck.column("p", rank) for rank in ck.ranks],
         "state": [ck.state(rank) for rank in ck.ranks],
     }  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 import archive
 from archive import Keep
 from archive.base import MissingObjectError
-from archive.testing import servers
+from tests.support import servers
 
 STEPS, ENVS, HELD = 8, 2, 3  # of a checkpoint and env, of a rank, checkpoints whose steps its buffer holds
 WAIT_S = 2  # of the prunes: who reads for longer may miss something

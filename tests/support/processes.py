@@ -19,7 +19,7 @@ CORE = (  # what whoever writes and reads loads sooner or later; pyarrow asks fo
         "archive.checkpoint.checkpoints",
     ),
     *("archive.checkpoint.saver", "archive.manifest.chains", "archive.shard.groups", "archive.fields.state.torch"),
-    *("archive.fields.state.trees", "archive.testing.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
+    *("archive.fields.state.trees", "tests.support.servers", "resharding", "zarr", "zarr.codecs", "zarrs", "s3fs"),
     *("obstore.store", "pandas", "pyarrow.compute", "pyarrow.pandas_compat", "pyarrow.parquet"),
 )
 LOADED = [*CORE, "archive.torch"]

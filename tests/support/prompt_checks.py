@@ -65,7 +65,9 @@ def check_told(ck: Any, view: Any, facts: dict[str, list[Fact]]) -> None:
     leaves = {name for (name,) in facts.get("leaves", [])}
     lost = {name for (name,) in facts.get("episode", [])} - live - leaves
     assert not lost, f"episodes that were durable: {lost}"
-    back = {name for (name,) in facts.get("gone", [])} & live
+    waiting = {name for group in view.to_train() for name in group.episodes}
+    assert waiting <= live, f"to be trained on, and not in the buffer: {waiting - live}"
+    back = ({name for (name,) in facts.get("gone", [])} & live) - waiting
     assert not back, f"episodes that had left the buffer: {back}"
     lost_seals = {tuple(fact) for fact in facts.get("sealed", [])} - set(sealed_rows(view))
     assert not lost_seals, f"seals that were durable: {lost_seals}"

@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep
 from archive.errors import LetGoError, MissingObjectError
-from archive.testing import servers
+from tests.support import servers
 
 WAIT_S = 3  # of the prunes: who reads for longer may miss something
 LENGTH = 6

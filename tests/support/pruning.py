@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import archive
 from archive.maintain import verify
+from archive.manifest import CommitLog
 
 NOW: dict[str, Any] = {"older_than": "0s", "force": True}
 
@@ -31,6 +35,19 @@ def left_behind(arc: archive.Archive, session: str = "crashed", count: int = 1) 
     keys += [f"manifest/0000000a-{session}.segments.parquet", f"states/{session}/step-1/rank-00000.zip"]
     arc.storage.put_many((key, b"left behind") for key in keys)
     return keys
+
+
+def before_its_commit(monkeypatch: pytest.MonkeyPatch, kind: str, happens: Callable[[], Any]) -> None:
+    """Something happens once just before a commit of this kind is made, when all that it names was looked up."""
+    create, done = CommitLog._create, [False]
+
+    def create_after(self: CommitLog, number: int, data: bytes) -> bool:
+        if f'"kind":"{kind}"'.encode() in data and not done[0]:
+            done[0] = True
+            happens()
+        return create(self, number, data)
+
+    monkeypatch.setattr(CommitLog, "_create", create_after)
 
 
 def why(plan: Any) -> dict[str, int]:

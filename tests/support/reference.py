@@ -1,6 +1,8 @@
-"""Tool: what the pages repeat of the code, written into them by `make docs`: commands, and the adapters' tables.
+"""Tool: what the pages repeat of the code, written into them by `make docs`: commands, the adapters' tables, and the
+columns of the manifest's tables.
 
-What is made stands between marks: `<!-- commands: ... -->`, `<!-- table of archive.adapters.alf: ... -->`.
+What is made stands between marks: `<!-- commands: ... -->`, `<!-- table of archive.adapters.alf: ... -->`; what
+is made of columns stands below `<!-- columns of segments: ... -->`.
 """
 
 from __future__ import annotations
@@ -8,19 +10,29 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
 
 from archive.cli.commands import COMMANDS, main
+from archive.tables import TABLES, Column
 from tests.support.documents import PAGES
 from tests.support.places import ROOT
 
 MADE = re.compile(r"^(<!-- (?P<what>[\w. ]+): made by `make docs` -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+COLUMNS = re.compile(r"^(<!-- columns of (?P<kind>\w+): made by `make docs` -->\n)(\|.*\n)*", re.MULTILINE)
 EVERYWHERE = frozenset(  # options of every command
     {"as_json", "storage_pairs", "endpoint_url", "profile", "deadline_s", "allow_bases", "debug", "commit", "help"}
 )
 WIDTH = 120
+MADE_PAGES = (*PAGES, ROOT / "archive" / "FORMAT.md")
+WORDS = {  # for the types of columns
+    "dict": "string",
+    "strings": "list of string",
+    "extents": "list of {`field`, `start`, `rows`}",
+    "weights": "list of {`steps`, `model_weights_uuid`, `update_count`}",
+    "timestamp": "timestamp, µs, UTC",
+}
 
 
 def reference() -> str:
@@ -78,8 +90,33 @@ def table_of(module: str) -> str:
     return "|" + text.partition("\n|")[2]
 
 
+def columns_of(kind: str) -> str:
+    """The columns of one of the manifest's tables: a row for those that are told together."""
+    columns = TABLES[kind].columns
+    nulls = any(column.absent != "never" for column in columns.values())
+    head = ["column", "type", "meaning", "null"][: 3 + nulls]
+    rows, together = [head, ["---"] * len(head)], dict[str, Column]()
+    for name, column in columns.items():
+        together[name] = column
+        if column.meaning:
+            types = dict.fromkeys(WORDS.get(one.kind, one.kind) for one in together.values())
+            listed = [WORDS.get(one.kind, one.kind) for one in together.values()] if len(types) > 1 else types
+            cells = [", ".join(f"`{one}`" for one in together), ", ".join(listed), column.meaning, _nulls(together)]
+            rows.append(cells[: len(head)])
+            together = {}
+    return "\n".join("|".join(["", *(f" {cell} " if cell != "---" else cell for cell in row), ""]) for row in rows)
+
+
+def _nulls(columns: Mapping[str, Column]) -> str:
+    """When these columns are null: each by its name, where they differ."""
+    if len({column.absent for column in columns.values()}) == 1:
+        return next(iter(columns.values())).absent
+    return ", ".join(f"`{name}`: {column.absent}" for name, column in columns.items() if column.absent != "never")
+
+
 def made_anew(text: str) -> str:
     """A page, with all that is between marks made anew."""
+    text = COLUMNS.sub(lambda found: f"{found[1]}{columns_of(found['kind'])}\n", text)
     return MADE.sub(lambda found: f"{found[1]}\n{_made(found['what'])}\n\n{found[3]}", text)
 
 
@@ -88,5 +125,5 @@ def _made(what: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
+    for page in MADE_PAGES:
         page.write_text(made_anew(page.read_text("utf-8")), "utf-8")

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from archive.base.cached import cached_property
-from archive.checkpoint import StagedBuffer
 from archive.checkpoint.checkpoints import Checkpoint
+from archive.checkpoint.stagedindex import StagedBuffer
 
 
 class Ring:
@@ -82,7 +82,7 @@ class RankShare:
     def _mine(self) -> Any:
         """Groups of live pieces (one an episode) of this rank and buffer."""
         heads, _ = self.ck.groups
-        run = self.ck.located.run[heads]
+        run = self.ck.located["run"][heads]
         ranks = self.ck.live["rank"].to_numpy()[run]
         names = np.array(self.ck.live["buffer"].cast("string").to_pylist(), object)[run]
         return np.flatnonzero((ranks == self.rank) & (names == self.buffer))
@@ -96,13 +96,13 @@ class RankShare:
         heads, _ = self.ck.groups
         mine, located = self._mine, self.ck.located
         episodes = self.ck.episodes[mine]
-        row = located.row[heads[mine]]
+        row = located.stream[heads[mine]]
         segments = self.ck.snapshot.columns(["first", "episode_start"])
         began = segments["first"].to_numpy(zero_copy_only=False)[row] & (located.lo[heads[mine]] == 0)
         opened = set(self._about.open_episodes.values())
         return SimpleNamespace(
-            env_id=self.ck.live["env_id"].to_numpy()[located.run[heads[mine]]],
-            position=located.position[heads[mine]],
+            env_id=self.ck.live["env_id"].to_numpy()[located["run"][heads[mine]]],
+            position=located["position"][heads[mine]],
             length=episodes.table["length"].to_numpy(),
             open=np.array([name in opened for name in episodes.table["episode_id"].to_pylist()], bool),
             headless=~began,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from archive.store.policies import OBJECT_ACTIONS, policy
-from archive.testing import servers
+from tests.support import servers
 
 ROLES = tuple(OBJECT_ACTIONS)
 ROLES_BUCKET = "policies"

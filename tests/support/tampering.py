@@ -77,9 +77,14 @@ def change_table(root: Path, kind: str, change: Callable[[pa.Table], pa.Table]) 
 
 def _rewritten(root: Path, ref: dict[str, Any], change: Callable[[pa.Table], pa.Table]) -> dict[str, Any]:
     path = root / ref["path"]
-    pq.write_table(change(pq.read_table(path)), path, use_dictionary=False)
+    before = pq.read_table(path)
+    after = change(before)
+    pq.write_table(after, path, use_dictionary=False)
     data = path.read_bytes()
     ref.update(bytes=len(data), crc32c=int(google_crc32c.value(data)))
+    if after.num_rows > before.num_rows:  # else what is gone is told by the commit
+        steps = {"steps": sum(after["length"].to_pylist())} if "steps" in ref else {}
+        ref.update(rows=after.num_rows, **steps)
     return ref
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ def holds(arc: archive.Archive, numbers: Any) -> bool:
     found = dict(zip(list(arc.episodes), arc.episodes.read(), strict=True))
     return {e.id for e in found} == wanted.keys() and all(
         same(data, steps(4 + (i := wanted[e.id]), i))
-        and (e.update_count, e.model_weights_uuid, e.terminated, e.original_id) == (i, f"w{i % 3}", i % 2 == 0, i * 10)
+        and (e.update_count, e.model_weights_uuid, e.terminated) == (i, f"w{i % 3}", i % 2 == 0)
+        and e.metadata["trajectory_id"] == i * 10
         for e, data in found.items()
     )
 
@@ -88,6 +90,27 @@ def failing_put(monkeypatch: pytest.MonkeyPatch, at: int, part: str = "shards/")
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", broken)
         yield done
+
+
+@contextmanager
+def others_within(
+    monkeypatch: pytest.MonkeyPatch, part: str, act: Callable[[], Any], times: int = 1
+) -> Iterator[list[str]]:
+    """`act` is done just before each of the first so many tries to create a commit of a transaction that has `part` in
+    its name: so each of them is lost. Gives the transactions, one for each try."""
+    create, tried = Storage.create, list[str]()
+
+    def late(self: Storage, key: str, data: Any) -> None:
+        transaction = str(json.loads(data.partition(b"\n")[0])["transaction"]) if key.startswith("commits/") else ""
+        if part in transaction:
+            tried.append(transaction)
+            if tried.count(transaction) <= times:
+                act()
+        create(self, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create", late)
+        yield tried
 
 
 @contextmanager

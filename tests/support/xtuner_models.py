@@ -6,12 +6,13 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 
 class Status(Enum):
@@ -42,6 +43,28 @@ class ToolCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+
+
+class StageStatus(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+
+
+class StageRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    status: StageStatus = StageStatus.PENDING
+    score: float | None = None
+
+
+class AgentRolloutItem(BaseModel):
+    """What agent loops keep in `extra_fields["rollout_item"]`; no field is declared with it."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    id: str
+    task_root: Path | None = None
+    infer: StageRecord = Field(default_factory=StageRecord)
+    judgers: dict[str, StageRecord] = Field(default_factory=dict)
+    _started: float | None = PrivateAttr(default=None)
 
 
 class RolloutState(BaseModel):

@@ -74,18 +74,6 @@ def test_nothing_is_loaded():
     assert not {"torch", "zarr", "numpy", "moto", "s3fs", "pyarrow", "aiohttp", "fsspec"} & set(sys.modules)
 """
 
-SEAWEEDFS = """
-import pytest
-
-@pytest.mark.archive_s3("seaweedfs")
-def test_marked(archive_s3):
-    archive_s3.create()
-
-@pytest.mark.archive_s3("azure")
-def test_unknown(archive_s3):
-    pass
-"""
-
 CLEARED = """
 import fsspec
 import pytest
@@ -108,17 +96,6 @@ def test_what_lay_in_memory_is_gone(installed: Path) -> None:
 
 def test_nothing_is_loaded_where_nobody_asks(installed: Path) -> None:
     assert "1 passed" in run(installed, OTHERS, "-p", "no:zarr", "-p", "no:hypothesispytest")  # zarr loads itself
-
-
-def test_the_server_is_chosen_by_a_mark(installed: Path) -> None:
-    told = run(installed, SEAWEEDFS)
-    assert "test_marked PASSED" in told
-    assert "UsageError: archive_s3('azure'): the servers are moto and seaweedfs" in told
-
-
-def test_the_server_is_chosen_by_an_option(installed: Path) -> None:
-    code = "def test_it(archive_s3):\n    archive_s3.create()\n    print(archive_s3.storage_options)\n"
-    assert "1 passed" in run(installed, code, "--archive-s3", "seaweedfs")
 
 
 def test_a_server_that_is_missing_is_named(installed: Path) -> None:

@@ -50,7 +50,8 @@ def _token(viewer: Viewer) -> str:
 
 
 def _cookie(viewer: Viewer) -> str:
-    return f"archive-view-{viewer.origin.rpartition(':')[2]}="
+    """What a browser that was let in sends to all ports of the host."""
+    return _asked(viewer, f"/?token={_token(viewer)}").headers["set-cookie"].partition(";")[0]
 
 
 def _bearer(viewer: Viewer) -> dict[str, str]:
@@ -60,11 +61,37 @@ def _bearer(viewer: Viewer) -> dict[str, str]:
 def test_with_the_token_everything_answers(viewer: Viewer) -> None:
     page = _asked(viewer, f"/?token={_token(viewer)}")
     assert page.status == 200
-    assert "HttpOnly" in page.headers["set-cookie"]
-    assert "SameSite=Strict" in page.headers["set-cookie"]
-    cookie = page.headers["set-cookie"].partition(";")[0]
+    assert _token(viewer) in page.body
     assert _asked(viewer, "/api/about", **_bearer(viewer)).status == 200
-    assert _asked(viewer, "/", Cookie=cookie).status == 200
+
+
+def test_the_cookie_opens_the_page_again_and_nothing_else(viewer: Viewer) -> None:
+    """Browsers send it to every port of the host, whoever listens there."""
+    cookie = _asked(viewer, f"/?token={_token(viewer)}").headers["set-cookie"]
+    assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
+    assert _token(viewer) not in cookie
+    again = _asked(viewer, "/", Cookie=cookie.partition(";")[0])
+    assert (again.status, "set-cookie" in again.headers) == (200, False)
+    assert _token(viewer) not in again.body
+    for path, method in (("/api/about", "GET"), ("/api/episodes", "GET"), ("/api/labels", "POST")):
+        answer = _asked(viewer, path, method=method, body=LABEL, Cookie=cookie, Sec_Fetch_Site="same-origin")
+        assert answer.status == 403
+    secret = cookie.partition("=")[2].partition(";")[0]
+    assert _asked(viewer, f"/?token={secret}").status == 403
+    assert _asked(viewer, "/api/about", Authorization=f"Bearer {secret}").status == 403
+
+
+def test_a_code_opens_the_page_once(viewer: Viewer) -> None:
+    once = viewer.url_once().removeprefix(viewer.origin)
+    assert _token(viewer) not in once
+    assert _asked(viewer, once.replace("/?", "/api/about?")).status == 403
+    assert _asked(viewer, once, method="HEAD").status == 403
+    assert _asked(viewer, once, Host="evil.example").status == 421
+    page = _asked(viewer, once)
+    assert (page.status, _token(viewer) in page.body) == (200, True)
+    assert _asked(viewer, once).status == 403
+    assert _asked(viewer, "/", Cookie=page.headers["set-cookie"].partition(";")[0]).status == 200
+    assert _asked(viewer, "/?code=").status == 403
 
 
 @pytest.mark.parametrize(
@@ -75,7 +102,7 @@ def test_without_the_token_nothing_does(viewer: Viewer, path: str) -> None:
         {},
         {"Authorization": "Bearer wrong"},
         {"Authorization": f"Basic {_token(viewer)}"},
-        {"Cookie": f"{_cookie(viewer)}wrong"},
+        {"Cookie": f"{_cookie(viewer).partition('=')[0]}=wrong"},
     ):
         answer = _asked(viewer, path, **headers)
         assert answer.status == 403
@@ -101,15 +128,28 @@ def test_another_origin_is_refused(viewer: Viewer, origin: str) -> None:
     assert _asked(viewer, "/api/about", Origin=viewer.origin, **_bearer(viewer)).status == 200
 
 
-def test_another_sites_page_is_refused_even_with_the_cookie(viewer: Viewer) -> None:
-    cookie = _cookie(viewer) + _token(viewer)
-    assert _asked(viewer, "/api/about", Cookie=cookie, Sec_Fetch_Site="cross-site").status == 403
-    assert _asked(viewer, "/api/about", Cookie=cookie, Sec_Fetch_Site="same-origin").status == 200
+def test_another_sites_page_is_refused_even_with_the_token(viewer: Viewer) -> None:
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        assert _asked(viewer, "/api/about", Sec_Fetch_Site=site, **_bearer(viewer)).status == status
 
 
-def test_a_cookie_changes_nothing(viewer: Viewer) -> None:
-    cookie = _cookie(viewer) + _token(viewer)
-    assert _asked(viewer, "/api/labels", method="POST", body=LABEL, Cookie=cookie).status == 403
+@pytest.mark.parametrize(
+    ("referer", "framer"),
+    [
+        ("http://localhost:8888/lab/tree", "http://localhost:8888"),
+        ("https://127.0.0.1:9999/", "https://127.0.0.1:9999"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+        ("http://localhost.evil.example:8888/", "'none'"),
+        ("http://localhost:x;script-src%20*/", "'none'"),
+        ("file://localhost/", "'none'"),
+        ("", "'none'"),
+    ],
+)
+def test_the_page_that_asks_with_the_token_may_frame_it_and_no_other(viewer: Viewer, referer: str, framer: str) -> None:
+    opened = _asked(viewer, f"/?token={_token(viewer)}", Referer=referer)
+    by_cookie = _asked(viewer, "/", Referer=referer, Cookie=_cookie(viewer))
+    for answer, said in ((opened, framer), (by_cookie, "'none'")):
+        assert answer.headers["content-security-policy"].endswith(f"; frame-ancestors {said}")
 
 
 @pytest.mark.parametrize(

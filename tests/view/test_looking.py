@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,8 +12,11 @@ import archive
 from archive.base import UsageError
 from archive.testing import trace
 from archive.view import answers
-from archive.view.answers import Shown
+from archive.view.answers import Shown, cameras
+from archive.view.answers import shown as shown_module
 from tests.support.shown import SIDE, ask, film, looked_at
+
+MB = 2**20
 
 
 @pytest.fixture
@@ -27,6 +33,12 @@ def test_an_episode_says_what_its_fields_are_and_who_made_it(shown: Shown) -> No
     assert found["metadata"] == {"task": "push", "seed": 3}
     (part,) = found["parts"]
     assert (part["start"], part["stop"], part["model_weights_uuids"]) == (0, 30, ["weights-1"])
+    with shown.arc.writer() as w:
+        mixed = {"model_weights_uuid": ["p31", "p31", "p26", "p31"], "update_count": [31, 31, 26, 31]}
+        w.add_episode({"reward": np.zeros(4)}, episode_id="mixed", **mixed)
+    found = ask(answers.episode, Shown(shown.arc.refresh()), id="mixed")["parts"]
+    told = [(p["start"], p["stop"], p["model_weights_uuids"], p["update_count_max"]) for p in found]
+    assert told == [(0, 2, ["p31"], 31), (2, 3, ["p26"], 26), (3, 4, ["p31"], 31)]
 
 
 def test_pictures_are_those_that_were_archived_whichever_way_their_channels_lie(shown: Shown) -> None:
@@ -56,6 +68,33 @@ def test_scrubbing_reads_each_chunk_once(archive_url: str) -> None:
             body, _ = ask(answers.pictures, shown, id="long", field="image", start=start, stop=start + 3)
             assert body == pictures[start : start + 3].tobytes()
     assert again.requests == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_looking_at_many_episodes_takes_no_more_memory_than_at_some(
+    archive_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown_module, "KEPT_BYTES", 32 * MB)
+    monkeypatch.setattr(cameras, "HELD_BYTES", 10 * MB)
+    arc = archive.create(archive_url)
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 512, 680, 3), np.uint8)  # 8 MB
+    with arc.writer(chunk_bytes=MB) as w:
+        for n in range(14):
+            w.add_episode({"image": pictures}, episode_id=f"e{n}")
+    shown = Shown(archive.open(archive_url))
+    ask(answers.pictures, shown, id="e0", field="image", start=0, stop=8)
+    before = _resident()
+    for n in range(14):
+        ask(answers.pictures, shown, id=f"e{n}", field="image", start=0, stop=8)
+        assert _resident() - before < 64 * MB
+    with trace(shown.arc) as again:
+        for n in (12, 13, 12):
+            ask(answers.pictures, shown, id=f"e{n}", field="image", start=0, stop=8)
+    assert again.requests == 0  # as one goes back and forth
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_curves_are_the_numbers_and_what_follows_from_rewards(shown: Shown) -> None:

@@ -103,8 +103,10 @@ def test_a_plan_for_any_number_of_ranks_accounts_for_each_step(shown: Shown, ran
     assert len(found["ranks"]) == ranks
     assert sum(steps for _, _, steps in found["moved"]) == sum(one["steps"] for one in found["ranks"])
     assert sum(one["steps"] for one in found["ranks"]) + dropped == 4 * STEPS
-    with pytest.raises(UsageError, match="ranks=0"):
-        ask(answers.plan, shown, number=number, ranks=0)
+    for refused in (0, 100_000):
+        for answer, given in ((answers.plan, {}), (answers.page, {"what": "plan"})):
+            with pytest.raises(UsageError, match=f"ranks={refused}.*1 to 1024"):
+                ask(answer, shown, number=number, ranks=refused, **given)
 
 
 def test_a_journal_beyond_the_newest_checkpoint_is_told_rank_by_rank(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_condition_a_run_weights_and_a_checkpoint_say_who_is_meant(shown: Show
     assert ask(answers.rows, shown, run="second", where="metadata.seed < 5")["episode_id"] == ["e3", "e4"]
     number = shown.arc.checkpoints.of("first")[0].number
     assert ask(answers.rows, shown, checkpoint=number)["episode_id"] == ["e0", "e1", "e2"]
-    assert ask(answers.check, shown, where="return > 100") == {"count": 0}
+    assert ask(answers.check, shown, where="return > 100") == {"count": 0, "notes": []}
 
 
 def test_an_older_commit_shows_what_was_there_then(shown: Shown) -> None:
@@ -65,7 +65,11 @@ def test_what_is_asked_wrongly_is_refused_with_why(shown: Shown, given: dict[str
 
 def test_neighbours_follow_the_order_and_the_condition(shown: Shown) -> None:
     found = ask(answers.neighbours, shown, id="e4", where="update_count >= 20", sort="update_count_max", descending=1)
-    assert found == {"place": 1, "count": 4, "before": "e5", "after": "e3", "first": "e5", "last": "e2"}
+    beside = {"id": "e4", "before": "e5", "after": "e3", "first": "e5", "last": "e2"}
+    assert found == {"place": 1, "count": 4, **beside}
+    several = {"where": "update_count >= 20", "sort": "update_count_max", "descending": 1}
+    assert ask(answers.neighbours, shown, ids=["e0", "e4", "e3"], **several) == found
+    assert ask(answers.neighbours, shown, ids=["e0", "gone"], **several) == {"place": None, "count": 4}
     with pytest.raises(NotFoundError, match="not among"):
         ask(answers.neighbours, shown, id="e0", where="update_count >= 20")
 
@@ -94,6 +98,18 @@ def test_conditions_are_completed(shown: Shown) -> None:
     assert {"return", "episode_id", "metadata.task", "metadata.seed"} <= set(ask(answers.names, shown))
     assert ask(answers.values, shown, name="run", text="s") == ["'second'"]
     assert ask(answers.values, shown, name="return", text="") == []
+    assert ask(answers.values, shown, name="metadata.task", text="p") == ["'push'"]
+
+
+def test_metadata_are_columns_and_what_a_condition_leaves_out_is_said(shown: Shown) -> None:
+    names = ["episode_id", "metadata.task", "metadata.seed"]
+    rows = ask(answers.rows, shown, columns=names, sort="metadata.seed", descending="1", stop=2)
+    want = sorted(shown.arc.episodes, key=lambda ep: -ep.metadata["seed"])[:2]
+    assert rows == {name: [ep.metadata[name[9:]] for ep in want] for name in names[1:]} | {
+        "episode_id": [ep.id for ep in want]
+    }
+    said = ask(answers.check, shown, where="not label.stale")
+    assert (said["count"], said["notes"]) == (0, ["none of 6 episodes has label.stale"])
 
 
 def test_side_by_side_groups_share_their_edges(shown: Shown) -> None:

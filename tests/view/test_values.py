@@ -3,13 +3,15 @@ pictures that are no bytes on one scale."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import archive
-from archive.base import NotFoundError
+from archive.adapters import video
+from archive.base import FieldError, MissingPackageError, NotFoundError
 from archive.testing import trace
 from archive.view import answers
 from archive.view.answers import Shown
@@ -101,3 +103,46 @@ def test_a_field_that_follows_no_step_has_rows_of_its_own(archive_url: str) -> N
 def _rows(shown: Shown, field: str, **given: Any) -> dict[str, Any]:
     found: dict[str, Any] = ask(answers.field_rows, shown, id="e", field=field, **given)
     return found
+
+
+def test_a_camera_kept_as_packets_of_video_is_shown_as_pictures(
+    archive_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av", reason="videos need PyAV")
+    scene = np.random.default_rng(2).integers(0, 256, (90, 16, 20, 3), np.uint8)
+    arc = archive.create(archive_url)
+    letters = [np.frombuffer(b"a rollout of bytes", np.uint8)] * len(scene)
+    with arc.writer() as w:
+        for env, (every, name) in enumerate(((8, "near"), (60, "far"))):
+            steps = {"cam": {"top": video.encode(scene, every=every)}, "letters": letters, "reward": np.zeros(90)}
+            w.append(steps, env_ids=[env] * 90, last=np.arange(90) == 89, episode_ids=[name] * 90)
+        w.evict(0, before=3)
+        w.checkpoint(1).result()
+    shown = Shown(archive.open(archive_url))
+    for name in ("near", "far"):
+        kinds = {field["name"]: field["kind"] for field in ask(answers.episode, shown, id=name)["fields"]}
+        assert kinds == {"cam/top": "frames", "letters": "tokens", "reward": "curve"}
+        for start, stop in ((0, 1), (37, 40), (58, 90), (3, 80), (89, 90)):
+            body, facts = ask(answers.pictures, shown, id=name, field="cam/top", start=start, stop=stop)
+            found = np.frombuffer(body, np.uint8).reshape(*facts["Shape"], 3)
+            np.testing.assert_array_equal(found, scene[start:stop][:64])
+        assert "cam/top" not in ask(answers.steps, shown, id=name, start=5)["values"]
+    with trace(shown.arc) as there:
+        for step in (60, 61, 70):
+            ask(answers.pictures, shown, id="far", field="cam/top", start=step)
+    assert there.requests <= 1
+    body, facts = ask(answers.strip, shown, ids=["near", "far"])
+    assert (facts["Field"], facts["Ids"]) == ("cam/top", ["near", "far"])
+    np.testing.assert_array_equal(np.frombuffer(body, np.uint8).reshape(*facts["Shape"], 3), scene[[0, 0]])
+    saved = shown.arc.checkpoints[0].number
+    with pytest.raises(FieldError, match="no key frame at or before step 2"):
+        ask(answers.pictures, shown, id="near", field="cam/top", start=2, checkpoint=saved)
+    body, _ = ask(answers.pictures, shown, id="near", field="cam/top", start=5, checkpoint=saved)
+    assert body == scene[8].tobytes()
+    monkeypatch.setitem(sys.modules, "av", None)
+    for asked in (
+        {"answer": answers.pictures, "id": "near", "field": "cam/top"},
+        {"answer": answers.strip, "ids": ["near"]},
+    ):
+        with pytest.raises(MissingPackageError, match=r"trajectory-archive\[video\]"):
+            ask(shown=shown, **asked)

@@ -126,10 +126,12 @@ def test_a_browser_is_opened_on_a_desktop_alone(
     assert opened == []
     monkeypatch.setenv(name, value)
     printed = call("view", url, "--at", "/wall").stdout.splitlines()[0]
-    assert opened == [printed]
-    assert printed.endswith("#/wall")
     call("view", url, "--no-browser")
-    assert opened == [printed]
+    (once,) = opened
+    assert once.endswith("#/wall")
+    assert printed.endswith("#/wall")
+    token = printed.partition("?token=")[2].partition("#")[0]
+    assert token not in once  # every user of the machine sees a browser's command line
 
 
 def test_all_addresses_are_listened_on_with_a_warning(url: str, opened: list[str]) -> None:
@@ -311,9 +313,9 @@ def test_the_token_is_in_no_log_no_name_and_no_traceback(
 
 
 class _Page(http.server.BaseHTTPRequestHandler):
-    """A notebook: what a cell shows."""
+    """A notebook: what a cell shows; and, at /bare, somebody's page without the token."""
 
-    def __init__(self, html: str, *given: Any) -> None:
+    def __init__(self, html: dict[str, str], *given: Any) -> None:
         self._html = html
         super().__init__(*given)
 
@@ -321,7 +323,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
-        self.wfile.write(self._html.encode() if self.path == "/" else b"")
+        self.wfile.write(self._html.get(self.path, "").encode())
 
     def log_message(self, *given: Any) -> None:
         pass
@@ -333,7 +335,9 @@ def framing(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, th
     alive, about = threading.Semaphore(0), routes.QUESTIONS["about"]
     monkeypatch.setitem(routes.QUESTIONS, "about", lambda shown, query: (alive.release(), about(shown, query))[1])
     with archive.open(url).view(read_only=True) as viewer:
-        page = functools.partial(_Page, f'<link rel="icon" href="data:,">{viewer._repr_html_()}')
+        icon = '<link rel="icon" href="data:,">'
+        bare = f'{icon}<iframe src="{viewer.origin}/"></iframe>'
+        page = functools.partial(_Page, {"/": icon + viewer._repr_html_(), "/bare": bare})
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), page) as server:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
@@ -356,5 +360,21 @@ def test_notebooks_of_this_machine_may_frame_it_and_nobody_else(
 
     for host in ("localhost", "127.0.0.1"):
         asyncio.run(visit(browser, f"http://{host}:{port}/", lives))
-    refused = asyncio.run(visit(browser, f"http://evil.localhost:{port}/", is_refused))
-    assert any("frame-ancestors" in text for text in refused.complaints)
+    for place in (f"evil.localhost:{port}/", f"127.0.0.1:{port}/bare"):  # where the browser has its cookie
+        refused = asyncio.run(visit(browser, f"http://{place}", is_refused))
+        assert any("frame-ancestors" in text for text in refused.complaints)
+
+
+def test_who_was_let_in_by_a_code_goes_on(url: str, browser: str) -> None:
+    async def lives(page: Page) -> None:
+        await page.until("document.querySelector('.count')?.innerText.endsWith('episodes')")
+
+    async def reloads(page: Page) -> None:
+        await lives(page)
+        await page.call("Page.reload")
+        await lives(page)
+
+    with serve(archive.open(url)) as viewer:
+        once = viewer.url_once()
+        asyncio.run(visit(browser, once, reloads))
+        asyncio.run(visit(browser, f"{viewer.origin}/#/episodes", lives))  # a link that was opened in a tab of its own

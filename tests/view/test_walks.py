@@ -181,6 +181,7 @@ async def _passed_on(page: Page, arc: archive.Archive) -> None:
     assert f"commit={arc.head.number}" in told
     assert "where=length" in told
     token = await page.evaluate("document.querySelector('meta[name=token]').content")
+    assert token
     assert token not in told
     assert token not in await page.evaluate("location.href")
 

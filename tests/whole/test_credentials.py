@@ -24,7 +24,8 @@ import resharding
 from archive import cli
 from archive.base.errors import ArchiveError
 from archive.store.storage import Storage
-from archive.testing import servers, steps, trace
+from archive.testing import steps, trace
+from tests.support import servers
 from tests.support.backends import Backend, Proxied
 from tests.support.sampling import few_of
 

@@ -15,7 +15,6 @@ from tests.support.golden import (
     CHECKPOINTS,
     DEFAULTS,
     EPISODES,
-    FIRST,
     GOLDEN,
     LABELS,
     MAX_BYTES,
@@ -40,16 +39,12 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return archive.open(shutil.copytree(GOLDEN / request.param, tmp_path / request.param))
 
 
-def wanted_of(golden: Any) -> dict[str, Any]:
-    """What its episodes hold."""
-    if golden.url.rpartition("/")[2] in FIRST:
-        return EPISODES
-    return {name: added(name, steps) for name, steps in EPISODES.items()}
+WANTED = {name: added(name, steps) for name, steps in EPISODES.items()}
 
 
 def test_every_episode_reads_as_it_was_written(golden: Any) -> None:
     assert {episode.id for episode in golden.episodes} == EPISODES.keys()
-    for name, steps in wanted_of(golden).items():
+    for name, steps in WANTED.items():
         assert list(differences(golden.episodes[name].read(), steps, name)) == []
 
 
@@ -78,14 +73,13 @@ def test_checkpoints_read_as_they_were_written(golden: Any) -> None:
 
 
 def test_labels_and_tags_read_as_they_were_given(golden: Any) -> None:
-    first = golden.url.rpartition("/")[2] in FIRST
     said = {episode.id: dict(episode.labels) for episode in golden.episodes}
-    assert said == {name: {} if first else LABELS.get(name, {}) for name in EPISODES}
+    assert said == {name: LABELS.get(name, {}) for name in EPISODES}
     told = {
         name: {"commit": tag.commit, "checkpoint": tag.checkpoint, "run": tag.run, "by": tag.by}
         for name, tag in golden.tags.items()
     }
-    assert told == ({} if first else TAGS)
+    assert told == TAGS
 
 
 def test_what_was_let_go_of_is_gone_and_the_rest_is_sound(golden: Any) -> None:
@@ -93,17 +87,16 @@ def test_what_was_let_go_of_is_gone_and_the_rest_is_sound(golden: Any) -> None:
 
     assert verify(golden, deep=True).sound
     assert "gone" not in golden.episodes
-    if golden.url.rpartition("/")[2] not in FIRST:
-        kinds = [commit.kind for commit in golden.commits]
-        assert kinds[10:] == [*["late"] * 3, "forget", "undo", "forget", "tag", "prune", "tag"]
-        assert json.loads(golden.late_fields["provenance"].to_pylist()[-2]) == PROVENANCE
-        assert golden.prune(older_than="0s", force=True).empty
+    kinds = [commit.kind for commit in golden.commits]
+    assert kinds[10:] == [*["late"] * 3, "forget", "undo", "forget", "tag", "prune", "tag"]
+    assert json.loads(golden.late_fields["provenance"].to_pylist()[-2]) == PROVENANCE
+    assert golden.prune(older_than="0s", force=True).empty
 
 
 def test_a_golden_archive_can_be_written_to_and_resumed_from(golden: Any) -> None:
     with golden.writer(session="third", resume=golden.checkpoints.latest) as w:
         w.append(stream(1, 7, 9), env_ids=1, last=True)
-    wanted, before = stream(1, 0, 9), wanted_of(golden)["env 1"]["reward"]
+    wanted, before = stream(1, 0, 9), WANTED["env 1"]["reward"]
     wanted["reward"][: len(before)] = before
     assert list(differences(golden.episodes["env 1"].read(), wanted)) == []
     read = format_reader.read(Path(golden.url.removeprefix("file://")))["episodes"]["env 1"]
@@ -116,12 +109,11 @@ def test_the_newest_writer_still_writes_this_content(tmp_path: Path) -> None:
     for layout in ("packed", "directory"):
         write(str(tmp_path / layout), layout)
         arc = archive.open(tmp_path / layout)
-        for name, steps in wanted_of(arc).items():
+        for name, steps in WANTED.items():
             assert list(differences(arc.episodes[name].read(), steps, name)) == []
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_golden_archives_are_small(name: str) -> None:
-    together = FIRST if name in FIRST else (name,)
-    held = [path for one in together for path in (GOLDEN / one).rglob("*") if path.is_file()]
+    held = [path for path in (GOLDEN / name).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in held) < MAX_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def test_polars_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(MissingPackageError, match="pip install polars"):
         written(str(tmp_path / "a")).episodes.to_polars()
+
+
+def test_torch_is_asked_for_by_name_where_it_is_needed_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "archive"]:
+        monkeypatch.delitem(sys.modules, name)  # so that they are imported once more
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with_torch = [
+        "torch",
+        "buffers",
+        *(f"adapters.{n}" for n in ("alf", "rlinf", "torchrl", "transferqueue", "exchange")),
+    ]
+    for name in with_torch:
+        with pytest.raises(ImportError, match=rf"^archive\.{name} needs torch .*trajectory-archive\[torch\]"):
+            importlib.import_module(f"archive.{name}")
+    for name in ("minari", "lerobot", "npz", "video", "xtuner"):
+        importlib.import_module(f"archive.adapters.{name}")
 
 
 def test_the_table_as_pandas(tmp_path: Path) -> None:

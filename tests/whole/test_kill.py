@@ -16,7 +16,8 @@ import pytest
 
 import archive
 from archive.base.errors import NotFoundError
-from archive.testing import servers, steps
+from archive.testing import steps
+from tests.support import servers
 from tests.support.backends import Backend, make_backend
 from tests.support.processes import import_core
 from tests.support.sampling import ALL, sampled

@@ -1,10 +1,11 @@
-"""Two processes commit at the same time, again and again: every commit is there once, and none was overwritten."""
+"""Processes commit at the same time, again and again: every commit is there once, and none was overwritten."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import multiprocessing
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Barrier
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 import archive
-from archive.testing import servers, steps
+from archive.testing import steps
+from tests.support import servers
 from tests.support.backends import Backend, make_backend
-from tests.support.processes import FORKSERVER
+from tests.support.processes import FORKSERVER, answers_in_processes
 from tests.support.tampering import same
 
 ROUNDS = [30, pytest.param(100, marks=pytest.mark.soak)]
@@ -112,7 +114,7 @@ def test_two_committers(store: Backend, sides: Sequence[Mapping[str, Any]], roun
 
 
 def check_chain(raw: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Bodies and digests of all commits, each of which names its parent's."""
+    """Bodies and digests of all commits, each of which names its parent's, and has the marks of those before it."""
     bodies: list[dict[str, Any]] = []
     digests: dict[int, str] = {}
     parent = None
@@ -121,6 +123,8 @@ def check_chain(raw: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]],
         assert hashlib.sha256(line).hexdigest() == digest.decode()
         bodies.append(json.loads(line))
         assert (bodies[-1]["number"], bodies[-1]["parent"]) == (number, parent)
+        before = [hashlib.sha256(one["transaction"].encode()).hexdigest()[:6] for one in bodies[:-1]]
+        assert bodies[-1].get("recent", []) == before[::-1][:64]
         parent = digests[number] = digest.decode()
     return bodies, digests
 
@@ -132,6 +136,42 @@ def check_episodes(store: Backend, told: Sequence[Acknowledged], rounds: int) ->
     assert sorted(names) == sorted(expected)
     read = arc.episodes.read()
     assert all(same(data, steps(1, expected[name])) for name, data in zip(names, read, strict=True))
+
+
+def commit_with_ids(backend: Backend, side: int, count: int) -> tuple[int, float]:
+    """How many requests these commits take, and how long the slowest."""
+    servers.set_environment()
+    arc = archive.open(backend.url, storage_options=backend.storage_options)
+    slowest = 0.0
+    with arc.writer(run=f"run-{side}") as w:
+        w.add_episode(steps(1), episode_id=f"{side}")
+        w.commit()
+        before = arc.io_stats()
+        for i in range(count):
+            w.add_episode(steps(1), episode_id=f"{side}-{i}")
+            w.flush()
+            began = time.monotonic()
+            w.commit()
+            slowest = max(slowest, time.monotonic() - began)
+        return (arc.io_stats() - before).requests, slowest
+
+
+@pytest.mark.parametrize(("writers", "count"), [(4, 6), pytest.param(16, 20, marks=pytest.mark.soak)])
+def test_many_writers_of_runs_of_their_own(
+    request: pytest.FixtureRequest, tmp_path: Path, writers: int, count: int
+) -> None:
+    """Each gives its own ids; none starves."""
+    store = make_backend(request, "seaweedfs", tmp_path)
+    archive.create(store.url, storage_options=store.storage_options)
+    found = answers_in_processes(commit_with_ids, [(store, side, count) for side in range(writers)])
+    assert sum(requests for requests, _ in found) / (writers * count) <= 20
+    assert max(requests for requests, _ in found) / count <= 30
+    arc = archive.open(store.url, storage_options=store.storage_options)
+    assert max(len(commit.files("segments")) for commit in arc.commits) <= 40
+    ids = [f"{side}{i}" for side in range(writers) for i in ("", *(f"-{n}" for n in range(count)))]
+    assert sorted(arc.episodes.table["episode_id"].to_pylist()) == sorted(ids)
+    slowest, alone = max(seconds for _, seconds in found), commit_with_ids(store, writers, count)[1]
+    assert slowest <= max(2.0, 4 * writers * alone)
 
 
 def open_one(backend: Backend, barrier: Barrier, answers: multiprocessing.SimpleQueue[Any]) -> None:

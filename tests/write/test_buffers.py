@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import resharding
 from archive import Archive, Schema
 from archive.base.errors import NotFoundError, UsageError
 from tests.support.archives import fresh, reopened
@@ -60,6 +61,40 @@ def test_weights_of_one_value_of_each_step_and_of_a_field() -> None:
         "before": ([str(name)], (5, 6)), "given": (["v"], (6, 7)), "steps": (["a", "b"], (7, 10)),
         "field": (["y", "x"], (1, 4)), "none": ([], None), "empty": ([], None), "column": (["p", "q"], None),
     }  # fmt: skip
+    newest = {e.id: (e.model_weights_uuid, e.update_count) for e in reopened(arc).episodes}
+    assert newest == {
+        "before": (str(name), 5), "given": ("v", 6), "steps": ("b", 8), "field": ("y", 2), "none": (None, None),
+        "empty": (None, None), "column": ("q", None),
+    }  # fmt: skip
+    each = {e.id: [tuple(row.values()) for row in e.weights.to_pylist()] for e in reopened(arc).episodes}
+    assert each == {
+        "before": [(str(name), 5)] * 2, "given": [("v", 6)] * 2, "steps": [("a", 9), (None, 7), ("b", 8)],
+        "field": [("y", 3), ("x", 1), ("y", 2)], "none": [(None, None)] * 2, "empty": [],
+        "column": [("p", None), ("q", None)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_weights_that_come_back_are_those_of_the_newest_steps(flushed: bool) -> None:
+    """In one segment or several; of a ring that has evicted some; after a compaction has cut the segment."""
+    arc = fresh()
+    with arc.writer() as w:
+        for t, update in enumerate([31, 31, 26, 31, 26, 31]):
+            w.weights(f"p{update}", update)
+            w.append({"t": np.array([t]), "wide": np.zeros((1, 100))}, episode_ids="e")
+            if flushed:
+                w.flush()
+        w.evict(env_id=0, positions=np.array([0, 2, 5]))
+        w.checkpoint(1).result()
+    whole = reopened(arc).episodes["e"]
+    assert (whole.model_weights_uuid, whole.update_count) == ("p31", 31)
+    assert whole.weights["update_count"].to_pylist() == [31, 31, 26, 31, 26, 31]
+    for _ in range(2):
+        (live,) = reopened(arc).checkpoints.latest.episodes
+        assert live.weights["model_weights_uuid"].to_pylist() == ["p31", "p31", "p26"]
+        assert (live.model_weights_uuid, live.update_count) == ("p26", 26)
+        assert resharding.compact(reopened(arc), min_alive=1).steps in (0, 3)
+    assert reopened(arc).episodes["e"].weights == whole.weights
 
 
 @pytest.mark.parametrize("bad", [1.5, "x", 2**63, -(2**64), [1, 2], None])

@@ -2,17 +2,19 @@
 
 ```python
 arc = archive.open(url, create=True)
-ck, share = arc.checkpoints.of("main").latest, None  # this run's own: an archive may hold several
+ck = arc.checkpoints.of("main").latest  # this run's own: an archive may hold several
 algorithm.train_iter()  # ALF makes its buffer lazily
 rb = algorithm._replay_buffer
-if ck:
-    share = resharding.plan(ck, num_envs=rb.num_environments, max_length=rb._max_length).share()
+share = resharding.plan(ck, num_envs=rb.num_environments, max_length=rb._max_length).share() if ck else None
+if share is not None:
     print(alf.restore(rb, share, existing="replace"))  # how much was kept, closed, reheaded, dropped
 w = arc.writer(resume=share)
 for it in range(ck.step + 1 if ck else 0, iterations):
     algorithm.train_iter()
-    if it % 1000 == 0 or archive.checkpoint.requests.requested():
+    if archive.checkpointing.requested() or it % 1000 == 0:
         alf.save(rb, w, step=it, progress={"iter": it})  # on every rank; in the background
+    if archive.checkpointing.terminating():
+        break
 w.close()
 ```
 
@@ -23,7 +25,7 @@ w.close()
 | FIRST, LAST, discount | episodes; LAST with discount 0 is terminated, else truncated |
 | `env_id` | declared as the env row's id: it is the row's number after any redistribution |
 | sum and max tree | column `priority`: the leaves; trees and `_nnz` are made of them |
-| `_mini_batch_length` | state; of several ranks the greatest |
+| `_mini_batch_length` | state; of several ranks the greatest; 1 where other steps end a row than did, see below |
 | `_episodic_discounted_return` | column `episodic_return` |
 | `_indexed_pos`, `_headless_indexed_pos`, `_prev_disc_0_pos` | made of the steps; three numbers for a lost start |
 | random numbers | not saved: ALF draws from torch's global generator |
@@ -32,10 +34,16 @@ Same ranks and same size: the buffer's state is the same, bit for bit. Otherwise
 unfinished="close" (default): the last step of an open episode becomes LAST, its discount kept, for ALF's targets run
 across a MID before a FIRST. In the archive the episode stays as it was. "continue": the one at the end of a row goes
 on. A headless episode that is not the first of its row gets its first live step made FIRST;
-`plan(incomplete="drop")` drops it.
+`plan(incomplete="drop")` drops it. Each step keeps its priority. ALF keeps those at 0 that are too near to the end of
+their row to begin a mini batch, and makes them so when it draws one of another length than `_mini_batch_length`: so it
+does at its first batch where other steps end a row now. What was 0 stays 0.
 """
 
 from __future__ import annotations
+
+from archive.base import package
+
+package("torch", "archive.adapters.alf", "'trajectory-archive[torch]'")
 
 from archive.adapters.alf.adapter import restore, save, write
 from archive.adapters.alf.files import export_checkpoint, import_checkpoint

@@ -1,4 +1,4 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Save and restore of ALF's replay buffers."""
 
 from __future__ import annotations
 

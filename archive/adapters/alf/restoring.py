@@ -111,7 +111,7 @@ class _Restoring:
         if target.returns:
             named[RETURNS] = self._returns()
         length = max([int(s.get("mini_batch_length") or 1) for s in self.sources], default=1)
-        nnz = self._grow(named, length) if target.prioritized else 0
+        length, nnz = self._grow(named, length) if target.prioritized else (length, 0)
         return Rebuilt(named, length, nnz, self._track(named, rewritten), self._report(steps))
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -125,6 +125,8 @@ class _Restoring:
             self._renumber()
             self._rehead()
         starts = (self.step_type == FIRST) & self.filled.live
+        if self.exact and (single := self.exact.get("single")) is not None:
+            starts[tuple(torch.from_numpy(single.copy()).to(starts.device).T)] = True
         ends = self.filled.cut if self.exact else self._ends()
         self.counts["closed"] = int((ends & (self.step_type != LAST)).sum())
         self.step_type[ends] = LAST
@@ -190,8 +192,13 @@ class _Restoring:
             return returns
         return torch.where(self.filled.live, column.to(returns), returns)
 
-    def _grow(self, named: dict[str, torch.Tensor], mini_batch_length: int) -> int:
-        """Both trees; the number of priorities that are not 0."""
+    def _grow(self, named: dict[str, torch.Tensor], mini_batch_length: int) -> tuple[int, int]:
+        """Both trees; the mini batch length that goes with them, and the number of priorities that are not 0.
+
+        ALF keeps steps at 0 at which no mini batch can begin, as their row ends too soon. Where other steps end a row
+        now, the length is 1, for which none are: ALF makes those 0 that are too near to the end by then when it draws
+        its first batch, and no step loses its priority before.
+        """
         live, column = self.filled.live, self.filled.columns.get(PRIORITY)
         fresh = column is None
         if column is None:
@@ -199,17 +206,14 @@ class _Restoring:
             column = torch.full(live.shape, float(self.target.initial_priority), device=live.device)
         leaves = torch.where(live, column, torch.zeros_like(column))
         if fresh or not self.exact:
-            leaves[self._unsampled(mini_batch_length)] = 0
+            slots = torch.arange(self.target.max_length, device=live.device)
+            age = (self.filled.pos[:, None] - 1 - slots) % self.target.max_length
+            leaves[live & (age >= self.filled.size[:, None] - self.target.ignored_frames)] = 0
+            if bool(leaves[live & (age < mini_batch_length - 1)].any()):
+                mini_batch_length = 1
         named[SUMS] = grown(leaves.flatten(), torch.add)
         named[MAXIMA] = grown(leaves.flatten(), torch.maximum)
-        return int(torch.count_nonzero(leaves))
-
-    def _unsampled(self, mini_batch_length: int) -> torch.Tensor:
-        """Steps that no mini batch begins at: too near to the end of their row, or its earliest."""
-        slots = torch.arange(self.target.max_length, device=self.filled.pos.device)
-        age = (self.filled.pos[:, None] - 1 - slots) % self.target.max_length
-        earliest = (age >= self.filled.size[:, None] - self.target.ignored_frames) & (age < self.filled.size[:, None])
-        return (age < mini_batch_length - 1) | earliest
+        return mini_batch_length, int(torch.count_nonzero(leaves))
 
     # -- for the next save and for the user ---------------------------------------------------------------------------
 

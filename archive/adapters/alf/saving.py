@@ -160,10 +160,24 @@ def _state(tensors: Tensors, offset: Ints, rewritten: Table, about: dict[str, An
     }
     return {
         "system": "alf", "num_envs": tensors.num_envs, "max_length": tensors.max_length, "offset": offset,
-        "current_pos": tensors.pos.cpu().numpy().copy(), "rewritten": rewritten, "prioritized": SUMS in named,
+        "current_pos": tensors.pos.cpu().numpy().copy(), "rewritten": rewritten, "single": _single(tensors),
+        "prioritized": SUMS in named,
         "episodic": INDEX in named, "returns": RETURNS in named, **about,
         **{name: None if value is None else value.cpu().numpy().copy() for name, value in heads.items()},
     }  # fmt: skip
+
+
+def _single(tensors: Tensors) -> Table | None:
+    """(env row, slot) of episodes of one step that is no FIRST any more: closed, they are told from the end of the
+    episode before by the index alone."""
+    index, step_type = tensors.named.get(INDEX), tensors.by_key("step_type")
+    if index is None or step_type is None or not tensors.max_length:
+        return None
+    last, slots = tensors.pos[:, None] - 1, torch.arange(tensors.max_length, device=tensors.pos.device)
+    age = (last - slots) % tensors.max_length
+    found = (age < tensors.size[:, None]) & (step_type == LAST) & (index == last - age)
+    single: Table = torch.nonzero(found).cpu().numpy()
+    return single
 
 
 def _head_begin(tensors: Tensors, second: torch.Tensor) -> torch.Tensor:

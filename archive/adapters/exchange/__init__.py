@@ -17,6 +17,10 @@ The same system's own adapter restores more, and exactly.
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.adapters.exchange", "'trajectory-archive[torch]'")
+
 from archive.adapters.exchange.adapter import restore
 
 __all__ = [

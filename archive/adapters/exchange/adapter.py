@@ -1,4 +1,4 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Restores what one system saved into a buffer of another."""
 
 from __future__ import annotations
 

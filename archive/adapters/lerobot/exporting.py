@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from archive.adapters import LEAVE_OUT, Array, about_of, episodes_of, row
+from archive.adapters import LEAVE_OUT, Array, Report, about_of, episodes_of, row
 from archive.adapters.lerobot import layout
 from archive.adapters.lerobot.columns import Stats, column_of, tasks_table
+from archive.adapters.lerobot.naming import Account, Names, check_times
 from archive.adapters.lerobot.pictures import NAMES, cells_of, is_picture, sampled
-from archive.adapters.lerobot.videos import LOSSLESS, Recorder
-from archive.base import FieldError, UsageError, check_file_name, show
-from archive.fields import Ragged, flatten
+from archive.adapters.lerobot.videos import LOSSLESS, Recorder, filmed, frames
+from archive.adapters.video import decode, is_packets
+from archive.base import FieldError, UsageError, check_file_name
+from archive.fields import Ragged
 from archive.read import Episodes
 from archive.store import Storage
 
@@ -27,13 +29,17 @@ Columns = dict[str, Any]  # feature -> (T, ...) array, or Ragged
 
 def export_dataset(
     source: Any, url: Any, *, fields: Any = None, fps: float | None = None, robot_type: str | None = None,
-    video: bool | str | None = None, storage_options: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """Write episodes that have steps as a dataset below an empty folder.
+    video: bool | str | None = None, task: str | None = None, rename: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Report:  # fmt: skip
+    """Write episodes that have steps as a dataset below an empty folder; the report says what was left out.
 
     fields: only these.  fps: steps a second; default is what the import noted, or what the field `timestamp` says.
     video: what fields of uint8 pictures become: True videos without loss, the name of a codec ("libsvtav1", as LeRobot
     records) videos with loss, False images; None what they were in LeRobot, and numbers if they are of another origin.
+    Packets of `archive.adapters.video` become videos as they are encoded, unless a codec or False is given.
+    task: where an episode's instruction is, as "metadata.instruction"; default is "metadata.task", or none.
+    rename: features' names of fields, or of all fields below one: {"front": "observation.images.front"}.
     """
     noted = about_of(source, "lerobot")
     chosen = episodes_of(source)
@@ -44,9 +50,11 @@ def export_dataset(
     if store.exists(layout.INFO):
         raise UsageError(f"{url} has a dataset already; give an empty folder")
     writing = _Writing(store, float(fps), noted.get("features", {}), video)
+    account, names = Account(task), Names(rename or {}, chosen)
     for episode, steps in chosen.stream(fields, ragged="flat"):
-        writing.add(steps, episode.length, episode.metadata.get("tasks", [str(episode.metadata.get("task", ""))]))
+        writing.add(names.named(steps), episode.length, account.tasks_of(episode))
     writing.finish(robot_type or noted.get("robot_type"))
+    return account.report()
 
 
 def _fps_of(episodes: Episodes) -> float | None:
@@ -86,22 +94,22 @@ class _Writing:
         self._frames = 0
         self._stats: dict[str, Stats] = {}
 
-    def add(self, steps: dict[str, Any], length: int, tasks: list[str]) -> None:
+    def add(self, arrays: Columns, length: int, tasks: list[str]) -> None:
         """Append one episode."""
-        arrays = _named(steps)
-        clips = {name: arrays.pop(name) for name in [n for n in arrays if self._is_kept(n)]}
+        found = {name: self._clip(name, arrays) for name in [*arrays]}
+        clips = {name: clip for name, clip in found.items() if clip is not None}
         columns = self._counted(arrays, length, tasks)
         kinds = {name: self._kind(name, array) for name, array in columns.items()}
-        self._check(columns, kinds)
-        filmed = {name: columns.pop(name) for name, kind in kinds.items() if kind == "video"}
-        _check_folders([*filmed, *clips])
+        self._check(columns, kinds, {name: feature for name, (_, feature) in clips.items()})
+        pictures = {name: columns.pop(name) for name, kind in kinds.items() if kind == "video"}
+        _check_folders([*pictures, *clips])
         places = {f"data/{key}": value for key, value in layout.place(self._files).items()}
         places |= {f"meta/episodes/{key}": value for key, value in layout.place(0).items()}
-        for name, pictures in filmed.items():
-            places |= self._recorder(name).add(pictures)
-        for name, clip in clips.items():
-            places |= self._recorder(name).keep(clip, length)
-            self._features[name] = {key: value for key, value in self._known[name].items() if key != "kept"}
+        for name, shown in pictures.items():
+            places |= self._recorder(name).add(shown)
+        for name, (file, _) in clips.items():
+            places |= self._recorder(name).keep(file, length)
+            self._stats.setdefault(name, Stats()).add(sampled(frames(file))[..., None, None])
         self._pending.append(pa.table({n: cells_of(a) if kinds[n] else column_of(a) for n, a in columns.items()}))
         self._listed.append(
             {"episode_index": len(self._listed), "tasks": list(tasks), "length": length,
@@ -112,9 +120,18 @@ class _Writing:
         if sum(table.nbytes for table in self._pending) >= FILE_BYTES:
             self._flush()
 
-    def _is_kept(self, name: str) -> bool:
-        """Whether a field holds the bytes of videos."""
-        return bool(self._known.get(name, {}).get("kept"))
+    def _clip(self, name: str, arrays: Columns) -> tuple[Array, dict[str, Any]] | None:
+        """The video of a field that is one already, taken out of the arrays, and the feature that it is; None of any
+        other. Packets that are to be pictures or another video are decoded in their place."""
+        known = self._known.get(name, {})
+        if known.get("kept"):
+            return arrays.pop(name), {key: value for key, value in known.items() if key != "kept"}
+        if not is_packets(arrays[name]):
+            return None
+        if self._video in (None, True):
+            return filmed(arrays.pop(name), self._fps)
+        arrays[name] = decode(arrays[name].split())
+        return None
 
     def _counted(self, arrays: Columns, length: int, tasks: list[str]) -> Columns:
         """The columns, with those that LeRobot counts itself."""
@@ -126,6 +143,7 @@ class _Writing:
                 f"field 'task_index' has {int(within.max()) + 1} tasks, the episode's metadata names {tasks}"
             )
         arrays.setdefault("timestamp", np.arange(length, dtype=np.float32) / np.float32(self._fps))
+        check_times(arrays["timestamp"], self._fps)
         return {n: a if isinstance(a, Ragged) else row(a, length, n) for n, a in arrays.items()} | {
             "frame_index": np.arange(length), "episode_index": np.full(length, len(self._listed)),
             "index": np.arange(self._frames, self._frames + length), "task_index": indices[within],
@@ -146,11 +164,10 @@ class _Writing:
             self._recorders[name] = Recorder(self._store, name, self._fps, codec)
         return self._recorders[name]
 
-    def _check(self, columns: Columns, kinds: Mapping[str, str | None]) -> None:
+    def _check(self, columns: Columns, kinds: Mapping[str, str | None], clips: Mapping[str, dict[str, Any]]) -> None:
         """Refuse features that differ between episodes; take the statistics of the others."""
-        features = {name: self._feature(name, array, kinds[name]) for name, array in columns.items()}
+        features = {name: self._feature(name, array, kinds[name]) for name, array in columns.items()} | dict(clips)
         self._features = self._features or dict(features)
-        features |= {n: f for n, f in self._features.items() if self._is_kept(n)}
         if odd := [n for n in features.keys() | self._features.keys() if features.get(n) != self._features.get(n)]:
             raise FieldError(f"field {min(odd)!r} differs between episodes in dtype or shape; LeRobot has one kind")
         for name, array in columns.items():
@@ -207,15 +224,3 @@ class _Writing:
             "features": self._features,
         }  # fmt: skip
         self._store.put(layout.INFO, json.dumps(info, indent=4).encode())
-
-
-def _named(steps: dict[str, Any]) -> Columns:
-    """Fields by the names that they get; strings as objects."""
-    out: Columns = {}
-    for path, leaf in flatten(steps):
-        name = ".".join(path)
-        if name in out or name in layout.COUNTED:
-            why = "LeRobot counts it itself" if name in layout.DERIVED else "two fields get that name"
-            raise FieldError(f"field {show(path)!r} would be {name!r}: {why}; rename it or leave it out")
-        out[name] = leaf.astype(object) if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "U" else leaf
-    return out

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from archive.adapters import Array, system
+from archive.adapters import Array
+from archive.adapters.video import pyav
 from archive.base import FieldError, IntegrityError
 
 MODES = {1: "gray", 3: "rgb24", 4: "rgba"}  # pixels of so many channels
@@ -19,11 +20,6 @@ MIN_SIDE = 8  # of a picture, in pixels
 SAMPLED = 32  # pictures of an episode that its statistics are made of
 NAMES = ["height", "width", "channels"]
 CELL = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def pyav() -> Any:
-    """PyAV, or what to install."""
-    return system("av", "'trajectory-archive[video]'")
 
 
 def is_picture(array: Any) -> bool:

@@ -11,8 +11,10 @@ import numpy as np
 
 from archive.adapters import Array
 from archive.adapters.lerobot.layout import VIDEOS, filled, place
-from archive.adapters.lerobot.pictures import MODES, as_frame, channels_of, pyav, stacked
+from archive.adapters.lerobot.pictures import MODES, NAMES, as_frame, channels_of, stacked
+from archive.adapters.video import is_key, pyav
 from archive.base import FieldError, IntegrityError, UsageError
+from archive.fields import Ragged
 from archive.store import Storage
 
 VIDEO_BYTES = 100 * 1000 * 1000  # of a file, after which another begins
@@ -28,6 +30,42 @@ def frames(clip: Any) -> Array:
             return stacked([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
     except (av.FFmpegError, IndexError) as e:
         raise IntegrityError(f"these {np.size(clip)} bytes are no readable video ({e})") from e
+
+
+def filmed(packets: Ragged, fps: float) -> tuple[Array, dict[str, Any]]:
+    """The bytes of an MP4 file of packets of one camera, not encoded anew, and the feature that it is."""
+    av, out = pyav(), io.BytesIO()
+    if not is_key(packets.split()[0].tobytes()):
+        raise FieldError(
+            "packets of a camera begin without a key frame, which a ring may have overwritten: leave out the field, or "
+            "the episode"
+        )
+    try:
+        with (
+            av.open(io.BytesIO(packets.values.tobytes()), format="h264") as raw,
+            av.open(out, "w", format="mp4") as made,
+        ):
+            stream, rate = raw.streams.video[0], Fraction(fps).limit_denominator(10_000)
+            copy = made.add_stream_from_template(stream)
+            for step, data in enumerate(packets.split()):
+                packet = av.Packet(data.tobytes())
+                packet.stream, packet.time_base, packet.duration = copy, 1 / rate, 1
+                packet.pts = packet.dts = step
+                packet.is_keyframe = is_key(data.tobytes())
+                made.mux(packet)
+            size, form = (stream.height, stream.width), stream.format.name
+    except (av.FFmpegError, IndexError) as e:
+        raise IntegrityError(f"{len(packets.lengths)} packets are no readable video ({e})") from e
+    feature = {"dtype": "video", "shape": [*size, 3], "names": NAMES, "info": _info(*size, 3, "h264", form, rate)}
+    return np.frombuffer(out.getvalue(), np.uint8), feature
+
+
+def _info(height: int, width: int, channels: int, codec: str, pixels: str, fps: Fraction) -> dict[str, Any]:
+    """What a dataset says of the videos of a feature."""
+    return {
+        "video.height": height, "video.width": width, "video.codec": codec, "video.pix_fmt": pixels,
+        "video.is_depth_map": False, "video.fps": float(fps), "video.channels": channels, "has_audio": False,
+    }  # fmt: skip
 
 
 class Videos:
@@ -219,11 +257,7 @@ class Recorder:
         except (av.FFmpegError, ValueError, TypeError) as e:
             raise UsageError(f"video={codec!r} is no codec of PyAV here ({e}); True is one without loss") from e
         self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, pixels
-        self.info = {
-            "video.height": height, "video.width": width, "video.codec": _KNOWN_AS.get(codec, codec),
-            "video.pix_fmt": pixels, "video.is_depth_map": False, "video.fps": float(self._fps),
-            "video.channels": channels, "has_audio": False,
-        }  # fmt: skip
+        self.info = _info(height, width, channels, _KNOWN_AS.get(codec, codec), pixels, self._fps)
 
     def finish(self) -> None:
         """Write what there is of the file."""

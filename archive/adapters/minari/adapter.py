@@ -1,4 +1,4 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Import and export of Minari datasets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from archive import Archive
 from archive.adapters import (
+    LEAVE_OUT,
     Imported,
     about_of,
     archive_dataset,
@@ -101,11 +102,22 @@ def export_dataset(
             "actions": _as_space(found["action_space"], spaces["action_space"]),
             "rewards": role_of(steps, "rewards", rewards),
         }
+        _check_names({**arrays, "infos": steps.get("infos", {})})
         buffers.append(_buffer(i, episode, steps, arrays))
     try:
         return minari.create_dataset_from_buffers(dataset_id, buffers, jpeg_encoding=jpeg_encoding, **spaces, **options)
     except (ValueError, TypeError) as e:
         raise UsageError(f"Minari does not take this as dataset {dataset_id!r}: {e}") from e
+
+
+def _check_names(arrays: Mapping[str, Any]) -> None:
+    """FieldError for a name that HDF5, in which Minari keeps nests, takes for a path, or cannot have."""
+    for path, _ in flatten({name: value for name, value in arrays.items() if isinstance(value, Mapping)}):
+        if odd := [key for key in path if key in ("", ".") or "/" in key or "\0" in key]:
+            raise FieldError(
+                f"Minari cannot read {show(path)!r} back: HDF5 has no name {odd[0]!r}; {LEAVE_OUT}, or write the field "
+                "by another name"
+            )
 
 
 def _local(minari: Any, dataset_id: str) -> Any:

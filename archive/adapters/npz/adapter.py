@@ -1,4 +1,4 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Import and export of npz and HDF5 files."""
 
 from __future__ import annotations
 

@@ -31,6 +31,10 @@ fields lose their extra rows there: RLinf's own doing. Works with `rlinf.data.re
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.adapters.rlinf", "'trajectory-archive[torch]'")
+
 from archive.adapters.rlinf import trajectory
 from archive.adapters.rlinf.adapter import export_checkpoint, import_checkpoint, merge, problems, restore, save, split
 from archive.adapters.rlinf.folder import Problem

@@ -1,4 +1,4 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Save and restore of RLinf's buffers; import, export, merge and split of its folders."""
 
 from __future__ import annotations
 

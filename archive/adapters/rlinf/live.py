@@ -6,7 +6,6 @@ Works on `rlinf.data.replay_buffer` and `rlinf.data.storage.replay` alike: it is
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,7 +17,7 @@ from archive.adapters import Saved
 from archive.adapters.rlinf.cache import cache_state, restore_cache
 from archive.adapters.rlinf.numbers import NUMBER, SYSTEM, Numbered, Trajectories, listed_at
 from archive.adapters.rlinf.trajectory import to_steps, tree_of
-from archive.base import IntegrityError, UsageError
+from archive.base import IntegrityError, UsageError, Wait
 from archive.fields import mapped
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def collect(buffer: Any, archive_id: str, on_missing: str, part: Buffer) -> Save
     with buffer._index_lock:
         numbers, index = list(buffer._trajectory_id_list), dict(buffer._trajectory_index)
     seen, live = _seen.setdefault(buffer, {}), set(part.live["episode_id"].to_pylist())
-    deadline = time.monotonic() + SAVING_S
+    wait = Wait(SAVING_S, 0.02)
     held: dict[int, _Seen] = {}
     for number in numbers:
         entry, known = index.get(number), seen.get(number)
@@ -59,7 +58,7 @@ def collect(buffer: Any, archive_id: str, on_missing: str, part: Buffer) -> Save
             continue
         if known and known.entry is entry and known.archive_id == archive_id and known.episode_id in live:
             held[number] = known
-        elif (tree := _tree(buffer, number, entry, deadline, on_missing)) is not None:
+        elif (tree := _tree(buffer, number, entry, wait, on_missing)) is not None:
             known = _Seen(entry, archive_id, to_steps(tree, number).add(part), number)
             held[number] = seen[number] = known
     part.remove(live - {known.episode_id for known in held.values()})
@@ -193,13 +192,11 @@ def _is_held(buffer: Any, number: int) -> bool:
     return number in buffer._trajectory_file_path or (cache is not None and number in cache.cache)
 
 
-def _tree(
-    buffer: Any, number: int, entry: Mapping[str, Any], deadline: float, on_missing: str
-) -> dict[str, Any] | None:
+def _tree(buffer: Any, number: int, entry: Mapping[str, Any], wait: Wait, on_missing: str) -> dict[str, Any] | None:
     """What RLinf would save of a trajectory: from its file, which is whole, else from the cache."""
     try:
         if number in buffer._trajectory_file_path:
-            tree = tree_of(_loaded(buffer, number, entry["model_weights_id"], deadline))
+            tree = tree_of(_loaded(buffer, number, entry["model_weights_id"], wait))
             return {key: value for key, value in tree.items() if value is not None}
     except Exception as e:  # what half a file leads to is torch's to say
         if buffer._flat_trajectory_cache is None or number not in buffer._flat_trajectory_cache.cache:
@@ -212,16 +209,16 @@ def _tree(
     return _from_cache(buffer, number, entry)
 
 
-def _loaded(buffer: Any, number: int, weights: str, deadline: float) -> Any:
+def _loaded(buffer: Any, number: int, weights: str, wait: Wait) -> Any:
     """Its file, which RLinf may still be writing."""
     pending = buffer.auto_save and buffer._trajectory_file_path[number] == buffer.auto_save_path
     while True:
         try:
             return buffer._load_trajectory(number, weights)
         except Exception:
-            if not pending or time.monotonic() > deadline:
+            if not pending or wait.over:
                 raise
-            time.sleep(0.02)
+            wait.pause()
 
 
 def _from_cache(buffer: Any, number: int, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def places(ck: Checkpoint, buffer: str) -> list[Place]:
     heads, _ = ck.groups
     rows = ck.live.select(["rank", "buffer"]).to_pylist()
     out = []
-    for group, (run, ep) in enumerate(zip(ck.located.run[heads].tolist(), ck.episodes, strict=True)):
+    for group, (run, ep) in enumerate(zip(ck.located["run"][heads].tolist(), ck.episodes, strict=True)):
         if rows[run]["buffer"] != buffer:
             continue
         number = ep.attributes.get(NUMBER, ep.metadata.get(NUMBER))

@@ -36,6 +36,10 @@ LazyStackStorage: its samples are its items.
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.adapters.torchrl", "'trajectory-archive[torch]'")
+
 from archive.adapters import Report
 from archive.adapters.torchrl.adapter import capacity, restore, save
 from archive.adapters.torchrl.dumps import ArchiveCheckpointer

@@ -26,7 +26,6 @@ from archive.base import ArchiveError, FieldError, UsageError, jsontree, show
 from archive.fields import Array, Path, dtypes
 
 Leaves = dict[Path, Any]
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NUMBERS = {"bool": bool, "int": int, "float": float}
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from archive.adapters import common
-from archive.base import StateError, UsageError
+from archive.base import MissingPackageError, StateError, UsageError
 
 INSTALL = "'torchrl>=0.14' tensordict"
+# of a buffer, to hold it still and take it apart; releases before 0.14 lack some
+NEEDED = (
+    "synchronize", "empty", "_capture_prefetch_state", "_clear_prefetch_queue_locked", "_futures_lock", "_replay_lock",
+    "_write_lock", "_sampler", "_storage", "_writer", "_batch_size",
+)  # fmt: skip
 
 
 def module(name: str = "") -> Any:
@@ -49,8 +55,13 @@ def parts_of(rb: Any, name: str) -> Parts:
             f"buffer {name!r} is a {type(rb).__name__}; give a ReplayBuffer of this process (of a remote one, "
             "the process that owns it saves)"
         )
-    if not rb.initialized:
+    if not getattr(rb, "initialized", True):
         rb._init()
+    if lacking := [one for one in NEEDED if not hasattr(rb, one)]:
+        raise MissingPackageError(
+            f"buffer {name!r} is a {type(rb).__name__} of torchrl {version('torchrl')}, which has no "
+            f"{', '.join(lacking)}: pip install {INSTALL} (tested: 0.14.0 and 0.14.1)"
+        )
     samplers = {"sampler": rb._sampler}
     owner = getattr(rb, "_prioritized_sampler", None)
     if owner is not None:

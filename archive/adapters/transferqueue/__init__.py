@@ -27,6 +27,10 @@ hosts share, its load as many storage units as there were; here samples go to th
 
 from __future__ import annotations
 
+from archive.base import package
+
+package("torch", "archive.adapters.transferqueue", "'trajectory-archive[torch]'")
+
 from archive.adapters.transferqueue.restoring import load_checkpoint
 from archive.adapters.transferqueue.saving import save_checkpoint
 

@@ -120,6 +120,7 @@ class Live:
 
     def clear(self, cut: Cut, bound: int) -> None:
         """Take out all samples, and what earlier ones left in the units below that index."""
+        self._within(functions().grow)  # for samples without values, which TransferQueue has no rows to clear for
         for name, partition in cut.partitions.items():
             if partition.field_metadata:
                 self.client.clear_partition(name)

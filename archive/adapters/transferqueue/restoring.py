@@ -18,23 +18,26 @@ from archive.manifest import DEFAULT_RUN
 
 if TYPE_CHECKING:
     from archive import Archive
+    from archive.checkpoint import Checkpoints
 
 __all__ = ["load_checkpoint"]
 
 AT_ONCE = 256  # samples that are put in one request
+MAX_NAMED = 10
 
 
 def load_checkpoint(
     where: Any,
     *,
+    step: int | None = None,
     run: str | None = None,
     buffer: str = MAIN_BUFFER,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Make the running TransferQueue what it was at a checkpoint, on any number of storage units.
 
-    where: a URL, path or Archive, for the newest checkpoint of the run (default "main"); a Checkpoint; a Share of a
-    plan for one rank. Returns the checkpoint; its `progress` is what was saved as metadata.
+    where: a URL, path or Archive, for the newest checkpoint of the run (default "main"), or the newest of that step; a
+    Checkpoint; a Share of a plan for one rank. Returns the checkpoint; its `progress` is what was saved as metadata.
     What the system holds is replaced, keys, tags, consumption and sampler included. Samples go to the units that its
     storage manager puts them into, and are handed out to nobody before all are there: the controller is switched over
     last, at once. Nothing is touched before the checkpoint was found to be whole and to fit; if the system holds
@@ -43,7 +46,7 @@ def load_checkpoint(
     ones fails; it is then left empty. Nobody else may put samples or clear them meanwhile.
     """
     system = live.connect()
-    source = _source(where, run, buffer, storage_options)
+    source = _source(_share(where, step, run, storage_options), buffer)
     now = system.cut()
     _check_sampler(source.tree, now)
     if source.tree["storage_saved"]:
@@ -81,8 +84,7 @@ class _Source:
             yield sample, samples.decode(fields, episode.metadata, where=sample.name)
 
 
-def _source(where: Any, run: str | None, buffer: str, storage_options: Mapping[str, Any] | None) -> _Source:
-    share = _share(where, run, storage_options)
+def _source(share: Any, buffer: str) -> _Source:
     part, checkpoint = share_buffer(share, buffer), share.plan.checkpoint
     name = f"buffer {buffer!r} of checkpoint {checkpoint.name!r}"
     trees = [state for state in part.source_states.values() if isinstance(state, dict) and "system" in state]
@@ -96,7 +98,9 @@ def _source(where: Any, run: str | None, buffer: str, storage_options: Mapping[s
     return _Source(checkpoint, part, tree, found, {index[one]: tag for one, tag in tags.items()})
 
 
-def _share(where: Any, run: str | None, storage_options: Mapping[str, Any] | None) -> Any:
+def _share(where: Any, step: int | None, run: str | None, storage_options: Mapping[str, Any] | None) -> Any:
+    if step is not None and (isinstance(where, Checkpoint) or hasattr(where, "plan")):
+        raise UsageError(f"step={step}: a checkpoint, or a share of one, is of its own step; give the archive instead")
     if isinstance(where, Checkpoint):
         return _as_saved(where)
     if hasattr(where, "plan"):
@@ -106,10 +110,22 @@ def _share(where: Any, run: str | None, storage_options: Mapping[str, Any] | Non
             "a Writer is what is saved to; load from its archive, or from the checkpoint that was returned"
         )
     arc = where.refresh() if hasattr(where, "checkpoints") else archive.open(where, storage_options=storage_options)
-    latest = _newest(arc, run or DEFAULT_RUN)
-    if latest is None:
-        raise NothingThereError(f"{arc.url} has no whole checkpoint of run {run or DEFAULT_RUN!r}")
-    return _as_saved(latest)
+    runs = arc.checkpoints.of(run or DEFAULT_RUN)
+    found = _newest(arc, run or DEFAULT_RUN) if step is None else _of_step(runs, step)
+    if found is None:
+        saved = ", ".join(map(str, dict.fromkeys(runs.table["step"].to_pylist()[-MAX_NAMED:]))) or "none"
+        wanted = "" if step is None else f" of step {step}"
+        raise NothingThereError(
+            f"{arc.url} has no whole checkpoint{wanted} of run {run or DEFAULT_RUN!r}; the newest steps are: {saved}"
+        )
+    return _as_saved(found)
+
+
+def _of_step(runs: Checkpoints, step: int) -> Checkpoint | None:
+    """The newest of that step, by the rules of `_newest`."""
+    rows = runs.table.select(["step", "whole", "replay_saved"]).to_pylist()
+    places = [i for i, row in enumerate(rows) if row["step"] == step and row["whole"] and row["replay_saved"]]
+    return next((ck for ck in map(runs.__getitem__, reversed(places)) if ck.record.recovered is None), None)
 
 
 def _newest(arc: Archive, run: str) -> Checkpoint | None:

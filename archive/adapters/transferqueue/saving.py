@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import archive
 from archive.adapters import Saved, checkpoint, part_of, planned
 from archive.adapters.transferqueue import controller, live, samples
@@ -25,6 +27,7 @@ __all__ = ["save_checkpoint"]
 
 AT_ONCE = 256  # samples that are asked for in one request
 ATTEMPTS = 3
+STEPS = ("step", "global_steps", "global_step")  # what trainers call the step in the metadata that they give
 
 
 def save_checkpoint(
@@ -43,8 +46,9 @@ def save_checkpoint(
     where: a URL or path (of an archive, made if there is none), an Archive, or a Writer. Samples that the newest
     checkpoint of the run (or the writer) has are not uploaded again.
     include_storage: False keeps the controller alone; for SimpleStorage, whose samples are in memory only, it is passed
-    over, as in TransferQueue.  metadata: JSON, the checkpoint's `progress`.  step: default metadata["step"], else one
-    more than the last.  run: default "main".  buffer: the buffer of that name.  options: those of `Writer.checkpoint`.
+    over, as in TransferQueue.  metadata: JSON, the checkpoint's `progress`.  step: by default what metadata has as
+    "step" or, as of verl, "global_steps"; else one more than the last.  run: default "main".  buffer: the buffer of
+    that name.  options: those of `Writer.checkpoint`.
     Samples may be put and consumed meanwhile: what is saved is consumed or not as of one moment. Those that are cleared
     meanwhile make it begin again; a UsageError when this happens every time.
     """
@@ -99,10 +103,9 @@ def _check_ours(latest: Checkpoint, buffer: str) -> None:
 
 
 def _step(step: int | None, metadata: Mapping[str, Any], latest: Checkpoint | None) -> int:
-    given = metadata.get("step") if step is None else step
-    if isinstance(given, int):
-        return given
-    return 0 if latest is None else latest.step + 1
+    given = [metadata.get(name) for name in STEPS] if step is None else [step]
+    numbers = (int(one) for one in given if isinstance(one, (int, np.integer)) and type(one) is not bool)
+    return next(numbers, 0 if latest is None else latest.step + 1)
 
 
 # -- what ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ class Within(NamedTuple):
 
     begin: Callable[[Any, str, Any], None]  # token, state to load (None: to be saved)
     end: Callable[[Any, str], Any]  # token; the state that was saved
+    grow: Callable[[Any], None]
 
 
 def functions() -> Within:
@@ -68,4 +69,9 @@ def functions() -> Within:
     def end(controller: Any, token: str) -> Any:
         return controller.archive_states.pop(token, None)
 
-    return Within(begin, end)
+    def grow(controller: Any) -> None:
+        for name, partition in controller.partitions.items():
+            known = {*partition.global_indexes, *controller.index_manager.get_indexes_for_partition(name)}
+            partition.ensure_samples_capacity(max(known, default=-1) + 1)
+
+    return Within(begin, end, grow)

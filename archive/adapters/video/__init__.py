@@ -13,12 +13,16 @@ Packets end to end are a stream that other players open.
 
 from __future__ import annotations
 
-from archive.adapters.video.decoding import decode, pictures
-from archive.adapters.video.encoding import Encoder, encode
+from archive.adapters.video.decoding import decode, decoded, is_key, is_packets, pictures
+from archive.adapters.video.encoding import Encoder, encode, pyav
 
 __all__ = [
     "Encoder",
     "decode",
+    "decoded",
     "encode",
+    "is_key",
+    "is_packets",
     "pictures",
+    "pyav",
 ]

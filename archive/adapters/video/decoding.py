@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from archive.adapters import Array
 from archive.adapters.video.encoding import KEY_EVERY, pyav
 from archive.arrays import Ints
 from archive.base import FieldError, IntegrityError, UsageError, show
-from archive.fields import Derivation, Path, Rows, to_path
+from archive.fields import Derivation, Path, Ragged, Rows, to_path
 
 NAL_START = b"\0\0\1"
+_LEAST = 5  # bytes of a packet: a start and what kind of unit it is
 NAL_KIND = 31  # the bits of the byte after it that say what it is
 NAL_KEY = 5
 
@@ -24,20 +25,41 @@ def decode(packets: Sequence[Any]) -> Array:
 
     FieldError if it is none, IntegrityError for bytes that are no video.
     """
+    return np.stack([*decoded(packets)]) if len(packets) else np.zeros((0, 1, 1, 3), np.uint8)
+
+
+def decoded(packets: Sequence[Any], skip: int = 0) -> Iterator[Array]:
+    """The same one by one, for whoever wants no more than some; without the first `skip`, which others are built on."""
     given = [np.ascontiguousarray(packet, np.uint8).tobytes() for packet in packets]
-    if not given:
-        return np.zeros((0, 1, 1, 3), np.uint8)
-    if not _is_key(given[0]):
+    if not is_key(given[0]):
         raise FieldError("the first packet is no key frame; begin at one, or read with derive=video.pictures(...)")
     av = pyav()
-    context = av.CodecContext.create("h264", "r")
+    context, count = av.CodecContext.create("h264", "r"), 0
     try:
-        frames = [frame for data in given for frame in context.decode(av.Packet(data))] + context.decode(None)
+        for packet in (*map(av.Packet, given), None):
+            for frame in context.decode(packet):
+                count += 1
+                if count > skip:
+                    yield frame.to_ndarray(format="rgb24")
     except av.FFmpegError as e:
         raise IntegrityError(f"{len(given)} packets are no readable video ({e})") from e
-    if len(frames) != len(given):
-        raise IntegrityError(f"{len(given)} packets have {len(frames)} pictures: they do not belong together")
-    return np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+    if count != len(given):
+        raise IntegrityError(f"{len(given)} packets have {count} pictures: they do not belong together")
+
+
+def is_packets(field: Any) -> bool:
+    """Whether a ragged field holds packets of a camera: bytes, of which each step's begin as a unit of H.264 does."""
+    if not isinstance(field, Ragged) or field.values.dtype != np.uint8 or field.values.ndim != 1:
+        return False
+    if not len(field.lengths) or field.lengths.min() < _LEAST:
+        return False
+    starts = np.cumsum(field.lengths) - field.lengths
+    begins = field.values[starts[:, None] + np.arange(_LEAST)]
+    return bool(np.all(_begin(begins, NAL_START) | _begin(begins, b"\0" + NAL_START)))
+
+
+def _begin(rows: Array, with_bytes: bytes) -> Any:
+    return (rows[:, : len(with_bytes)] == np.frombuffer(with_bytes, np.uint8)).all(1)
 
 
 def pictures(name: str, *, every: int = KEY_EVERY, as_name: Any = None) -> Derivation:
@@ -69,8 +91,8 @@ class _Pictures(Derivation):
 
     def _keys(self, packets: Sequence[Any], rows: Rows) -> Ints:
         """Of each row that is wanted the last key frame up to it, among the rows that follow one another."""
-        is_key = [_is_key(np.ascontiguousarray(packet, np.uint8).tobytes()) for packet in packets]
-        newest: Ints = np.maximum.accumulate(np.where(is_key, np.arange(len(packets)), -1))[rows.at]
+        begins = [is_key(np.ascontiguousarray(packet, np.uint8).tobytes()) for packet in packets]
+        newest: Ints = np.maximum.accumulate(np.where(begins, np.arange(len(packets)), -1))[rows.at]
         if np.any(newest < rows.begin):
             raise FieldError(
                 f"field {show(self.fields[0])!r} has no key frame at or before a step that is wanted: give every= as "
@@ -79,7 +101,7 @@ class _Pictures(Derivation):
         return newest
 
 
-def _is_key(packet: bytes) -> bool:
+def is_key(packet: bytes) -> bool:
     """Whether one of the units of a packet is a picture that needs no other."""
     start = packet.find(NAL_START)
     while start >= 0 and start + 3 < len(packet):

@@ -1,8 +1,8 @@
-"""The adapter's verbs; what they promise is written in the door of this room."""
+"""Save and restore of XTuner's replay buffers, and of the managers that have them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from archive.adapters.xtuner import following, hooks
 from archive.adapters.xtuner import manager as managers
 from archive.adapters.xtuner import storage as storages
 from archive.adapters.xtuner.groups import FORMAT
-from archive.adapters.xtuner.progress import renamed, rollback
+from archive.adapters.xtuner.progress import RestoredStep, renamed, rollback
 from archive.adapters.xtuner.restoring import (
     Found,
     Source,
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["RestoredStep", "restore", "save"]
 
 REFERENCES = ("put", "values")
-
-
-class RestoredStep(int):
-    """The model step at which a manager was saved; `report` says what came back."""
-
-    report: Report
 
 
 # -- saving --------------------------------------------------------------------------------------------------------
@@ -124,7 +118,10 @@ async def _take(target: Any, model_step: int) -> _Taken:
         "storage": type(storages.storage_of(buffer)).__name__,
     }
     if managers.is_manager(target):
-        state["manager"] = {"model_step": int(model_step), "tasks": managers.samplers_state(target)}
+        state["manager"] = {
+            "model_step": int(model_step), "tasks": managers.samplers_state(target),
+            "progress": managers.progress_of(target),
+        }  # fmt: skip
     return _Taken(buffer, items, state)
 
 
@@ -154,7 +151,10 @@ def _of_prompts(part: _Taken, writer: Writer, name: str, listed: list[Any]) -> S
     watch = hooks.watch_of(part.buffer)
     if watch is not None:
         watch.saved(part.items)
-    return Saved(state={**part.state, "unconsumed": prompts.state})
+    state = {**part.state, "unconsumed": prompts.state}
+    if state.get("manager", {}).get("progress"):
+        state["manager"] = {**state["manager"], "progress": rollback(state["manager"]["progress"])}
+    return Saved(state=state)
 
 
 # -- restoring -----------------------------------------------------------------------------------------------------
@@ -169,6 +169,7 @@ async def restore(
     unfinished: str = "close",
     tasks: Mapping[str, str] | None = None,
     refs: str = "put",
+    classes: Iterable[type] | Mapping[str, type] = (),
     writer: Writer | None = None,
     ledger: str = following.LEDGER,
 ) -> Any:
@@ -177,6 +178,8 @@ async def restore(
     Returns for a manager the model step it was saved at (a `RestoredStep`), for a buffer a Report; for a dict a dict.
     existing: "replace" groups that are there.  tasks: {old name: new name} of tasks that were renamed.  refs: "values"
     leaves what object refs referred to in their place, where there is no Ray.  unfinished: groups are whole; no effect.
+    classes: that values in rollouts may be of, beside those that RolloutState and its module know; {saved name: class}
+    where one was renamed, or `dict` for what such values hold, as a plain value.
     writer: that resumes from this share: what the ledger of that name keeps is brought back, too, as `follow` does it.
     """
     check_option("unfinished", unfinished, UNFINISHED)
@@ -188,6 +191,7 @@ async def restore(
         for name, target in given.items():
             buffer = managers.buffer_of(target)
             await stack.enter_async_context(buffer._lock)
+            storages.allow(buffer, classes)
             check_room(existing, len(storages.storage_of(buffer)), f"replay buffer {name!r}", "groups")
             managers.check_idle(target)
         sources = {n: source_of(share, n, for_manager=managers.is_manager(target)) for n, target in given.items()}
@@ -215,8 +219,9 @@ async def _restore_one(target: Any, source: Source, found: Found, wanted: Wanted
     report = Report(len(found.items), sum(len(i.item) for i in found.items), found.counts, tuple(notes))
     if not managers.is_manager(target):
         return report
-    step = RestoredStep(source.manager["model_step"])
-    managers.restore_progress(target, renamed(checkpoint.progress, wanted.tasks), source.manager["model_step"])
+    saved = source.manager
+    step = RestoredStep(saved["model_step"])
+    managers.restore_progress(target, renamed(saved["progress"], wanted.tasks), saved["model_step"])
     step.report = report
     return step
 

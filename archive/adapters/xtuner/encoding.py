@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from archive.adapters.xtuner import keeping
+from archive.adapters.xtuner.progress import RestoredStep
 from archive.base import FieldError, jsontree
 from archive.fields import Array, Ragged, dtypes, is_tensor
 
@@ -28,6 +30,7 @@ LIST_FROM = 64  # numbers in a list that is a field of its own, outside TOKEN_FI
 INLINE_BYTES = 1024
 TAG = "$xt."
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_BASES = (str, int, float, complex, bytes, list, tuple, dict, set, frozenset)  # what other classes are made of
 _RESERVED = (TEXT_FIELD, LONG_FIELD, ID_FIELD, REWARD_FIELD)
 
 Resolve = Callable[[Any], Any]
@@ -69,7 +72,10 @@ class Encoder:
         if values is None:
             raise FieldError(f"rollout {row} of a group is a {type(rollout).__name__}: it has no fields to save")
         self._row = row
-        taken = {k: self._field(k, v) for k, v in values.items() if k not in VOLATILE}
+        try:
+            taken = {k: self._field(k, v) for k, v in values.items() if k not in VOLATILE}
+        except RecursionError as error:
+            raise FieldError(f"rollout {row} of a group holds a value that contains itself") from error
         return taken, _unset(rollout, values)
 
     def _field(self, name: str, value: Any) -> Any:
@@ -93,26 +99,36 @@ class Encoder:
             return self._dict(value, path)
         if kind in (set, frozenset):
             return {TAG + kind.__name__: [self._value(v, path) for v in sorted(value, key=repr)]}
+        if kind is RestoredStep:
+            return int(value)
         if isinstance(value, enum.Enum):
             return {TAG + "enum": [kind.__name__, self._value(value.value, path)]}
         if is_reference(value):
             return self._reference(value, path)
+        if (parts := keeping.parts_of(value)) is not None:
+            return {TAG + "kept": [parts[0], self._value(parts[1], path)]}
         if isinstance(value, (np.ndarray, np.generic)) or is_tensor(value):
             return self._array(value, path)
         return self._record(value, path)
 
     def _dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
         entries = [(k, self._value(v, (*path, str(k)))) for k, v in value.items()]
-        if any(isinstance(k, str) and k.startswith(TAG) for k in value):
-            return {TAG + "dict": [[k, v] for k, v in entries]}
+        if any(k.startswith(TAG) if type(k) is str else type(k) not in _PLAIN for k in value):
+            return {TAG + "dict": [[self._value(k, path), v] for k, v in entries]}
         return dict(entries)
 
     def _record(self, value: Any, path: tuple[str, ...]) -> Any:
-        values = values_of(value)
-        if values is None:
-            return value  # plain JSON, or refused by name when it is written
-        fields = {k: self._value(v, (*path, k)) for k, v in values.items()}
-        return {TAG + "model": [type(value).__name__, fields, _unset(value, values)]}
+        """A value of a class that is not known here, by the name of the class and what it holds."""
+        values, name = values_of(value), type(value).__name__
+        if values is not None:
+            fields = {k: self._value(v, (*path, k)) for k, v in values.items()}
+            private = self._dict(getattr(value, "__pydantic_private__", None) or {}, path)
+            return {TAG + "model": [name, fields, _unset(value, values), *([private] if private else [])]}
+        base = next((plain for plain in _BASES if isinstance(value, plain)), None)
+        if base is None:
+            return value  # refused by name when it is written
+        own = self._dict(getattr(value, "__dict__", {}), path)
+        return {TAG + "like": [name, self._value(base(value), path), *([own] if own else [])]}
 
     def _reference(self, value: Any, path: tuple[str, ...]) -> Any:
         key = value.hex()
@@ -125,8 +141,6 @@ class Encoder:
 
     def _array(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = "numpy" if isinstance(value, np.ndarray) else "scalar" if isinstance(value, np.generic) else "tensor"
-        if kind == "scalar" and value.dtype.kind in "SUO":
-            return value.item()
         where = ".".join(path)
         array = dtypes.from_torch(value, where=where) if kind == "tensor" else np.asarray(value)
         if array.dtype.kind == "O" and not all(isinstance(one, str) for one in array.flat):
@@ -198,7 +212,7 @@ def _numbers(value: list[Any]) -> Array | None:
     kinds = set(map(type, value))
     if kinds == {float}:
         return np.array(value, np.float64)
-    if kinds != {int}:
+    if not kinds or not kinds <= {int, RestoredStep}:
         return None
     try:
         array = np.array(value, np.int64)

@@ -3,7 +3,7 @@ left, brought back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ LEDGER = "prompts"
 
 
 async def follow(
-    objects: Any, writer: Writer, *, ledger: str = LEDGER, siblings: bool = True, refs: str = "put"
+    objects: Any, writer: Writer, *, ledger: str = LEDGER, siblings: bool = True, refs: str = "put",
+    classes: Iterable[type] | Mapping[str, type] = (),
 ) -> Any:  # fmt: skip
     """From now on keep what becomes of prompts in `writer.ledger(ledger)`: of a manager, a replay buffer, or several by
     name. Call it after `restore`, with the writer that resumes.
@@ -34,12 +35,14 @@ async def follow(
     on; and, for the sampler to take again, groups of which some rollouts or all are missing, with those that are there.
     The samplers stand where the ledger says. Returns a Report of it (for a dict a dict).
 
-    siblings: finished rollouts become durable one by one, not only when their group is.  refs: as in `restore`.
+    siblings: finished rollouts become durable one by one, not only when their group is.  refs, classes: as in
+    `restore`, which remembers its classes.
     """
     out = {}
     for name, target in several(objects).items():
         buffer = managers.buffer_of(target)
         hooks.detach(buffer)
+        storages.allow(buffer, classes)
         async with buffer._lock:
             watch = Watch(buffer, writer, name, writer.ledger(ledger), siblings=siblings)
             out[name] = await _bring_back(target, watch, name, maker_of(buffer, refs))

@@ -8,6 +8,7 @@ metadata, or where it is long the text field `long`.
 from __future__ import annotations
 
 import enum
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -70,10 +71,10 @@ def encode(group: Sequence[Any], task_name: str, resolve: Resolve) -> Encoded:
 
 def _updates(group: Sequence[Any]) -> list[int] | None:
     steps = [list(getattr(r, "response_model_steps", None) or []) for r in group]
-    known = [max(s) for s in steps if s]
-    if not known or not all(type(v) is int for v in known):
+    if not any(steps) or not all(isinstance(v, numbers.Integral) for s in steps for v in s):
         return None
-    return [max(s) if s else max(known) for s in steps]
+    newest = max(int(v) for s in steps for v in s)
+    return [max(map(int, s), default=newest) for s in steps]
 
 
 def _factored(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -10,7 +10,15 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from archive.adapters import Report
 from archive.base import UsageError
+
+
+class RestoredStep(int):
+    """The model step at which a manager was saved; `report` says what came back."""
+
+    report: Report
+
 
 _PRODUCED: dict[str, int | float] = {
     "raw_rewards_sum": 0.0,

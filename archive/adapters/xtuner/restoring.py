@@ -57,16 +57,21 @@ class Source:
 
     @property
     def manager(self) -> dict[str, Any]:
-        """The state of the manager; an error where several ranks saved one."""
-        (state, *others) = self.states.values()
-        if others:
-            raise UsageError(
-                f"{1 + len(others)} ranks saved a manager each, whose samplers can't be merged: plan with world_size="
-                f"{1 + len(others)}, or restore their replay buffers only"
-            )
-        if "manager" not in state:
+        """The state of this rank's manager; an error in a world of another size than that which saved it."""
+        checkpoint = self.share.plan.checkpoint
+        if any("manager" not in state for state in self.states.values()):
             raise UsageError(f"buffer {self.name!r} was saved without a manager: restore manager.replay_buffer")
-        return dict(state["manager"])
+        saved = checkpoint.world_size
+        if self.share.world_size != saved or self.share.rank not in self.states:
+            raise UsageError(
+                f"{saved} {'rank' if saved == 1 else 'ranks'} saved a manager each, whose samplers can't be divided or "
+                f"merged: plan with world_size={saved}, or restore manager.replay_buffer only, and have samplers that "
+                "draw nothing twice"
+            )
+        return {
+            "progress": checkpoint.progress if self.share.rank == 0 else None,
+            **self.states[self.share.rank]["manager"],
+        }
 
 
 def source_of(share: Any, name: str, *, for_manager: bool) -> Source:
@@ -104,7 +109,6 @@ def read_items(buffer: Any, source: Source, wanted: Wanted) -> Found:
     made_from = _from_episodes if source.share.plan.checkpoint.replay_saved else _from_prompts
     found = made_from(source, maker)
     found.notes += [f"{n} values of {name!r} had no field here" for name, n in maker.losses.fields.items()]
-    found.notes += [f"{n} values of class {name!r} stay dicts" for name, n in maker.losses.classes.items()]
     return found
 
 
@@ -144,10 +148,10 @@ class Maker:
         )  # fmt: skip
 
 
-def maker_of(buffer: Any, refs: str, tasks: Mapping[str, str] | None = None) -> Maker:
-    """What makes items for a replay buffer.  refs, tasks: as in `restore`."""
+def maker_of(buffer: Any, refs: str) -> Maker:
+    """What makes items for a replay buffer.  refs: as in `restore`."""
     put = put_reference if refs == "put" else lambda value: value
-    return Maker(*storage.buffer_classes(buffer), Wanted(put, dict(tasks or {})), Losses())
+    return Maker(*storage.buffer_classes(buffer), Wanted(put, {}), Losses())
 
 
 def _from_episodes(source: Source, maker: Maker) -> Found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.adapters import system
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EVERYTHING: dict[str, Any] = {}  # the query that all items meet
 _COUNTERS = {"uid": "_uid_gen", "timestamp_id": "_timestamp_id_gen"}
 INSTALL = "xtuner"
+_SCHEMAS = "xtuner.v1.rl.agent_loop.sandbox_agent_loop.schemas"  # of `extra_fields["rollout_item"]`
+_allowed: weakref.WeakKeyDictionary[Any, dict[str, type]] = weakref.WeakKeyDictionary()
 
 
 def storage_of(buffer: Any) -> Any:
@@ -45,7 +47,16 @@ def buffer_classes(buffer: Any) -> tuple[type, Classes]:
         item = system("xtuner.v1.rl.replay_buffer", INSTALL).StorageItem
     if rollout is None:
         rollout = system("xtuner.v1.data_proto.rl_data", INSTALL).RolloutState
-    return item, classes_of(rollout)
+    return item, classes_of(rollout, _allowed.get(buffer, {}), [sys.modules.get(_SCHEMAS)])
+
+
+def allow(buffer: Any, classes: Iterable[type] | Mapping[str, type]) -> None:
+    """Let values in this buffer's rollouts be of these classes, too.  classes: as in `restore`."""
+    named = dict(classes) if isinstance(classes, Mapping) else {kind.__name__: kind for kind in classes}
+    for name, kind in named.items():
+        if not isinstance(kind, type):
+            raise UsageError(f"classes[{name!r}] is a {type(kind).__name__}: give a class")
+    _allowed.setdefault(buffer, {}).update(named)
 
 
 def _named(buffer: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tool: the part of `archive demo` where four ranks save their buffers and three resume them,
+"""The part of `archive demo` where four ranks save their buffers and three resume them,
 as processes of their own."""
 
 from __future__ import annotations

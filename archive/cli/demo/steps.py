@@ -1,4 +1,4 @@
-"""Tool: `archive demo`: the library at work, step by step, with what each step cost."""
+"""`archive demo`: the library at work, step by step, with what each step cost."""
 
 from __future__ import annotations
 

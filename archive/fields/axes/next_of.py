@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, offsets_of
 from archive.base import CorruptManifestError, show
 from archive.fields import PLACES, Array, ShardSchema
 from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Runs, Stored, empty_rows, end_to_end
@@ -29,8 +29,8 @@ class NextOfAxis(StepAxis):
         keep = _differ_from_next(rows, arrays[self.spec.next_of])
         keep[(stop - 1)[layout.length > 0]] = True
         kept = np.flatnonzero(keep)
-        first = np.searchsorted(kept, start)
-        count = np.searchsorted(kept, stop) - first
+        before = offsets_of(keep)
+        first, count = before[start], before[stop] - before[start]
         return Stored({name: rows[kept], name + PLACES: kept - np.repeat(start, count)}, Extent(first, count))
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:

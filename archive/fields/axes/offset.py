@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, offsets_of, run_heads, since_head
 from archive.base import FieldError, show
 from archive.fields import Array, ShardSchema
 from archive.fields.axes.axis import Cuts, Located, WholeRows, own_runs
@@ -55,13 +55,13 @@ class OffsetAxis(WholeRows):
         limit = np.where(followed, np.minimum(rows, cuts.length), rows)
         there = np.maximum(0, first + limit - stop) * cuts.more
         before = np.cumsum(there) - there
-        before = before - before[np.searchsorted(cuts.episode, cuts.episode)]
+        before = since_head(before, run_heads(cuts.episode))
         taken: Ints = np.minimum(before + there, self.spec.extra) - np.minimum(before, self.spec.extra)
         return taken
 
 
 def _later_in_episode(cuts: Cuts, values: Ints) -> Ints:
     """Of each cut the sum of the values of those that follow it in its episode."""
-    total = np.append(0, np.cumsum(values))
-    later: Ints = total[np.searchsorted(cuts.episode, cuts.episode, side="right")] - total[1:]
+    total = offsets_of(values)
+    later: Ints = total[np.cumsum(np.bincount(cuts.episode))[cuts.episode]] - total[1:]
     return later

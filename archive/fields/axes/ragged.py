@@ -92,7 +92,9 @@ class RaggedAxis(Axis[Ragged]):
         counts = fetched.located.runs[1].stop - fetched.located.runs[1].start
         first = np.cumsum(counts) - counts
         ends = np.append(0, np.cumsum(lengths))
-        if (ends[first + counts] - ends[first] != fetched.located.rows).any():
+        most = int(fetched.located.rows.sum())  # none has more values than all: sums that wrap round need such
+        strange = len(lengths) and (lengths.min() < 0 or lengths.max() > most)
+        if strange or (ends[first + counts] - ends[first] != fetched.located.rows).any():
             raise CorruptManifestError(
                 f"lengths of ragged field {show(self.spec.path)!r} do not add up; run `archive verify`"
             )

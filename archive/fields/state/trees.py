@@ -44,12 +44,6 @@ def unflatten(skeleton: Any, arrays: Mapping[str, Array], *, where: str = "state
     return _StateDecoder(where, arrays).decode_root(skeleton["tree"])
 
 
-def copy_tree(tree: Any, *, where: str = "state") -> Any:
-    """A deep snapshot of `tree`, tensors on the CPU; refuses what `flatten` refuses."""
-    skeleton, arrays = flatten(tree, where=where, copy=False)
-    return unflatten(skeleton, arrays, where=where)
-
-
 class _StateEncoder(ArrayEncoder):
     def other(self, value: Any) -> Any:
         for encode in (torch.encode, random.encode):

@@ -3,7 +3,7 @@ out."""
 
 from __future__ import annotations
 
-from archive.maintain.pruning.carrying import LEAST_S, plan
-from archive.maintain.pruning.plans import Going, Group, Progress, PrunePlan
+from archive.maintain.pruning.carrying import plan
+from archive.maintain.pruning.plans import Progress, PrunePlan
 
-__all__ = ["LEAST_S", "Going", "Group", "Progress", "PrunePlan", "plan"]
+__all__ = ["Progress", "PrunePlan", "plan"]

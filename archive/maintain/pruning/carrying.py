@@ -1,4 +1,4 @@
-"""Engine: planning a prune, and carrying it out: a commit with the list, then the deletes.
+"""Planning a prune, and carrying it out: a commit with the list, then the deletes.
 
 Scan, then the newest commit, so that what a session has put before the scan is known to be its own. The list is
 committed before anything is deleted, so that whoever commits after it looks whether that names what is gone.
@@ -11,35 +11,34 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from archive.base import MissingObjectError, UsageError, written
+from archive.base import UsageError, written
 from archive.maintain import read_pins
 from archive.maintain.pruning.choosing import LET_GO, Choice, Chooser
 from archive.maintain.pruning.plans import Going, Progress, PrunePlan
 from archive.maintain.pruning.scanning import scan
-from archive.manifest import Commit, CommitLog, FileRef, commits, new_session, tablefiles, tables
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, FileRef, new_session, tablefiles, tables
 from archive.store import Storage
+from archive.tables import among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-X = TypeVar("X")
 LEAST_S = 3600.0  # less must be forced: a reader goes on with an older commit for about as long
 
 Shown = Callable[[Commit], None]
 
 
 def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = False) -> PrunePlan:
-    """What a prune would delete now. Writes nothing but a small object below `clock/`. shown: told of the commit, once
-    it is made."""
+    """What a prune would delete now; nothing is written. shown: told of the commit, once it is made."""
     if older_than_s < LEAST_S and not force:
         raise UsageError(
             f"older_than={written(older_than_s)!r} is less than {written(LEAST_S)}: readers and writers that are at "
             "work now may lose what they use. Wait longer, or say force=True if nobody else uses this archive"
         )
-    commits.check_can_let_go(log.catch_up())
-    chooser, found = _beside_others(log, partial(_look, log, timedelta(seconds=older_than_s)))
+    log.catch_up()
+    chooser, found = log.beside_prunes(partial(_look, log, timedelta(seconds=older_than_s)))
     versioned = log.storage.versioned()
 
     def carry(plan: PrunePlan, per_second: float | None, progress: Progress | None) -> PrunePlan:
@@ -52,20 +51,9 @@ def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = Fal
 
 
 def _look(log: CommitLog, wait: timedelta) -> tuple[Chooser, Choice]:
-    clock = log.storage.clock()
+    clock = log.storage.clock("commits")
     chooser = Chooser(log.storage, scan(log.storage, clock, clock - wait))
     return chooser, chooser.choose(log.catch_up())
-
-
-def _beside_others(log: CommitLog, call: Callable[[], X]) -> X:
-    """What the call gives; once more where it missed a table that another prune has deleted meanwhile."""
-    while True:
-        head = log.catch_up()
-        try:
-            return call()
-        except MissingObjectError:
-            if log.catch_up().number == head.number:
-                raise
 
 
 def _carry_out(
@@ -75,7 +63,9 @@ def _carry_out(
     """Commit what of the plan still goes, and delete it."""
     making, made = _Making(log.storage, chooser, planned), None
     with contextlib.suppress(_NothingToListError):
-        made = _beside_others(log, partial(log.append, f"prune/{new_session()}", making.build))
+        session = new_session()
+        change = Change("prune", partial(making.adds, session), session=session)
+        made = log.commit(f"prune/{session}", change)
         shown(made)
     keys = [one.key for one in making.going]
     tell = _telling(progress, len(keys))
@@ -100,27 +90,23 @@ class _Making:
         self._planned = {one.key for one in planned.going}
         self.going: list[Going] = []
 
-    def build(self, parent: Commit, attempt: int) -> Commit:
+    def adds(self, session: str, parent: Commit, attempt: Attempt) -> Addition:
         found = self._chooser.choose(parent)
         self.going = [one for one in found.going if one.key in self._planned]
         listed = [one for one in self.going if not one.listed]
         if not listed:
             raise _NothingToListError
-        session = new_session()
         removed = {"objects": len(listed), "bytes": sum(one.bytes for one in listed)}
         pruned = tablefiles.write(self._storage, session, "pruned", _list(listed, parent.number + 1))
         forgotten = self._left(parent, session, {one.key for one in listed if one.why == LET_GO})
-        return parent.after("prune", session=session, pruned=pruned, forgotten=forgotten, removed=removed)
+        return {}, {"pruned": pruned, "forgotten": forgotten, "removed": removed}
 
     def _left(self, parent: Commit, session: str, gone: Collection[str]) -> tuple[FileRef, ...] | None:
         """The forgotten table without what goes."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if not gone:
             return parent.forgotten
         table = tablefiles.load(self._storage, "forgotten", parent.files("forgotten"))
-        left = table.filter(pc.invert(pc.is_in(table["key"], value_set=pa.array(sorted(gone), pa.string()))))
+        left = table.filter(~among(table["key"], gone))
         return (tablefiles.write(self._storage, session, "forgotten", left),) if left.num_rows else None
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from archive.base import escape, layout
-from archive.maintain import Journaled, check_made, read_pins, retained, walk
+from archive.maintain import Journaled, check_made, read_pins, retained
 from archive.maintain.pruning.past import Past
 from archive.maintain.pruning.plans import Going, Group, grouped
 from archive.maintain.pruning.scanning import Scan
-from archive.manifest import FORGOTTEN, LEFT, Commit, Reach, read_of, tablefiles
+from archive.manifest import FORGOTTEN, LEFT, Commit, Reach, Walk, read_of, tablefiles
 from archive.store import Storage
 
 LET_GO = "forgotten, longer ago than the wait"
@@ -51,7 +51,7 @@ class Chooser:
     def __init__(self, storage: Storage, scan: Scan) -> None:
         self._storage = storage
         self.scan = scan
-        self._walk = walk(storage)
+        self._walk = Walk(storage)
         self._past = Past(storage)
         self._rows: dict[int, Reach] = {}  # commit -> what its tables name
 
@@ -114,7 +114,7 @@ class Chooser:
     def _superseded(self, head: Commit, key: str) -> Fate:
         """Of what commits named that are not retained: all stay that can still be opened, which those from the last
         letting go on can; that itself must be older than the wait."""
-        since = min(self._past.let_go(self.scan.settled), head.let_go or 0)
+        since = self._past.let_go(self.scan.settled)
         if not since or self._past.named.get(key, 0) >= since or key in self._later(head, since):
             return Fate(key, EARLIER)
         return Fate(key, SUPERSEDED, FORGOTTEN)

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 
 from archive.base import layout
-from archive.manifest import Commit, FileRef, commits, tablefiles
+from archive.manifest import Commit, FileRef, commits, files_there, tablefiles
 from archive.store import Storage
 
 _AT_ONCE = 256
@@ -37,9 +37,12 @@ class Past:
         self.pruned.update(table["key"].to_pylist())
         self._lists = []
 
-    def let_go(self, number: int) -> int:
-        """The newest commit that had let go of rows as of this one; 0: none had, or it is undone."""
-        return self._let_go[number] or 0
+    def let_go(self, settled: int) -> int:
+        """The newest commit up to `settled` that let go of rows and is not undone as of the newest one; 0: none."""
+        number = self._number
+        while number and (number := min(self._let_go[number] or 0, number)) > settled:
+            number -= 1
+        return number
 
     def read_shards(self, there: Container[str]) -> None:
         """Learn which shards commits named, from those of their chunk files that are there."""
@@ -59,8 +62,8 @@ class Past:
     def _note(self, commit: Commit) -> None:
         self._let_go.append(commit.let_go)
         staged = () if commit.checkpoint is None else commit.checkpoint.ranks
-        borrowed = () if commit.checkpoint is None else commit.checkpoint.borrowed or ()
-        keys = chain((ref.path for ref in commit.all_files), (one.key for one in staged), borrowed)
+        borrowed = () if commit.checkpoint is None else commit.checkpoint.borrowed
+        keys = chain((ref.path for ref in files_there(commit)), (one.key for one in staged), borrowed)
         self.named.update(dict.fromkeys(keys, commit.number))
         if commit.chunks is not None:
             self._chunks.append(commit.chunks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from archive.base import UsageError, logger, one_line, size, visible, written
 from archive.manifest import Commit
@@ -20,6 +20,7 @@ _VERSIONED = (
 _MAX_ERRORS = 5  # that are told one by one
 
 Progress = Callable[[int, int], None]  # told how many objects are deleted, and of how many
+Carry = Callable[["PrunePlan", float | None, Progress | None], "PrunePlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,6 @@ class Group:
     why: str
     objects: int
     bytes: int
-
-
-class Carry(Protocol):
-    """Carries out a plan."""
-
-    def __call__(self, plan: PrunePlan, per_second: float | None, progress: Progress | None) -> PrunePlan: ...
 
 
 @dataclass(frozen=True)

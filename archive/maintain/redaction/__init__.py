@@ -3,8 +3,6 @@ with others, and names what stands in its way."""
 
 from __future__ import annotations
 
-from archive.maintain.redaction.leavings import leavings
-from archive.maintain.redaction.mentions import Mentions
 from archive.maintain.redaction.redacting import Redaction
 
-__all__ = ["Mentions", "Redaction", "leavings"]
+__all__ = ["Redaction"]

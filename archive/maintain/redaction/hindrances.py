@@ -1,4 +1,4 @@
-"""Engine: what stands in the way of a redaction: who would still lead to something of the episodes, and what to do."""
+"""What stands in the way of a redaction: who would still lead to something of the episodes, and what to do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from archive.maintain.redaction.journals import beyond
 from archive.maintain.redaction.mentions import Mentions
 from archive.manifest import Commit, Snapshot, checkpoint_places, held_rows, read_of
 from archive.store import Storage, split_key
+from archive.tables import among
 
 MAX_NAMED = 10  # checkpoints that a sentence names
 _RESAVE = "save another checkpoint, with other columns if it borrows these, and let go of those named by keep="
@@ -50,11 +51,7 @@ def _held(found: forgetting.Found, ids: Set[str]) -> Iterator[str]:
 
 
 def _rows_of(snapshot: Snapshot, ids: Set[str]) -> Ints:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = snapshot.columns(["episode_id"])["episode_id"].cast(pa.string())
-    return np.flatnonzero(pc.is_in(names, value_set=pa.array(sorted(ids), pa.string())).to_numpy())
+    return np.flatnonzero(among(snapshot.columns(["episode_id"])["episode_id"], ids))
 
 
 def _holds(snapshot: Snapshot, commit: Commit, rows: Ints) -> bool:

@@ -4,16 +4,13 @@ rows of ledgers, or attributes."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import TYPE_CHECKING
 
 from archive.base import CorruptStateError, jsontree, layout
 from archive.journal import Read, parse
 from archive.maintain import Decided, Journaled
 from archive.manifest import Branches, Commit
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from archive.tables import mention
 
 _AT_ONCE = 32  # objects in memory
 
@@ -67,10 +64,8 @@ def _is_named(data: bytes, key: str, where: str, ids: Set[str]) -> bool:
 
 def _names(found: Read, ids: Set[str], where: str) -> bool:
     """Whether what it says is of one of these episodes."""
-    rows = [found.table(kind, where)["episode_id"] for kind in ("segments", "ledger")]
+    rows = [found.table(kind, where) for kind in ("segments", "ledger")]
     texts = [jsontree.loads(text, where=where) for of in found.entry.attributes.values() for text in of.values()]
-    return any(_has(column, ids) for column in rows) or any(name in ids for text in texts for name in text)
-
-
-def _has(column: pa.ChunkedArray, ids: Set[str]) -> bool:
-    return not ids.isdisjoint(column.unique().to_pylist())
+    return any(mention(table, {"episode_id": ids}) for table in rows) or any(
+        name in ids for text in texts for name in text
+    )

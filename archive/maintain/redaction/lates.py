@@ -1,4 +1,4 @@
-"""Engine: the late fields of steps that go: which rows of the late table are cut or move, and what it is then."""
+"""The late fields of steps that go: which rows of the late table are cut or move, and what it is then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from archive.maintain import Decided, Piece
 from archive.maintain.redaction.leavings import with_more
 from archive.manifest import Snapshot, tablefiles, tables
-from archive.read.chunks import latefields
+from archive.steps import Steps
+from archive.tables import STRETCH, overlaps
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,15 +46,10 @@ class Lates:
 
     def moved(self, places: Sequence[Mapping[str, Any]]) -> pa.Table:
         """The table with the pieces at these places instead of the rows that they are of."""
-        import pyarrow as pa
-
         rows = self._rows_of_pieces().to_pylist()
-        new = [{**_cut(row, one), **place} for row, one, place in zip(rows, self.pieces, places, strict=True)]
-        others = np.array([i for i in range(self.table.num_rows) if i not in self.rows], np.int64)
-        origin = np.concatenate([others, np.array([one.row for one in self.pieces], np.int64)])
-        columns = {name: [row[name] for row in new] for name in self.table.column_names}
-        every = tables.concat("late", [self.table.take(pa.array(others)), tables.from_columns("late", columns)])
-        return every.take(pa.array(np.argsort(origin, kind="stable")))
+        cut = ((one.row, _cut(row, one)) for row, one in zip(rows, self.pieces, strict=True))
+        new = [(number, {**row, **place}) for (number, row), place in zip(cut, places, strict=True)]
+        return tables.replaced("late", self.table, sorted(self.rows), new)
 
 
 def _as_segments(table: pa.Table, decided: Decided) -> Snapshot:
@@ -66,30 +62,18 @@ def _as_segments(table: pa.Table, decided: Decided) -> Snapshot:
 def lates(decided: Decided) -> Lates:
     """What of the late table is of steps that go, or lies in shards with such."""
     table = tablefiles.load(decided.snapshot.storage, "late", decided.parent.files("late"))
-    gone = decided.snapshot.take(np.flatnonzero(~decided.rows), latefields.WHERE)
-    over = latefields.overlaps(table.select(latefields.WHERE), gone)
-    away: dict[int, list[tuple[int, int]]] = {}
-    steps = (column.tolist() for column in (over.late, over.step, over.step + over.hi - over.lo))
-    for row, lo, hi in zip(*steps, strict=True):
-        away.setdefault(row, []).append((lo, hi))
+    gone = decided.snapshot.take(np.flatnonzero(~decided.rows), STRETCH)
+    over = overlaps(table, gone)
+    away = Steps(over["late"], over["step"], over["step"] + over.length)
     names = table["shard"].to_pylist()
-    shards = frozenset(names[row] for row in away) - {None}
+    shards = frozenset(names[row] for row in over["late"].tolist()) - {None}
     if decided.parent.let_go:
         shards |= with_more(_as_segments(table, decided), np.flatnonzero([name is not None for name in names]))
-    rows = [row for row, name in enumerate(names) if name in shards]
-    lengths = table["length"].to_pylist()
-    pieces = [piece for row in rows for piece in _left(row, lengths[row], sorted(away.get(row, ())))]
-    return Lates(table, shards, frozenset(rows), tuple(pieces))
-
-
-def _left(row: int, length: int, away: Sequence[tuple[int, int]]) -> list[Piece]:
-    """What is left of the steps of a row."""
-    out, at = [], 0
-    for lo, hi in [*away, (length, length)]:
-        if lo > at:
-            out.append(Piece(row, at, lo, True))
-        at = max(at, hi)
-    return out
+    rows = np.flatnonzero([name in shards for name in names])
+    left = Steps(rows, np.zeros_like(rows), table["length"].to_numpy()[rows]).minus(away)
+    where = zip(left.stream.tolist(), left.lo.tolist(), left.hi.tolist(), strict=True)
+    pieces = tuple(Piece(*one, True) for one in where)
+    return Lates(table, shards, frozenset(rows.tolist()), pieces)
 
 
 def _cut(row: dict[str, Any], piece: Piece) -> dict[str, Any]:

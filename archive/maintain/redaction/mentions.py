@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archive.base import jsontree
 from archive.checkpoint import UNCONSUMED, StagedFile
-from archive.maintain import borrowed
 from archive.manifest import Commit, FileRef, tablefiles
 from archive.store import Storage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_SAYS = {"segments": ("episode_id", "shard"), "labels": ("episode_id",), "late": ("shard",), "ledger": ("episode_id",)}
+from archive.tables import LISTED, TABLES, mention
 
 
 class Mentions:
@@ -25,44 +20,36 @@ class Mentions:
         self._storage = storage
         self._names = {"episode_id": ids, "shard": shards}
         self._ids = ids
-        self._borrowed = borrowed(storage)
         self._files: dict[str, bool] = {}
         self._staged: dict[str, bool] = {}
 
     def in_tables(self, commit: Commit) -> bool:
         """Whether a row of the tables that a commit names is of them, or lies in these shards."""
-        return any(self._in_file(kind, ref) for kind in _SAYS for ref in commit.files(kind))
+        return any(self._in_file(kind, ref) for kind in LISTED for ref in commit.files(kind))
 
     def in_staged(self, commit: Commit) -> bool:
         """Whether the staged objects of a checkpoint, or those that it borrows columns from, name them."""
         record = commit.checkpoint
         if record is None:
             return False
-        nonces: dict[str, str | None] = dict.fromkeys(self._borrowed(record))
+        nonces: dict[str, str | None] = dict.fromkeys(record.borrowed)
         nonces |= {one.key: one.nonce for one in record.ranks}
         return any(self._in_object(key, nonce) for key, nonce in nonces.items())
 
     def _in_file(self, kind: str, ref: FileRef) -> bool:
         if ref.path not in self._files:
-            table = tablefiles.load(self._storage, kind, [ref], _SAYS[kind])
-            self._files[ref.path] = any(_has(table[name], self._names[name]) for name in _SAYS[kind])
+            names = [name for name in self._names if name in TABLES[kind].columns]
+            table = tablefiles.load(self._storage, kind, [ref], names) if names else None
+            self._files[ref.path] = table is not None and mention(table, self._names)
         return self._files[ref.path]
 
     def _in_object(self, key: str, nonce: str | None) -> bool:
         if key not in self._staged:
             file = StagedFile(self._storage, key, nonce)
             kinds = [kind for kind in ("segments", "ledger") if file.has(f"{kind}.parquet")]
-            named = any(_has(table["episode_id"], self._ids) for table in file.tables(*kinds))
+            named = any(mention(table, {"episode_id": self._ids}) for table in file.tables(*kinds))
             self._staged[key] = named or any(_says(value, self._ids) for value in _values(file))
         return self._staged[key]
-
-
-def _has(column: pa.ChunkedArray, names: Set[str]) -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    found = pc.is_in(column.cast(pa.string()), value_set=pa.array(sorted(names), pa.string()))
-    return bool(pc.any(found).as_py())
 
 
 def _values(file: StagedFile) -> Iterator[Any]:

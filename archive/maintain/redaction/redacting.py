@@ -1,4 +1,4 @@
-"""Engine: a forgetting after which nothing that is retained holds anything of some episodes.
+"""A forgetting after which nothing that is retained holds anything of some episodes.
 
 Shards that hold their steps beside those of others are written anew without them. All is put before the one commit that
 names it: killed before that, nothing has changed, and what was put is what a crash leaves behind.
@@ -21,15 +21,13 @@ from archive.maintain.redaction.lates import Lates, lates
 from archive.maintain.redaction.leavings import leavings
 from archive.manifest import FileRef, Snapshot, new_session, tablefiles, tables
 from archive.store import Storage, split_key
+from archive.tables import ADDRESS, Address, addresses, among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ADDRESS = ("session", "rank", "sequence")
 _PLACE = ("shard", "start", "length", "position")
-_COMPRESSION = "zstd:1"  # as a compaction does
 
-Address = tuple[str, int, int]
 Place = Mapping[str, Any]  # the columns of a row that say where its steps lie
 
 
@@ -49,8 +47,8 @@ class Touched:
 
     def where(self) -> tuple[dict[Address, dict[str, Any]], list[Any]]:
         """Where these rows and pieces of others lie: by the address of the row, and in order."""
-        found = self.decided.snapshot.take(self.rows, [*_ADDRESS, *_PLACE]).to_pylist()
-        rows = {(r["session"], r["rank"], r["sequence"]): {name: r[name] for name in _PLACE} for r in found}
+        found = self.decided.snapshot.take(self.rows, [*ADDRESS, *_PLACE])
+        rows = dict(zip(addresses(found), found.select(_PLACE).to_pylist(), strict=True))
         return rows, self.late.where
 
     def moved(self, places: Sequence[Place], late: Sequence[Place], chunks: FileRef) -> Decided:
@@ -85,7 +83,7 @@ class Redaction:
         """What was decided, with the steps of others elsewhere; nothing is written."""
         touched = self._touched_by(found.decided)
         chunks = FileRef(layout.manifest_key("planned", "redact", "chunks"), 0, 0, 0)
-        place = {"shard": layout.shard_key("planned", "redact", 0, self._layout)} | _named(chunks)
+        place = {"shard": layout.shard_key("planned", "redact", 0, self._layout)} | tablefiles.chunk_columns(chunks)
         return touched.moved([place] * len(touched.rows), [place] * len(touched.late.pieces), chunks)
 
     def written(self, found: forgetting.Found) -> Decided:
@@ -127,7 +125,9 @@ class Redaction:
         parts = [self._put(session, decided.snapshot, pieces), self._put(session, late, touched.late.pieces)]
         table = tables.concat("chunks", [part[1] for part in parts])
         chunks = tablefiles.write(self._storage, session, "chunks", table)
-        places, late_places = ([places[i] | _named(chunks) for i in range(len(places))] for places, _ in parts)
+        places, late_places = (
+            [places[i] | tablefiles.chunk_columns(chunks) for i in range(len(places))] for places, _ in parts
+        )
         return _Written(before, places, late_places, chunks)
 
     def _put(
@@ -135,22 +135,16 @@ class Redaction:
     ) -> tuple[moving.Places, pa.Table]:  # fmt: skip
         if not pieces:
             return {}, tables.schema("chunks").empty_table()
-        return moving.write(snapshot, self._layout, session, _COMPRESSION, list(enumerate(pieces)))
+        return moving.write(snapshot, self._layout, session, list(enumerate(pieces)))
 
 
 def touched(decided: Decided) -> Touched:
     """The shards of rows that go, and those with leavings of such or that name them; what lies in them of others."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     shard = decided.snapshot.columns(["shard"])["shard"].cast(pa.string()).combine_chunks()
     gone = {*shard.filter(pa.array(~decided.rows)).drop_null().unique().to_pylist()}
     gone |= leavings(decided) | naming(decided)
-    own = sorted(key for key in gone if split_key(key)[0] is None)
-    inside = pc.is_in(shard, value_set=pa.array(own, pa.string())).to_numpy(zero_copy_only=False)
+    own = {key for key in gone if split_key(key)[0] is None}
     late = lates(decided)
-    return Touched(decided, frozenset(gone) | late.shards, np.flatnonzero(inside & decided.rows), late)
-
-
-def _named(chunks: FileRef) -> dict[str, Any]:
-    return {"chunks": chunks.path, "chunks_bytes": chunks.bytes, "chunks_crc32c": chunks.crc32c}
+    return Touched(decided, frozenset(gone) | late.shards, np.flatnonzero(among(shard, own) & decided.rows), late)

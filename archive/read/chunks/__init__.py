@@ -3,7 +3,7 @@ few requests, each chunk compared with its checksum and decoded once. A cache ma
 
 from __future__ import annotations
 
-from archive.read.chunks import fetching, filling, latefields
+from archive.read.chunks import fetching, filling
 from archive.read.chunks.chunkcache import DiskCache, as_disk_cache
 from archive.read.chunks.chunkreader import Counts
 from archive.read.chunks.chunkstore import ChunkStore
@@ -27,5 +27,4 @@ __all__ = [
     "as_disk_cache",
     "fetching",
     "filling",
-    "latefields",
 ]

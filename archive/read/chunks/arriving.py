@@ -1,4 +1,4 @@
-"""Engine: shards of remote stores, whose chunks are put into their places as they come, while others are under way.
+"""Shards of remote stores, whose chunks are put into their places as they come, while others are under way.
 
 What is stored as it lies in memory goes there as it comes from the network; what is compressed is decoded when its
 request has been answered. Nothing waits for a whole shard but what zarr has to look at.

@@ -118,11 +118,6 @@ class DiskCache:
             self._make()
             private.make_subfolder(folder)
 
-    def bytes_held(self) -> int:
-        """Bytes of all entries that are there now."""
-        with self._locked():
-            return sum(size for _, size, _ in self._entries())
-
     def _path(self, name: str, size: int, crc32c: int) -> Path:
         digest = hashlib.sha256(f"{name}:{size}:{crc32c}".encode()).hexdigest()
         return self.folder / digest[:2] / digest[2:40]

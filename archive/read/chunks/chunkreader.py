@@ -1,4 +1,4 @@
-"""Engine: chunks of stored arrays, decoded: out of the disk cache, others out of the store with few requests."""
+"""Chunks of stored arrays, decoded: out of the disk cache, others out of the store with few requests."""
 
 from __future__ import annotations
 

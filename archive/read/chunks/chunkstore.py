@@ -1,4 +1,4 @@
-"""Engine: rows of stored arrays through a cache of whole chunks: what is absent is fetched, for all arrays together."""
+"""Rows of stored arrays through a cache of whole chunks: what is absent is fetched, for all arrays together."""
 
 from __future__ import annotations
 

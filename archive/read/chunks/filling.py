@@ -1,4 +1,4 @@
-"""Engine: rows of stored arrays into memory: planned as byte ranges, fetched shard by shard,
+"""Rows of stored arrays into memory: planned as byte ranges, fetched shard by shard,
 each chunk decoded once."""
 
 from __future__ import annotations

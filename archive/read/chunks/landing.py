@@ -1,4 +1,4 @@
-"""Engine: chunks that are stored as they lie in memory, read straight into their place by as many threads as there are
+"""Chunks that are stored as they lie in memory, read straight into their place by as many threads as there are
 cores: no copy is made, and memory that nothing was in yet is first touched by all of them."""
 
 from __future__ import annotations

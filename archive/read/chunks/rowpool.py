@@ -188,7 +188,7 @@ class RowPool:
         counts = -(-self.rows_per_chunk[self.shard_of[old]] // (1 << self._shift))
         rest = np.arange(self._fresh, self._pages, dtype=np.int64)
         self._fresh, freed = self._pages, [self._free, rest]
-        enough = int(np.searchsorted(np.cumsum(counts), pages - len(self._free) - len(rest))) + 1
+        enough = int((np.cumsum(counts) < pages - len(self._free) - len(rest)).sum()) + 1
         for chunk, count in zip(old[:enough].tolist(), counts[:enough].tolist(), strict=True):
             first = int(self._first_page[chunk])
             freed.append(self._page[first : first + count].copy())

@@ -17,12 +17,12 @@ from archive.fields import Path, ShardSchema, schema
 from archive.fields.axes import Extent
 from archive.manifest import Snapshot, StoredFile
 from archive.read.chunks.latefields import Cover, LateFields
+from archive.tables import CHUNK_FILE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _PLACE = ("shard", "start", "length", "schema")
-_CHUNKS = ("chunks", "chunks_bytes", "chunks_crc32c")
 _NONE = np.zeros(0, np.int64)
 _parsed = lru_cache(maxsize=1024)(schema.loads)
 
@@ -49,8 +49,8 @@ class Segments:
 
     def _add(self, added: LateFields) -> None:
         """Further segments for what was added to steps of these."""
-        found = {path: _of_rows(where.row, self.rows) for path, where in added.where.items()}
-        givers = [added.where[path].late[index] for path, (index, _) in found.items()]
+        found = {path: _of_rows(where.stream, self.rows) for path, where in added.where.items()}
+        givers = [added.where[path]["late"][index] for path, (index, _) in found.items()]
         used = np.unique(np.concatenate([_NONE, *givers]))
         if not len(used):
             return
@@ -60,9 +60,9 @@ class Segments:
         for path, (index, place) in found.items():
             if len(index):
                 of = added.where[path].pick(index)
-                other = np.searchsorted(used, of.late)
+                other = np.searchsorted(used, of["late"])
                 self._origin[other] = place
-                self.late[path] = Cover(place, of.lo, of.hi, own + other, of.step)
+                self.late[path] = Cover(place, of.lo, of.hi, own + other, of["step"])
         self._append(_taken(added.table, self._late_rows, _PLACE))
 
     def _append(self, table: pa.Table) -> None:
@@ -131,10 +131,10 @@ class Segments:
     def chunk_tables(self, shards: list[int]) -> list[StoredFile]:
         """The files that say where the chunks of these shards lie, each once."""
         last, own = self._last_in[shards], len(self.rows)
-        tables = [self._snapshot.take(self.rows[last[last < own]], _CHUNKS)]
+        tables = [self._snapshot.take(self.rows[last[last < own]], CHUNK_FILE)]
         if self.late:
-            tables.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], _CHUNKS))
-        rows = (zip(*(table[name].to_pylist() for name in _CHUNKS), strict=True) for table in tables)
+            tables.append(_taken(self._late_table, self._late_rows[last[last >= own] - own], CHUNK_FILE))
+        rows = (zip(*(table[name].to_pylist() for name in CHUNK_FILE), strict=True) for table in tables)
         found = (StoredFile(path or "", size or 0, crc or 0) for of in rows for path, size, crc in of)
         return list({ref.path: ref for ref in found}.values())
 

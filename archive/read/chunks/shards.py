@@ -1,4 +1,4 @@
-"""Engine: chunks of shards: where they lie, fetched with few requests, each compared with the chunk table, decoded."""
+"""Chunks of shards: where they lie, fetched with few requests, each compared with the chunk table, decoded."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from archive.store.drivers.protocols import (
     Place,
     Scan,
     Scatter,
+    Tell,
 )
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
@@ -39,6 +40,7 @@ __all__ = [
     "Scan",
     "Scatter",
     "SingleWriterDriver",
+    "Tell",
     "chain_of",
     "judge",
     "open_driver",

@@ -14,6 +14,7 @@ from archive.store.drivers.protocols import (
     Info,
     Scan,
     Scatter,
+    Tell,
     Versions,
 )
 
@@ -60,6 +61,10 @@ class DelegatingDriver(Driver):
     @property
     def versioning(self) -> Versions | None:
         return self._inner.versioning
+
+    @property
+    def telling(self) -> Tell | None:
+        return self._inner.telling
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._inner.get(key, start, stop, timeout_s)

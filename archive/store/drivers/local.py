@@ -7,13 +7,14 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 from archive.base import NotExclusiveError, layout
-from archive.store.drivers import links, writeback
+from archive.store.drivers import links, mounts, writeback
 from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place
 
 _NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
@@ -52,6 +53,14 @@ class LocalDriver(Driver):
     @property
     def scattering(self) -> LocalDriver | None:
         return self if hasattr(os, "preadv") else None
+
+    @property
+    def telling(self) -> LocalDriver | None:
+        return self if mounts.of_this_machine(self._root) else None
+
+    def now(self, folder: str, timeout_s: float) -> datetime:
+        """Look at the clock that the operating system gives files their times by."""
+        return datetime.fromtimestamp(time.time() if _WINDOWS else time.clock_gettime(time.CLOCK_REALTIME), UTC)
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> bytes:
         with self._inside.opened(self._path(key)) as descriptor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
 from archive.base import in_child
 from archive.store.drivers.plain import FsspecDriver, in_pages
@@ -29,6 +30,14 @@ class MemoryDriver(FsspecDriver):
     @property
     def creating(self) -> MemoryDriver:
         return self
+
+    @property
+    def telling(self) -> MemoryDriver:
+        return self
+
+    def now(self, folder: str, timeout_s: float) -> datetime:
+        """Look at the clock that fsspec does."""
+        return datetime.now(UTC)
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         with _lock: self._look_and_put(key, parts, timeout_s)  # fmt: skip  # noqa: E701 (see IOStats.add)

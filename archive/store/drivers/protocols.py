@@ -145,6 +145,13 @@ class Versions(Protocol):
         ...
 
 
+class Tell(Protocol):
+    def now(self, folder: str, timeout_s: float) -> datetime | None:
+        """Ask the store what time it is, in UTC, by a look at `folder` that changes nothing; None where its answer does
+        not say. Of one that says whole seconds it is the end of that second, as what was just made is no younger."""
+        ...
+
+
 class Copy(Protocol):
     def locate(self, key: str) -> str:
         """Say where an object is, as `copy` of any driver of the same store takes it; nothing is sent."""
@@ -206,4 +213,9 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
     @property
     def versioning(self) -> Versions | None:
         """Whether deletes free anything."""
+        return None
+
+    @property
+    def telling(self) -> Tell | None:
+        """What time it is there."""
         return None

@@ -6,7 +6,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from archive.store.drivers.plain import complete
 from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
 from archive.store.drivers.renewing import Renewal, given_for_good
 
+_SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
 
 
@@ -122,6 +124,20 @@ class S3Driver(ConditionalDriver):
         bucket, _ = self._place()
         answer = self._call("call_s3", "get_bucket_versioning", Bucket=bucket, timeout_s=timeout_s)
         return answer.get("Status") in ("Enabled", "Suspended")  # suspended: older versions stay, all the same
+
+    @property
+    def telling(self) -> S3Driver:
+        return self
+
+    def now(self, folder: str, timeout_s: float) -> datetime | None:
+        bucket, stem = self._place()
+        asked = {"Bucket": bucket, "Prefix": f"{stem}{folder}/", "MaxKeys": 1}
+        answer = self._call("call_s3", "list_objects_v2", **asked, timeout_s=timeout_s)
+        said = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        try:
+            return parsedate_to_datetime(said).astimezone(UTC) + _SECOND
+        except ValueError:
+            return None
 
     def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
         _, stem = self._place()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Versions
+from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Tell, Versions
 from archive.store.drivers.renewing import Renewal, given_for_good
 from archive.store.drivers.s3credentials import Provider, Session, Signer
 from archive.store.drivers.s3options import UntranslatedError, settings, understood
@@ -110,6 +110,11 @@ class S3Transport(Driver):
     def versioning(self) -> Versions | None:
         """s3fs's: obstore does not ask."""
         return self._s3fs().versioning
+
+    @property
+    def telling(self) -> Tell | None:
+        """s3fs's: obstore does not say what came with an answer."""
+        return self._s3fs().telling
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))

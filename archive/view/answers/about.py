@@ -1,4 +1,4 @@
-"""Engine: what is shown: the archive, its runs, its columns; and whether one may write."""
+"""What is shown: the archive, its runs, its columns; and whether one may write."""
 
 from __future__ import annotations
 

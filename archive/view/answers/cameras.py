@@ -1,22 +1,26 @@
-"""Engine: pictures of an episode, some steps at a time. Chunks that were read are held, so that scrubbing back and
+"""Pictures of an episode, some steps at a time. Chunks that were read are held, so that scrubbing back and
 forth reads each once."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
+from archive.adapters.video import decoded, is_key
 from archive.arrays import Ints
-from archive.base import UsageError
+from archive.base import FieldError, UsageError
 from archive.read import Gather
+from archive.view.answers.fieldkinds import kinds
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, bytes_reply
 from archive.views import frames
 
-HELD_BYTES = 2**28  # decoded, of one episode
+HELD_BYTES = 2**27  # decoded, of one episode; of all that is kept see Shown
 MOST_FRAMES = 64  # of one answer
 MOST_BYTES = 2**25  # of one answer
+BACK = 8  # steps that are looked back first for a key frame
 SCALED = 64  # steps that say how dark numbers are drawn
 LARGEST_SIDE = 1024  # pixels; of larger pictures every second, third, ... is shown
 
@@ -45,21 +49,41 @@ def _held(shown: Shown, query: Query) -> _Held:
     """What reads steps of the episode, and holds what it has read."""
     listing, name = shown.listing(query), query.needed("id")
     place = listing.place_of(name)
-    return shown.kept(("gather", listing.key, name), lambda: _Held(listing.episodes[place : place + 1]))
+
+    def made() -> _Held:
+        episodes = listing.episodes[place : place + 1]
+        films = [kind.name for kind in kinds(shown, listing, episodes[0]) if kind.bytes and kind.kind == "frames"]
+        return _Held(episodes, films)
+
+    return shown.kept(("gather", listing.key, name), made)
 
 
 class _Held:
     """One cache for all the fields of an episode that are looked at."""
 
-    def __init__(self, episodes: Any) -> None:
+    def __init__(self, episodes: Any, films: Collection[str]) -> None:
+        """films: the fields that are packets of video."""
+        self._films = {name: _Film(episodes[0], name) for name in films}
         self._first: Gather | None = None
         self._episodes = episodes
         self._of: dict[str, Gather] = {}
         self._scales: dict[str, frames.Scale | None] = {}
         self.length = int(episodes.lengths()[0])
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds takes so many."""
+        return sum(one.nbytes for one in self._films.values()) + (0 if self._first is None else self._first.held_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may come to hold."""
+        return HELD_BYTES
+
     def pictures(self, field: str, steps: Ints) -> frames.Pictures:
         """The pictures of these steps, all of an episode on one scale; UsageError of what is none."""
+        if field in self._films:
+            return frames.Pictures(self._films[field].pictures(int(steps[0]), int(steps[-1]) + 1))
         leaf = self._leaf(field, steps)
         if field not in self._scales:
             self._scales[field] = self._scale(field, leaf)
@@ -85,3 +109,42 @@ class _Held:
             assert self._first is not None
             self._of[field] = made or self._first.also([field])
         return self._of[field]
+
+
+class _Film:
+    """A field of packets of video; those that were read last are held."""
+
+    def __init__(self, episode: Any, field: str) -> None:
+        self._episode, self._field = episode, field
+        self._held: tuple[int, list[Any]] = (0, [])  # the step of the first packet, and they
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds takes so many."""
+        return sum(int(packet.nbytes) for packet in self._held[1])
+
+    def pictures(self, start: int, stop: int) -> Any:
+        """Those of steps [start, stop), as many as fit, decoded from the key frame before them on."""
+        (first, packets), back = self._held, BACK
+        while (key := self._key(first, packets, start, stop)) is None and back:
+            first = max(0, start - back)
+            data = self._episode.read([self._field], first, max(stop, start + MOST_FRAMES))
+            packets, back = dict(frames.leaves(data))[self._field], 4 * back if first else 0
+        if key is None:
+            raise FieldError(
+                f"field {self._field!r} has no key frame at or before step {start}; where that has left the buffer, "
+                "the steps up to the next one cannot be decoded"
+            )
+        self._held = first, packets
+        out: list[Any] = []
+        for picture in decoded(packets[key - first : stop - first], skip=start - key):
+            out.append(picture)
+            if len(out) * picture.nbytes >= HELD_BYTES:
+                break
+        return np.stack(out)
+
+    def _key(self, first: int, packets: list[Any], start: int, stop: int) -> int | None:
+        """The step of the newest key frame up to `start` of packets that hold all from there to `stop`."""
+        if not first <= start < stop <= first + len(packets):
+            return None
+        return next((i for i in range(start, first - 1, -1) if is_key(packets[i - first].tobytes())), None)

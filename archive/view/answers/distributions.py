@@ -1,4 +1,4 @@
-"""Engine: one column's values of several runs, checkpoints or weights side by side, on the same edges."""
+"""One column's values of several runs, checkpoints or weights side by side, on the same edges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _groups(shown: Shown, query: Query, column: str, by: str) -> Iterator[tuple[
         return
     codes = coded.indices.to_numpy()
     order = np.argsort(codes, kind="stable")
-    parts = np.split(values[order], np.searchsorted(codes[order], np.arange(1, len(coded.dictionary))))
+    parts = np.split(values[order], np.cumsum(np.bincount(codes, minlength=len(coded.dictionary)))[:-1])
     for name, part in zip(coded.dictionary.to_pylist(), parts, strict=True):
         yield ("none" if name is None else name), part[np.isfinite(part)]
 

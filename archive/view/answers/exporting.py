@@ -1,10 +1,11 @@
-"""Engine: what is on screen as a page of its own, which needs nothing else: the pages of `archive export --html`."""
+"""What is on screen as a page of its own, which needs nothing else: the pages of `archive export --html`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from archive.base import UsageError
+from archive.view.answers.planning import planned
 from archive.view.answers.shown import Shown, checkpoint_at
 from archive.view.web import Query, Reply, bytes_reply
 
@@ -32,10 +33,7 @@ def _checkpoint(shown: Shown, query: Query) -> str:
 
 
 def _plan(shown: Shown, query: Query) -> str:
-    import resharding
-
-    ck = checkpoint_at(shown.at(query), query.number("number", 0))
-    return resharding.plan(ck, query.number("ranks", ck.world_size), tails="ignore").to_html()
+    return planned(shown, query).to_html()
 
 
 def _archive(shown: Shown, query: Query) -> str:

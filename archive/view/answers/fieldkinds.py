@@ -1,19 +1,28 @@
-"""Pure, no I/O: what each field of an episode is looked at as, from its schema alone."""
+"""What each field of an episode is looked at as: by its schema; and by their first steps those that are lists of bytes,
+which may be packets of a camera's video."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from archive.base import FieldError
+from archive.adapters.video import is_packets
+from archive.base import ArchiveError, FieldError
 from archive.fields import schema, to_numpy
+from archive.view.answers.listings import Listing
+from archive.view.answers.shown import Shown
 from archive.views import frames
+
+if TYPE_CHECKING:
+    from archive import Episode
 
 LARGEST = 2**24  # numbers a step; more is no picture that one looks at
 MOST = 200  # fields that are told of; of more, the first
+FIRST = 8  # steps whose bytes say whether they are packets
 
 
 @dataclass(frozen=True)
@@ -24,13 +33,31 @@ class Kind:
     told: str  # dtype, shape and axis, for people
     kind: str
     shape: tuple[int, ...] = ()
+    bytes: bool = False  # lists of bytes: if "frames", packets of video
 
 
-def kinds(specs: Mapping[schema.Path, schema.FieldSpec], told: Mapping[str, str]) -> Iterator[Kind]:
-    """The fields of an episode, as `ep.specs` and `ep.fields` have them; nodes, which hold other fields, left out."""
+def kinds(shown: Shown, listing: Listing, ep: Episode) -> list[Kind]:
+    """The fields of an episode; nodes, which hold other fields, left out."""
+    every = list(_by_schema(ep.specs, ep.fields))
+    lists = [kind.name for kind in every if kind.bytes]
+    films = shown.kept(("films", listing.key, ep.id), lambda: _films(ep, lists)) if lists else ()
+    return [replace(kind, kind="frames") if kind.name in films else kind for kind in every]
+
+
+def _films(ep: Episode, lists: list[str]) -> tuple[str, ...]:
+    """Which of these fields are packets of video; none where they cannot be read, as whoever looks at them is told."""
+    try:
+        data = ep.read(lists, 0, min(FIRST, ep.length), missing="skip", ragged="flat")
+    except ArchiveError:
+        return ()
+    return tuple(name for name, leaf in frames.leaves(data) if is_packets(leaf))
+
+
+def _by_schema(specs: Mapping[schema.Path, schema.FieldSpec], told: Mapping[str, str]) -> Iterator[Kind]:
     for spec in specs.values():
         if spec.name in told:
-            yield Kind(spec.name, told[spec.name], _kind(spec), spec.shape)
+            of_bytes = (spec.axis, spec.dtype, spec.shape) == ("ragged", "|u1", ())
+            yield Kind(spec.name, told[spec.name], _kind(spec), spec.shape, of_bytes)
 
 
 def _kind(spec: schema.FieldSpec) -> str:

@@ -1,4 +1,4 @@
-"""Engine: any field of an episode as a table of texts, some rows and columns at a time, whatever its shape."""
+"""Any field of an episode as a table of texts, some rows and columns at a time, whatever its shape."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ MOST_COLUMNS = 48
 def field_rows(shown: Shown, query: Query) -> Reply:
     """Rows [`start=`, `stop=`) of `field=` of episode `id=`, their numbers from `column=` on: {told, steps (whether
     a row is a step), start, count, columns: their places, all_columns, rows: [[text]]}."""
-    ep = shown.listing(query).episodes[query.needed("id")]
-    kind = _kind(kinds(ep.specs, ep.fields), query.needed("field"))
+    listing = shown.listing(query)
+    ep = listing.episodes[query.needed("id")]
+    kind = _kind(kinds(shown, listing, ep), query.needed("field"))
     free = kind.told.endswith(" free")
     start = query.number("start", 0)
     leaf = _leaf(ep.read([kind.name]) if free else _some(ep, kind.name, start, query), kind.name)
@@ -38,10 +39,9 @@ def field_rows(shown: Shown, query: Query) -> Reply:
     )  # fmt: skip
 
 
-def _kind(found: Any, name: str) -> Kind:
+def _kind(found: list[Kind], name: str) -> Kind:
     for kind in found:
         if kind.name == name:
-            assert isinstance(kind, Kind)
             return kind
     raise NotFoundError(f"the episode has no field {name!r:.80}")
 

@@ -1,4 +1,4 @@
-"""Engine: new commits, as they come. The store is asked for one object at a time, however many look."""
+"""New commits, as they come. The store is asked for one object at a time, however many look."""
 
 from __future__ import annotations
 

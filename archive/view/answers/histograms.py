@@ -1,4 +1,4 @@
-"""Engine: how a column's values are spread: of all episodes of a listing, and of those that are meant."""
+"""How a column's values are spread: of all episodes of a listing, and of those that are meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine: what one may say of episodes, what is said, and saying it: one batch is one commit, and can be taken back."""
+"""What one may say of episodes, what is said, and saying it: one batch is one commit, and can be taken back."""
 
 from __future__ import annotations
 

@@ -1,28 +1,32 @@
-"""Engine: episodes as columns and orders: all of an archive or a checkpoint, and those of them that are meant."""
+"""Episodes as columns and orders: all of an archive or a checkpoint, and those of them that are meant."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from archive.arrays import Ints
-from archive.base import NotFoundError, UsageError
-from archive.fields import Bools
+from archive.base import IntegrityError, NotFoundError, UsageError, cached_property
+from archive.fields import Bools, Objects
+from archive.manifest import METADATA_COLUMN
 from archive.view.answers import orders
 
 if TYPE_CHECKING:
-    from archive import Episodes
+    from archive import Commit, Episodes
+
+LOOKED_AT = 2000  # episodes whose metadata is looked into for its names
+LONGEST = 500  # characters of such a name
 
 
 class Listing:
     """All episodes of an archive, or of a checkpoint. Columns and orders are found when first asked for, and stay."""
 
-    def __init__(self, episodes: Episodes, key: Hashable) -> None:
-        self.episodes, self.key = episodes, key
+    def __init__(self, episodes: Episodes, key: tuple[Hashable, ...], head: Commit) -> None:
+        self.episodes, self.key, self.head = episodes, key, head
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._orders: dict[str, tuple[Ints, int]] = {}
         self._loading, self._busy = threading.Lock(), threading.Lock()
@@ -32,6 +36,12 @@ class Listing:
         self._columns.update({n: column for n, column in other._columns.items() if not n.startswith("label.")})
         self._orders.update({n: order for n, order in other._orders.items() if not n.startswith("label.")})
 
+    @property
+    def nbytes(self) -> int:
+        """What was found so far takes so many."""
+        columns, found = list(self._columns.values()), list(self._orders.values())
+        return sum(int(column.nbytes) for column in columns) + sum(places.nbytes for places, _ in found)
+
     def __len__(self) -> int:
         return len(self.episodes)
 
@@ -40,12 +50,29 @@ class Listing:
         """Its columns: those of each table of episodes, and one a label."""
         return self.episodes.episode_index.names
 
+    @cached_property
+    def metadata_names(self) -> list[str]:
+        """The columns of metadata, as the newest episodes have them; of many the most frequent."""
+        texts = self.column("metadata")
+        newest = Objects(texts.slice(max(len(texts) - LOOKED_AT, 0)), "metadata of an episode")
+        try:
+            return [METADATA_COLUMN + name for name in newest.names if len(name) <= LONGEST]
+        except IntegrityError:
+            return []  # who looks at the episode is told
+
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of the table; UsageError for one that there is none of."""
         with self._loading:  # who comes second waits, rather than decoding it beside the first
             if name not in self._columns:
                 self._columns[name] = self.episodes.columns([name])[name]
             return self._columns[name]
+
+    def values(self, name: str, places: pa.Array) -> pa.ChunkedArray | pa.Array:
+        """A column at some places: of metadata only these are parsed, unless all are already."""
+        if name.startswith(METADATA_COLUMN) and name not in self._columns:
+            here = Objects(self.column("metadata").take(places), "metadata of an episode")
+            return here.column(name.removeprefix(METADATA_COLUMN))
+        return self.column(name).take(places)
 
     def place_of(self, name: str) -> int:
         """The place of an episode, by id; NotFoundError if there is none."""
@@ -71,17 +98,22 @@ class Listing:
         found = self.episodes.filter(
             run=given["run"], buffer=given["buffer"], model_weights_uuid=given["weights"], where=given["where"]
         )
-        return Scope(self, np.isin(self.episodes.numbers, found.numbers), key)
+        return Scope(self, np.isin(self.episodes.numbers, found.numbers), key, found.notes)
 
 
 class Scope:
     """Some episodes of a listing."""
 
-    def __init__(self, listing: Listing, member: Bools | None, key: Hashable) -> None:
-        """member: which of the listing's episodes; None for all."""
-        self.listing, self.key = listing, key
+    def __init__(self, listing: Listing, member: Bools | None, key: Hashable, notes: Sequence[str] = ()) -> None:
+        """member: which of the listing's episodes; None for all.  notes: what the condition leaves out."""
+        self.listing, self.key, self.notes = listing, key, notes
         self._member = member
         self._count = len(listing) if member is None else int(member.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Which episodes these are takes so many."""
+        return 0 if self._member is None else int(self._member.nbytes)
 
     def __len__(self) -> int:
         return self._count

@@ -1,12 +1,12 @@
-"""Engine: one episode to look at: what is known of it, and what its fields are. Reads no data."""
+"""One episode to look at: what is known of it, and what its fields are. Reads no data, but for the first bytes of what
+may be video."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from archive.base import ArchiveError
+from archive.manifest import tables
 from archive.view.answers.fieldkinds import MOST, Kind, kinds
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
@@ -20,8 +20,9 @@ MOST_PARTS = 500
 
 def episode(shown: Shown, query: Query) -> Reply:
     """The episode `id=`: what is known of it, its fields and how each is looked at, which weights made which steps."""
-    ep = shown.listing(query).episodes[query.needed("id")]
-    fields = list(kinds(ep.specs, ep.fields))
+    listing = shown.listing(query)
+    ep = listing.episodes[query.needed("id")]
+    fields = kinds(shown, listing, ep)
     return json_reply(
         {
             "id": ep.id,
@@ -53,12 +54,23 @@ def _told(kind: Kind) -> dict[str, Any]:
 def _parts(ep: Episode) -> list[dict[str, Any]]:
     """Which steps were made by which weights, at which update count, in which session."""
     spans = ep.alone().step_spans()
-    rows = ep.alone().reader.snapshot.take(spans.rows, list(_OF_STEPS)).to_pylist()
-    stops = np.cumsum(spans.hi - spans.lo).tolist()
+    rows = ep.alone().reader.snapshot.take(spans.rows, [*_OF_STEPS, *tables.WEIGHTS]).to_pylist()
     out: list[dict[str, Any]] = []
-    for row, start, stop in zip(rows, [0, *stops], stops, strict=False):
-        if out and all(out[-1][name] == row[name] for name in _OF_STEPS):
-            out[-1]["stop"] = stop
-        else:
-            out.append({**row, "start": start, "stop": stop})
+    at = 0
+    for row, lo, hi in zip(rows, spans.lo.tolist(), spans.hi.tolist(), strict=True):
+        for run in tables.cut_weights(tables.weights_of(row), lo, hi) if row["weights"] else [None]:
+            told = {name: row[name] for name in _OF_STEPS} | _as_part(run)
+            start, at = at, at + (hi - lo if run is None else run["steps"])
+            if out and all(out[-1][name] == told[name] for name in _OF_STEPS):
+                out[-1]["stop"] = at
+            else:
+                out.append({**told, "start": start, "stop": at})
     return out[:MOST_PARTS]
+
+
+def _as_part(run: dict[str, Any] | None) -> dict[str, Any]:
+    """What is told of the weights of some steps of a segment; nothing where all have the same."""
+    if run is None:
+        return {}
+    uuid, count = run["model_weights_uuid"], run["update_count"]
+    return {"model_weights_uuids": [uuid] if uuid else [], "update_count_min": count, "update_count_max": count}

@@ -1,4 +1,4 @@
-"""Engine: what would be done, before anybody does it: a resume on N ranks, and letting go. Nothing is written."""
+"""What would be done, before anybody does it: a resume on N ranks, and letting go. Nothing is written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from archive.view.web import Query, Reply, json_reply
 
 if TYPE_CHECKING:
     from archive import Keep
+    from resharding import Plan
 
 MOST_RANKS = 1024
 POLICIES = ("balanced", "interleaved", "by_trajectory")
@@ -18,17 +19,24 @@ POLICIES = ("balanced", "interleaved", "by_trajectory")
 def plan(shown: Shown, query: Query) -> Reply:
     """What resuming the checkpoint `number=` on `ranks=` takes by `policy=`: {about, moved: [[from, to, steps]], ranks:
     [{episodes, steps, bytes, requests}], dropped}."""
-    import resharding
-
-    ck = checkpoint_at(shown.at(query), query.number("number", 0))
-    ranks, policy = query.number("ranks", ck.world_size), query.text("policy") or POLICIES[0]
-    if not 1 <= ranks <= MOST_RANKS or policy not in POLICIES:
-        raise UsageError(f"ranks={ranks}, policy={policy!r:.40}: 1 to {MOST_RANKS} ranks by {', '.join(POLICIES)}")
-    made = resharding.plan(ck, ranks, policy=policy, tails="ignore")
+    made = planned(shown, query)
     totals = zip(made.episodes, made.steps, made.cost(), strict=True)
     rows: list[dict[str, Any]] = [{"episodes": episodes, "steps": steps, **cost} for episodes, steps, cost in totals]
     moved = [[source, target, steps] for (source, target), steps in sorted(made.moved.items())]
     return json_reply({"about": made.about, "moved": moved, "ranks": rows, "dropped": made.dropped})
+
+
+def planned(shown: Shown, query: Query) -> Plan:
+    """The plan of the checkpoint `number=` for `ranks=` by `policy=`; UsageError for more ranks than anybody waits for:
+    MOST_RANKS, or those that the checkpoint has."""
+    import resharding
+
+    ck = checkpoint_at(shown.at(query), query.number("number", 0))
+    ranks, policy = query.number("ranks", ck.world_size), query.text("policy") or POLICIES[0]
+    most = max(MOST_RANKS, ck.world_size)
+    if not 1 <= ranks <= most or policy not in POLICIES:
+        raise UsageError(f"ranks={ranks}, policy={policy!r:.40}: 1 to {most} ranks by {', '.join(POLICIES)}")
+    return resharding.plan(ck, ranks, policy=policy, tails="ignore")
 
 
 def forgetting(shown: Shown, query: Query) -> Reply:

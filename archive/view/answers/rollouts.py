@@ -1,4 +1,4 @@
-"""Engine: language rollouts of an episode as turns, with what is known of each token; and the episodes of its group."""
+"""Language rollouts of an episode as turns, with what is known of each token; and the episodes of its group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from archive.base import ArchiveError, jsontree
-from archive.view.answers.fieldkinds import kinds
+from archive.view.answers.fieldkinds import Kind, kinds
 from archive.view.answers.listings import Listing
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
@@ -25,8 +25,9 @@ GROUP_KEYS = ("group", "group_id", "prompt_id", "question_id", "task_id", "promp
 
 def rollout(shown: Shown, query: Query) -> Reply:
     """The rollout of episode `id=`: {blocks, signals, masks, left_out, texts}; null of an episode that is none."""
-    ep = shown.listing(query).episodes[query.needed("id")]
-    found = _find(ep)
+    listing = shown.listing(query)
+    ep = listing.episodes[query.needed("id")]
+    found = _find(ep, kinds(shown, listing, ep))
     if found is None:
         return json_reply(None)
     decode = decoder(shown.settings.tokenizer)
@@ -34,9 +35,8 @@ def rollout(shown: Shown, query: Query) -> Reply:
     return json_reply({**(part.played or {}), "left_out": part.left_out, "texts": decode is not None})
 
 
-def _find(ep: Episode) -> rollouts.Rollout | None:
+def _find(ep: Episode, specs: list[Kind]) -> rollouts.Rollout | None:
     """The rollout that its fields are. Pictures are not read."""
-    specs = list(kinds(ep.specs, ep.fields))
     if not any(kind.kind in ("tokens", "text") or kind.name.endswith("tokens") for kind in specs):
         return None
     names = [kind.name for kind in specs if kind.kind in ("tokens", "text", "curve") or kind.told.endswith(" free")]

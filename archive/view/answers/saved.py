@@ -1,4 +1,4 @@
-"""Engine: the checkpoints of an archive: when, by how many ranks, what was new, from which one a session went on."""
+"""The checkpoints of an archive: when, by how many ranks, what was new, from which one a session went on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from archive.base import NotFoundError, UsageError, jsontree
 from archive.manifest import tablefiles, tables
+from archive.tables import CHUNK_FILE, among, distinct
 from archive.view.answers.histograms import edges_of
 from archive.view.answers.listings import Listing
 from archive.view.answers.shown import Shown, checkpoint_at
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST = 2000  # checkpoints of a timeline: the newest
 MOST_RANKS = 512
-_CHUNK_FILE = ("chunks", "chunks_bytes", "chunks_crc32c")
 _TOLD = ("commit", "run", "session", "name", "step", "world_size", "whole", "replay_saved", "created_at")
 
 
@@ -115,17 +115,17 @@ def _before(arc: Archive, ck: Checkpoint) -> Checkpoint | None:
 def _written(arc: Archive, ck: Checkpoint, before: int) -> int:
     """Bytes of the chunks of steps that its run committed after the commit `before`, until it was there."""
     sessions = {row["session"] for row in arc.checkpoints.table.to_pylist() if row["run"] == ck.run}
-    rows = arc.snapshot.columns(["commit", "session", "shard", *_CHUNK_FILE])
+    rows = arc.snapshot.columns(["commit", "session", "shard", *CHUNK_FILE])
     commits = pc.fill_null(rows["commit"], 0)
     new = pc.and_(pc.greater(commits, before), pc.less_equal(commits, ck.number))
-    mine = pc.is_in(rows["session"].cast(pa.string()), value_set=pa.array(sorted(sessions), pa.string()))
-    taken = rows.filter(pc.and_(new, mine))
-    shards = taken["shard"].cast(pa.string()).unique()
+    mine = among(rows["session"], sessions)
+    taken = rows.filter(pc.and_(new, pa.array(mine)))
+    shards = distinct(taken["shard"])
     files = list(tablefiles.chunk_files(taken).values())
     total = 0
     for file, data in zip(files, tablefiles.fetch(arc.storage, files), strict=True):
         chunks = tables.loads(data, "chunks", where=file.path, columns=["shard", "size"])
-        found = chunks.filter(pc.is_in(chunks["shard"].cast(pa.string()), value_set=shards))
+        found = chunks.filter(among(chunks["shard"], shards))
         total += pc.sum(found["size"]).as_py() or 0
     return total
 

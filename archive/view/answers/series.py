@@ -1,4 +1,4 @@
-"""Engine: numbers of an episode over its steps, as curves; what follows from rewards; and the values of some steps."""
+"""Numbers of an episode over its steps, as curves; what follows from rewards; and the values of some steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def curves(shown: Shown, query: Query) -> Reply:
     listing, name = shown.listing(query), query.needed("id")
     ep = listing.episodes[name]
     start, stop = query.number("start", 0), min(query.number("stop", ep.length), ep.length)
-    every = [kind.name for kind in kinds(ep.specs, ep.fields) if kind.kind == "curve"]
+    every = [kind.name for kind in kinds(shown, listing, ep) if kind.kind == "curve"]
     asked = query.names("fields")
     chosen = [field for field in every if field in asked] if asked else every[:MOST_FIELDS]
     data = dict(frames.leaves(ep.read(chosen, start, stop, missing=np.nan))) if chosen and start < stop else {}
@@ -85,10 +85,11 @@ def _gamma(query: Query) -> float:
 def steps(shown: Shown, query: Query) -> Reply:
     """The values of steps [`start=`, `stop=`) of `fields=` (all but pictures, without it) of episode `id=`, as texts:
     {field: [text, ...]}; of very many fields the first, and how many `more` there are."""
-    ep = shown.listing(query).episodes[query.needed("id")]
+    listing = shown.listing(query)
+    ep = listing.episodes[query.needed("id")]
     start = query.number("start", 0)
     stop = min(query.number("stop", start + 1), ep.length, start + MOST_STEPS)
-    every = list(kinds(ep.specs, ep.fields))
+    every = kinds(shown, listing, ep)
     small = [kind.name for kind in every if _small(kind)]
     names = query.names("fields") or small[:MOST_VALUES]
     data = ep.read(names, start, stop, missing="skip") if names and start < stop else {}

@@ -1,4 +1,4 @@
-"""Engine: the archive that is shown, and what was found out about it for those who look. What was found once is kept,
+"""The archive that is shown, and what was found out about it for those who look. What was found once is kept,
 so that scrolling costs a slice."""
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from archive.view.answers.listings import Listing, Scope
 from archive.view.web import Query
 
 if TYPE_CHECKING:
-    from archive import Archive, Checkpoint, Commit
+    from archive import Archive, Checkpoint
 
-KEPT = 64  # lists of episodes, and what was counted of them
+KEPT = 64  # things found: lists of episodes, what was counted of them, what reads an episode
+KEPT_BYTES = 2**29  # of all of them
+RECENT = 16  # of these so many stay however large the archive's tables are; what reads episodes does not
 FIRST = ("episode_id", "return", "length", "update_count_max", "model_weights_uuids", "complete", "run", "created_at")
 ORDERED = ("return", "length", "update_count_max", "created_at", "episode_id")  # what people sort by first
 T = TypeVar("T")
+_NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,6 @@ class Shown:
         self.arc, self.settings = arc, settings or Settings()
         self.writing = threading.Lock()  # one batch of labels at a time
         self._lock = threading.RLock()
-        self._newest: dict[int, tuple[Commit | None, Listing]] = {}  # by checkpoint; 0 for all
         self._found: OrderedDict[Hashable, Any] = OrderedDict()
 
     @cached_property
@@ -69,12 +71,14 @@ class Shown:
         key = ("listing", arc.head.number, number)
         return self.kept(key, lambda: self._listed(arc, number, key))
 
-    def _listed(self, arc: Archive, number: int, key: Hashable) -> Listing:
-        made = Listing(checkpoint_at(arc, number).episodes if number else arc.episodes, key)
-        head, before = self._newest.get(number, (None, made))
-        if head is not None and arc.head.same_episodes(head):  # a label was set: all the rest stays
-            made.inherit(before)
-        self._newest[number] = (arc.head, made)
+    def _listed(self, arc: Archive, number: int, key: tuple[Hashable, ...]) -> Listing:
+        made = Listing(checkpoint_at(arc, number).episodes if number else arc.episodes, key, arc.head)
+        with self._lock:
+            others = [one for one in reversed(self._found.values()) if isinstance(one, Listing)]
+        for other in others:
+            if other.key[-1] == number and arc.head.same_episodes(other.head):  # a label was set: all the rest stays
+                made.inherit(other)
+                break
         return made
 
     def scope(self, query: Query) -> Scope:
@@ -86,17 +90,28 @@ class Shown:
         return self.kept(key, lambda: listing.scope(given, key))
 
     def kept(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What was found for a key before, or now; what nobody has asked for lately is forgotten."""
+        """What was found for a key before, or now; what nobody has asked for lately is forgotten, so that all of it
+        takes no more than KEPT_BYTES, with what the thing itself may yet take (`most_bytes`)."""
         with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]  # type: ignore[no-any-return]
-        found = find()
+            found = self._found.get(key, _NOTHING)
+        if found is _NOTHING:
+            found = find()
         with self._lock:
             self._found[key] = found
-            while len(self._found) > KEPT:
-                self._found.popitem(last=False)
-        return found
+            self._found.move_to_end(key)
+            self._forget(getattr(found, "most_bytes", _bytes(found)))
+        return found  # type: ignore[no-any-return]
+
+    def _forget(self, most: int) -> None:
+        """Let go of the oldest; `most`: what the newest may come to take."""
+        names = list(self._found)[:-1]
+        sizes = [_bytes(self._found[name]) for name in names]
+        total, count = sum(sizes) + most, len(self._found)
+        for i, (name, taken) in enumerate(zip(names, sizes, strict=True)):
+            stays = i >= len(names) - RECENT and not hasattr(self._found[name], "most_bytes")
+            if count > KEPT or (total > KEPT_BYTES and not stays):
+                del self._found[name]
+                total, count = total - taken, count - 1
 
     def warm(self) -> None:
         """Loads what the first rows show, and puts them in the orders that people ask for first."""
@@ -105,6 +120,10 @@ class Shown:
             listing.column(name)
         for name in ORDERED:
             listing.order(name)
+
+
+def _bytes(found: Any) -> int:
+    return sum(map(_bytes, found)) if isinstance(found, tuple) else int(getattr(found, "nbytes", 0))
 
 
 def checkpoint_at(arc: Archive, number: int) -> Checkpoint:

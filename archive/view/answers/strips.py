@@ -1,4 +1,4 @@
-"""Engine: the first picture of each of some episodes, small, to see at a glance what they are."""
+"""The first picture of each of some episodes, small, to see at a glance what they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from archive.base import ArchiveError, UsageError
+from archive.adapters.video import decode
+from archive.base import ArchiveError, MissingPackageError, UsageError
 from archive.read import Gather
 from archive.view.answers.fieldkinds import kinds
 from archive.view.answers.listings import Listing
@@ -26,7 +27,7 @@ def strip(shown: Shown, query: Query) -> Reply:
     if len(ids) > MOST:
         raise UsageError(f"{len(ids)} ids: at most {MOST} at once")
     places = np.array([listing.place_of(name) for name in ids], np.int64)
-    field = query.text("field") or _first_field(listing, places)
+    field = query.text("field") or _first_field(shown, listing, places)
     if not field or not len(places):
         return bytes_reply(b"", Shape=[0, 0, 0], Field=field, Ids=[])
     small = [(name, picture) for name, place in zip(ids, places.tolist(), strict=True)
@@ -39,10 +40,9 @@ def strip(shown: Shown, query: Query) -> Reply:
     return bytes_reply(out.tobytes(), Shape=[*out.shape[:3]], Field=field, Ids=[name for name, _ in small])
 
 
-def _first_field(listing: Listing, places: np.ndarray[Any, Any]) -> str:
+def _first_field(shown: Shown, listing: Listing, places: np.ndarray[Any, Any]) -> str:
     for place in places[:LOOKED_AT].tolist():
-        ep = listing.episodes[place]
-        for kind in kinds(ep.specs, ep.fields):
+        for kind in kinds(shown, listing, listing.episodes[place]):
             if kind.kind == "frames":
                 return kind.name
     return ""
@@ -52,9 +52,13 @@ def _picture(listing: Listing, place: int, field: str) -> np.ndarray[Any, Any] |
     """A picture of at most SIDE pixels; None of an episode that has none, or whose chunk is damaged."""
     try:
         data = Gather(listing.episodes[place : place + 1], [field], cache_bytes=0).rows([0], [0])
+        leaf: Any = dict(frames.leaves(data)).get(field)
+        packets = isinstance(leaf, list) and all(isinstance(one, np.ndarray) and one.ndim == 1 for one in leaf)
+        found = frames.Pictures(decode(leaf)) if packets else frames.as_pictures(leaf)
+    except MissingPackageError:
+        raise
     except (ArchiveError, IndexError):
         return None
-    found = frames.as_pictures(dict(frames.leaves(data)).get(field))
     if found is None:
         return None
     every = max(1, -(-max(found.pixels.shape[1:3]) // SIDE))

@@ -23,18 +23,42 @@ export function of(page, given = {}) {
   return `#/${encodeURIComponent(page)}${query ? `?${query}` : ""}`;
 }
 
-/** Goes to a page; "back" comes back from it. */
+/** Goes to a page, at once; "back" comes back from it. */
 export function go(page, given) {
-  location.hash = of(page, given);
+  open(of(page, given));
 }
 
-/** Changes what the page shows: some parameters, and no entry of "back" for each (as while scrubbing) unless told so. */
-export function change(given, { entry = false } = {}) {
-  const now = read();
-  const next = of(now.page, { ...now.given, ...given });
+/** Goes to an address. */
+export function open(next) {
   if (next === location.hash) return;
-  if (entry) history.pushState(null, "", next);
-  else history.replaceState(null, "", next);
+  history.pushState(null, "", next);
+  dispatchEvent(new PopStateEvent("popstate"));
+}
+
+/** Changes some parameters of the page as it shows others, as while scrubbing: no entry of "back" for each. */
+export function change(given) {
+  if (moved()) return; // it is another page's by now
+  const now = read();
+  history.replaceState(null, "", of(now.page, { ...now.given, ...given }));
+  arrived();
+}
+
+/** Has the page show what some other parameters say; "back" comes back from that. */
+export function turn(given) {
+  const now = read();
+  go(now.page, { ...now.given, ...given });
+}
+
+let seen = location.hash;
+
+/** What the address says is shown, or on its way. */
+export function arrived() {
+  seen = location.hash;
+}
+
+/** Whether the address says more than anybody has looked at yet: browsers change it first. */
+export function moved() {
+  return location.hash !== seen;
 }
 
 // what says which episodes are meant, wherever they are shown

@@ -1,10 +1,10 @@
-// Questions to the server this page came from, with the token that the page was given.
+// Questions to the server this page came from, with the token that the page was given, or one of this browser before it.
 
 import { readArrow } from "./arrow.js";
 
 export const GONE = "the viewer does not answer: is `archive view` still running?";
 
-const TOKEN = document.querySelector('meta[name="token"]').content;
+const TOKEN = _token();
 
 /** What the server refused, in its words. */
 export class Refused extends Error {
@@ -15,17 +15,27 @@ export class Refused extends Error {
   }
 }
 
+// A page that is opened by its cookie is given none: cookies go to all ports of a host, what is stored here to this alone.
+function _token() {
+  const { content } = document.querySelector('meta[name="token"]');
+  try {
+    if (content) localStorage.setItem("token", content);
+    return content || localStorage.getItem("token") || "";
+  } catch {
+    return content; // within a notebook whose browser lets nothing be stored
+  }
+}
+
 async function _fetched(path, given, how = {}) {
   const url = new URL(`api/${path}`, document.baseURI.split("#")[0]);
   for (const [key, value] of Object.entries(given ?? {})) {
     if (value === undefined || value === null || value === "" || value === false) continue;
     url.searchParams.set(key, value === true ? "1" : Array.isArray(value) ? JSON.stringify(value) : value);
   }
-  url.searchParams.delete("token");
   const headers = { Authorization: `Bearer ${TOKEN}`, ...how.headers };
   let answer;
   try {
-    answer = await fetch(url, { ...how, headers, credentials: "same-origin" });
+    answer = await fetch(url, { ...how, headers, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(GONE, 0, "Gone");

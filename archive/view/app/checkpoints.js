@@ -10,40 +10,17 @@ import { flow, rankBars } from "./flow.js";
 import { forgetting } from "./forgetting.js";
 import * as format from "./format.js";
 import * as keys from "./keys.js";
+import { turns } from "./newest.js";
 import { planning } from "./planning.js";
-import { say } from "./status.js";
+import { failed } from "./status.js";
 import { timeline } from "./timeline.js";
 import { tree } from "./tree.js";
 
-let page = null;
-
-export async function show(main, about, given) {
-  page = new Checkpoints(main, about, given);
-  await page.load();
-  return () => {
-    page.close();
-    page = null;
-  };
-}
-
-export function update(given) {
-  if (given.run !== page.given.run || given.commit !== page.given.commit) return false;
-  page.given = given;
-  page.draw();
-  return true;
-}
-
-/** A newer commit is there: who looks at the newest checkpoint sees the one that came. */
-export function news(about) {
-  page.about = about;
-  return page.load();
-}
-
-class Checkpoints {
-  constructor(main, about, given) {
-    Object.assign(this, { about, given });
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { given, signal, turn: turns(signal) });
     this.list = el("div", {});
-    this.forgetting = forgetting(given);
+    this.forgetting = forgetting(given, signal);
     this.one = el("div", { class: "one" });
     fill(
       main,
@@ -55,36 +32,44 @@ class Checkpoints {
         this.one,
       ),
     );
-    this.unbind = keys.bind("Checkpoints", [
+    keys.bind("Checkpoints", this.keys(), signal);
+  }
+
+  /** Another checkpoint of the same, or another plan of it. */
+  update(given) {
+    if (given.run !== this.given.run || given.commit !== this.given.commit) return false;
+    this.given = given;
+    if (this.found) this.draw();
+    return true;
+  }
+
+  /** A newer commit is there: who looks at the newest checkpoint sees the one that came. */
+  news() {
+    return this.load();
+  }
+
+  keys() {
+    const ranks = async () => {
+      await this.drawn; // a key may come before its field is drawn
+      document.getElementById("target-ranks")?.select();
+    };
+    return [
       { keys: ["ArrowDown", "ArrowRight", "j"], does: "newer checkpoint", run: () => this.step(1) },
       { keys: ["ArrowUp", "ArrowLeft", "k"], does: "older checkpoint", run: () => this.step(-1) },
       { keys: ["Home"], does: "the first checkpoint of the run", run: () => this.step(-Infinity) },
       { keys: ["End"], does: "the newest of the run", run: () => this.step(Infinity) },
-      {
-        keys: ["r"],
-        does: "plan for another number of ranks",
-        run: () => document.getElementById("target-ranks")?.select(),
-      },
+      { keys: ["r"], does: "plan for another number of ranks", run: ranks },
       {
         keys: ["Enter"],
         does: "its episodes",
         run: () => this.picked && address.go("episodes", { checkpoint: this.picked.commit }),
       },
-    ]);
-  }
-
-  close() {
-    this.unbind();
+    ];
   }
 
   async load() {
-    try {
-      this.found = await ask("checkpoints", { commit: this.given.commit, run: this.given.run });
-    } catch (error) {
-      say(error.message, { error: true });
-      return;
-    }
-    await this.draw();
+    this.found = await ask("checkpoints", { commit: this.given.commit, run: this.given.run }, this.signal);
+    this.draw();
   }
 
   get picked() {
@@ -99,11 +84,14 @@ class Checkpoints {
   }
 
   pick(one) {
-    address.change({ number: one.commit }, { entry: true });
-    dispatchEvent(new PopStateEvent("popstate"));
+    address.turn({ number: one.commit });
   }
 
-  async draw() {
+  draw() {
+    return (this.drawn = this._draw(this.turn()));
+  }
+
+  async _draw(signal) {
     const runs = [...new Set(this.found.map((one) => one.run))];
     fill(
       this.list,
@@ -121,19 +109,18 @@ class Checkpoints {
     );
     this.list.querySelector("tr[aria-current]")?.scrollIntoView({ block: "nearest" });
     if (!this.picked) return;
-    const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
-      const found = await ask("checkpoint", { commit: this.given.commit, number: this.picked.commit });
-      if (turn !== this.turn) return;
-      this.tell(found);
-      await Promise.all([this.plan(), this.tails()]);
+      const found = await ask("checkpoint", { commit: this.given.commit, number: this.picked.commit }, signal);
+      this.tell(found, signal);
+      await Promise.all([this.plan(signal), this.tails(signal)]);
     } catch (error) {
-      say(error.message, { error: true });
+      failed(error);
     }
+    if (signal.aborted) return;
     this.one.parentNode.classList.add("ready");
   }
 
-  tell(found) {
+  tell(found, signal) {
     const [one, { changed }] = [this.picked, found];
     const heading = el(
       "h2",
@@ -161,7 +148,7 @@ class Checkpoints {
       this.one,
       heading,
       el("p", { class: "quiet-text" }, `${_when(one)} · run ${cut(one.run, 40)} · commit ${one.commit} · `, episodes),
-      one.resumed ? _resumed(one, this.given.commit) : null,
+      one.resumed ? _resumed(one, this.given.commit, signal) : null,
       el("h3", {}, "Live steps of each rank"),
       rankBars(found.ranks),
       el("h3", {}, "Buffers"),
@@ -171,7 +158,7 @@ class Checkpoints {
         el("thead", {}, el("tr", {}, _heads(["buffer", "steps", "episodes", "columns"], ["steps", "episodes"]))),
         el("tbody", {}, buffers),
       ),
-      columns(found.buffers, { commit: this.given.commit, number: one.commit }),
+      columns(found.buffers, { commit: this.given.commit, number: one.commit }, signal),
       changed
         ? [el("h3", {}, `Since ${cut(changed.since.name, 40)}`), facts(_changes(changed, one, found.written))]
         : null,
@@ -185,7 +172,7 @@ class Checkpoints {
     );
   }
 
-  plan() {
+  plan(signal) {
     const one = this.picked;
     const why = one.whole ? "was saved without its buffers" : "is partial: not all of its ranks saved";
     if (!one.replay_saved || !one.whole)
@@ -194,13 +181,13 @@ class Checkpoints {
       address.change(given);
       this.given = { ...this.given, ...given };
     };
-    return planning(this.planned, one, { commit: this.given.commit, number: one.commit }, this.given, keep);
+    return planning(this.planned, one, { commit: this.given.commit, number: one.commit }, this.given, keep, signal);
   }
 
-  async tails() {
+  async tails(signal) {
     const newest = this.found.filter((one) => one.run === this.picked.run).at(-1);
     if (newest !== this.picked) return;
-    const found = await ask("tails", { run: this.picked.run });
+    const found = await ask("tails", { run: this.picked.run }, signal);
     if (!found) return;
     const rows = found.ranks.map((rank) =>
       el(
@@ -224,7 +211,7 @@ function _when(one) {
   return String(one.created_at).slice(0, 19);
 }
 
-function _resumed(one, commit) {
+function _resumed(one, commit, signal) {
   const { resumed } = one;
   const from = resumed.name ? `${cut(resumed.name, 40)} of ${cut(resumed.run, 40)}` : `commit ${resumed.commit}`;
   const ranks = resumed.world_size ? `: ${resumed.world_size} ranks → ${one.world_size}` : "";
@@ -234,9 +221,8 @@ function _resumed(one, commit) {
   const draw = async () => {
     if (!folded.open || picture.dataset.asked) return;
     picture.dataset.asked = "yes";
-    const found = await ask("plan", { commit, number: resumed.commit, ranks: one.world_size }).catch((error) => ({
-      error,
-    }));
+    const asked = { commit, number: resumed.commit, ranks: one.world_size };
+    const found = await ask("plan", asked, signal).catch((error) => ({ error }));
     fill(
       picture,
       found.error?.message ?? flow(found.moved, resumed.world_size, one.world_size) ?? "too many ranks for a picture",

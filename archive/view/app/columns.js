@@ -8,13 +8,13 @@ const [WIDTH, HEIGHT] = [420, 60];
 const MOST = 64; // ranks of the table
 
 /** A part for each column of a buffer, folded; asked for when it is opened. asked: commit and number. */
-export function columns(buffers, asked) {
+export function columns(buffers, asked, signal) {
   return Object.entries(buffers).flatMap(([buffer, { columns: names }]) =>
-    names.map((name) => _column(buffer, name, asked)),
+    names.map((name) => _column(buffer, name, asked, signal)),
   );
 }
 
-function _column(buffer, name, asked) {
+function _column(buffer, name, asked, signal) {
   const inside = el("div", {});
   const part = el(
     "details",
@@ -25,7 +25,7 @@ function _column(buffer, name, asked) {
   part.addEventListener("toggle", async () => {
     if (!part.open || inside.childElementCount) return;
     try {
-      fill(inside, _drawn(name, await ask("column", { ...asked, name, buffer })));
+      fill(inside, _drawn(name, await ask("column", { ...asked, name, buffer }, signal)));
     } catch (error) {
       fill(inside, el("p", { class: "error-text" }, error.message));
     }

@@ -5,6 +5,7 @@ import { ask } from "./api.js";
 import { cut, el, fill, svg } from "./dom.js";
 import { title } from "./episodes.js";
 import * as format from "./format.js";
+import { turns } from "./newest.js";
 
 const GROUPS = {
   run: "runs",
@@ -16,33 +17,9 @@ const GROUPS = {
 const NONE = "none"; // those without any, whom no condition of the address names
 const [WIDTH, HEIGHT] = [640, 54];
 
-let page = null;
-
-export async function show(main, about, given) {
-  page = new Compare(about, given);
-  fill(main, page.node);
-  await page.load();
-  page.node.classList.add("ready");
-  return () => {
-    page = null;
-  };
-}
-
-/** The page draws another column or other groups itself. */
-export function update(given) {
-  page.given = given;
-  page.load();
-  return true;
-}
-
-/** A newer commit is there. */
-export function news() {
-  return page.load();
-}
-
-class Compare {
-  constructor(about, given) {
-    this.given = given;
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { given, turn: turns(signal) });
     const columns = Object.entries(about.columns)
       .filter(([, kind]) => kind === "number" || kind === "flag")
       .map(([name]) => name);
@@ -61,23 +38,32 @@ class Compare {
       el("p", { class: "bar" }, this.column, " by ", this.by),
       this.body,
     );
+    fill(main, this.node);
+  }
+
+  /** The page draws another column or other groups itself. */
+  update(given) {
+    this.given = given;
+    this.load();
+    return true;
+  }
+
+  /** A newer commit is there. */
+  news() {
+    return this.load();
   }
 
   async load() {
     const { column = "return", by = "run" } = this.given;
     [this.column.value, this.by.value] = [column, by];
-    this.asking?.abort();
-    this.asking = new AbortController();
     try {
-      this.draw(
-        await ask("distributions", { ...address.scope(this.given), column, by }, this.asking.signal),
-        column,
-        by,
-      );
+      const found = await ask("distributions", { ...address.scope(this.given), column, by }, this.turn());
+      this.draw(found, column, by);
     } catch (error) {
       if (error.name !== "AbortError")
         fill(this.body, el("p", { class: "error-text", role: "alert" }, cut(error.message, 600)));
     }
+    this.node.classList.add("ready");
   }
 
   draw(found, column, by) {
@@ -92,8 +78,7 @@ class Compare {
 
 function _choice(name, label, options) {
   const onchange = (event) => {
-    address.change({ [name]: event.target.value }, { entry: true });
-    dispatchEvent(new PopStateEvent("popstate"));
+    address.turn({ [name]: event.target.value });
   };
   return el(
     "select",

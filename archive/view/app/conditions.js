@@ -50,9 +50,11 @@ export class Conditions {
 
   /** Another condition than the one typed, as a bar's. */
   set(text) {
+    if (text === this.value) return void this.refused(""); // what somebody is writing stays
     this.value = text;
     this.input.value = text;
     this.refused("");
+    return undefined;
   }
 
   /** The condition holds: keys are for the rows again, unless somebody writes on. */
@@ -72,6 +74,11 @@ export class Conditions {
   refused(why) {
     this.input.setAttribute("aria-invalid", why ? "true" : "false");
     fill(this.why, cut(why, 300));
+  }
+
+  /** Says something of a condition that can be applied. */
+  told(what) {
+    fill(this.why, cut(what, 300));
   }
 
   async _complete() {

@@ -8,50 +8,48 @@ import * as format from "./format.js";
 import * as keys from "./keys.js";
 import { book } from "./labelbook.js";
 import { Labels } from "./labels.js";
+import { turns } from "./newest.js";
 import { Cursor, moves, player } from "./player.js";
 import { RawTable } from "./rawtable.js";
 import { Stage } from "./stage.js";
-import { say } from "./status.js";
+import { failed, say } from "./status.js";
 import { Values } from "./values.js";
 
 const ADDRESS_MS = 250; // after which the address has the step, too
 
-let page = null;
-
-export async function show(main, about, given) {
-  const mine = (page = new EpisodePage(given));
-  await mine.load(main);
-  return () => mine.close();
-}
-
-/** A newer commit is there: the episode may have grown, or somebody may have said something of it. */
-export function news() {
-  return page.renew();
-}
-
-class EpisodePage {
-  constructor(given) {
-    this.given = given;
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { main, given, left: signal, turn: turns(signal), open: [] });
     this.scope = address.scope(given);
     // an episode is found in all of the commit or checkpoint; the condition says who its neighbours are
     const { commit, checkpoint } = this.scope;
     this.asked = { commit, checkpoint, id: given.id };
-    this.open = [];
   }
 
-  async load(main) {
-    this.main = main;
-    const found = await ask("episode", this.asked);
+  async load() {
+    this.draw(await ask("episode", this.asked, this.left));
+  }
+
+  /** Draws it, and lets go of what was drawn before; curves, words and its place among others come when they are there. */
+  draw(found) {
+    const signal = (this.signal = this.turn());
+    signal.addEventListener("abort", () => this.close());
     this.found = found;
     this.cursor = new Cursor(Math.max(1, found.length), _step(this.given));
     const ongamma = (gamma) => this.keepInAddress({ gamma });
-    this.stage = new Stage(this.asked, found, this.cursor, { gamma: this.given.gamma, ongamma, keyed: true });
-    this.open.push(this.stage);
     this.side = el("aside", { class: "beside", "aria-label": "About the episode" });
     this.place = el("span", { class: "place" });
     this.raw = el("div", {});
+    this.labels = new Labels({
+      scope: () => ({ ...this.scope, commit: "" }),
+      onwithout: (key) => this.without(key),
+      signal,
+    });
+    keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()], signal);
+    this.stage = new Stage(this.asked, found, this.cursor, { gamma: this.given.gamma, ongamma, keyed: true, signal });
+    this.open.push(this.stage, this.cursor);
     fill(
-      main,
+      this.main,
       el(
         "article",
         { class: "episode" },
@@ -68,35 +66,45 @@ class EpisodePage {
         this.side,
       ),
     );
-    this.labels = new Labels({ scope: () => ({ ...this.scope, commit: "" }), onwithout: (key) => this.without(key) });
-    this.unbind = keys.bind("Episode", [...moves(this.cursor), ...this.keys(), ...this.labels.keys()]);
     this.cursor.follow((step, { settled }) => this.settle(step, settled));
     this.tell();
     if (this.given.field) this.valuesOf(this.given.field);
-    await Promise.all([this.stage.load(), this.neighbours(), this.group()]);
-    this.side.parentNode.classList.add("ready");
+    this.neighbouring = this.neighbours();
+    this.grouping = this.group();
+    const article = this.side.parentNode;
+    Promise.all([this.stage.load(), this.neighbouring, this.grouping]).then(() => article.classList.add("ready"));
   }
 
   close() {
-    this.unbind?.();
     clearTimeout(this.timer);
     for (const one of this.open) one.close();
     this.open = [];
-    this.cursor?.close();
   }
 
-  /** Shows it anew, at the step that is looked at, where something of it has changed. */
-  async renew() {
-    const found = await ask("episode", this.asked);
+  /** A newer commit is there: shown anew, at the step that is looked at, where something of it has changed. */
+  async news() {
+    const found = await ask("episode", this.asked, this.left);
     const told = ({ length, labels, about, parts }) => JSON.stringify([length, labels, about, parts]);
-    if (told(found) === told(this.found)) return void this.neighbours();
+    if (told(found) === told(this.found)) return void (this.neighbouring = this.neighbours());
+    await this.written();
     const { step, playing, length } = this.cursor;
     const atEnd = step >= length - 1 && found.length > length;
     this.given = { ...this.given, step: atEnd ? found.length - 1 : step };
-    this.close();
-    await this.load(this.main);
+    this.draw(found);
     if (playing) this.cursor.play();
     if (found.length !== length) say(`it has ${format.counted(found.length, "step")} now`);
+    return undefined;
+  }
+
+  /** Once nobody writes into a field of it. */
+  async written() {
+    const field = document.activeElement;
+    if (!this.main.contains(field) || !keys.typing(field)) return;
+    await new Promise((done) => {
+      field.addEventListener("blur", done);
+      this.left.addEventListener("abort", done); // a field that goes with its page may not say so
+    });
+    this.left.throwIfAborted();
   }
 
   keepInAddress(given) {
@@ -153,7 +161,11 @@ class EpisodePage {
       {
         keys: ["g"],
         does: "its group side by side",
-        run: () => (this.grouped ? address.go("together", this.grouped) : say("it is in no group")),
+        run: async () => {
+          await this.grouping;
+          if (this.grouped) this.go("together", this.grouped);
+          else say("it is in no group");
+        },
       },
       {
         keys: ["t"],
@@ -162,30 +174,36 @@ class EpisodePage {
       },
       { keys: ["x"], does: "compare: this one, and the one where x is pressed next", run: () => this.compare() },
       { keys: ["m"], does: "next episode without a label", run: () => this.unlabelled() },
-      { keys: ["Escape"], does: "back to the episodes", run: () => this.back.click() },
+      { keys: ["Escape"], does: "back to the episodes", run: () => address.open(this.origin()) },
     ];
   }
 
   async neighbours() {
     const { sort, descending } = this.given;
     try {
-      this.around = await ask("neighbours", { ...this.scope, sort, descending, id: this.given.id });
+      this.around = await ask("neighbours", { ...this.scope, sort, descending, id: this.given.id }, this.signal);
       this.back.href = this.origin();
       fill(this.place, `${format.count(this.around.place + 1)} of ${format.count(this.around.count)}`);
-    } catch {
-      fill(this.place, "not among those of the condition");
+    } catch (error) {
+      if (error.name !== "AbortError") fill(this.place, "not among those of the condition");
     }
   }
 
-  beside(way) {
+  /** Another page, unless this one was left meanwhile. */
+  go(name, given) {
+    if (!this.left.aborted) keys.lead(() => address.go(name, given));
+  }
+
+  async beside(way) {
+    await this.neighbouring; // a key may come before it is known who they are
     const id = this.around?.[way];
     if (id === undefined || id === null) say(way === "after" ? "this is the last one" : "this is the first one");
-    else address.go("episode", { ...this.given, id, step: "" });
+    else this.go("episode", { ...this.given, id, step: "" });
   }
 
   /** The others of the same prompt, to go to, or to see side by side. */
   async group() {
-    const found = await ask("group", { ...this.asked, by: this.given.group }).catch(() => null);
+    const found = await ask("group", { ...this.asked, by: this.given.group }, this.signal).catch(() => null);
     if (!found?.members || found.members.length < 2) return;
     this.members = found.members.map((one) => one.id);
     const to = (id) => address.of("episode", { ...this.given, id, step: "" });
@@ -218,11 +236,12 @@ class EpisodePage {
   }
 
   /** The next of the group, or the one before. */
-  member(way) {
+  async member(way) {
+    await this.grouping;
     const id = this.members?.[this.members.indexOf(this.given.id) + way];
     if (id === undefined)
       say(this.members ? `this is the ${way > 0 ? "last" : "first"} of its group` : "it is in no group");
-    else address.go("episode", { ...this.given, id, step: "" });
+    else this.go("episode", { ...this.given, id, step: "" });
   }
 
   /** Marks this one for a comparison; with one that was marked before, shows both. */
@@ -239,14 +258,12 @@ class EpisodePage {
   }
 
   async unlabelled() {
-    await book.save();
+    await Promise.all([book.save(), this.labels.loading]);
     const { key } = this.labels;
     const { sort, descending } = this.given;
-    const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }).catch((error) =>
-      say(error.message, { error: true }),
-    );
-    if (found?.id) address.go("episode", { ...this.given, id: found.id, step: "" });
-    else if (found) say(`all of them have the label ${key}`);
+    const found = await ask("unlabelled", { ...this.scope, sort, descending, id: this.given.id, key }, this.left);
+    if (found.id) this.go("episode", { ...this.given, id: found.id, step: "" });
+    else say(`all of them have the label ${key}`);
   }
 
   /** Those of the condition that lack a label. */
@@ -258,8 +275,8 @@ class EpisodePage {
 
   tell() {
     this.keep(this.side, this.labels);
-    this.labels.of(this.found.id, this.found.labels);
-    this.labels.load().catch((error) => say(error.message, { error: true }));
+    this.labels.of({ id: this.found.id, labels: this.found.labels });
+    this.labels.load().catch(failed);
     const values = new Values(this.asked, this.cursor);
     this.keep(this.side, values);
     this.values = values.node;

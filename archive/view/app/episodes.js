@@ -10,7 +10,8 @@ import { Grid } from "./grid.js";
 import * as keys from "./keys.js";
 import { LabelMany } from "./labelmany.js";
 import { Scopes } from "./scopes.js";
-import { say } from "./status.js";
+import { turns } from "./newest.js";
+import { failed } from "./status.js";
 import { Strip } from "./strip.js";
 
 const TITLES = {
@@ -35,40 +36,15 @@ const SHOWN = [
 ];
 const SPREAD = ["return", "length", "update_count_max", "model_weights_uuids"];
 const FIRST_ROWS = 200;
-
-let page = null;
-
-export async function show(main, about, given) {
-  page = new Episodes(about, given);
-  fill(main, page.node);
-  await page.load();
-  return () => {
-    page.close();
-    page = null;
-  };
-}
-
-/** The page draws a change of its condition or order itself. */
-export function update(given) {
-  page.given = given;
-  page.load();
-  return true;
-}
-
-/** A newer commit is there: the rows are asked for again, where one looks stays in sight. */
-export function news(about) {
-  page.about = about;
-  page.names(); // somebody may have set a label that there was not
-  return page.load({ stay: true });
-}
+const NEXT = 10; // rows after one that has left, of which the first that is still there is picked
 
 export function title(name) {
   return TITLES[name] ?? name.replaceAll("_", " ");
 }
 
-class Episodes {
-  constructor(about, given) {
-    Object.assign(this, { about, given });
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { about, given, signal, turn: turns(signal) });
     this.names();
     this.conditions = new Conditions({
       value: given.where ?? "",
@@ -83,8 +59,10 @@ class Episodes {
       scope: () => address.scope(this.given),
       count: () => this.grid.count,
       picked: () => this.grid.row(this.grid.picked)?.episode_id,
+      arrived: async () => (await this.grid.known(this.grid.picked))?.episode_id,
       onwithout: (key) => this.filter("", `label.${key} is null`),
-      onsaved: () => this.labelled(),
+      onsaved: () => this.labelled().catch(failed),
+      signal,
     });
     this.grid = new Grid({
       label: "Episodes",
@@ -95,49 +73,68 @@ class Episodes {
       onsort: (name) => this.sort(name),
       onpick: () => this.labels.show(),
       onview: (start, stop) => this.seen(start, stop),
-      onfail: (error) => say(error.message, { error: true }),
+      onfail: failed,
     });
     this.strip = new Strip({
       asked: () => ({ commit: this.given.commit, checkpoint: this.given.checkpoint }),
       onpick: (place) => this.grid.pick(place),
+      signal,
     });
     this.pictures = el(
       "button",
       { "aria-keyshortcuts": "p", onclick: () => this.change({ pictures: this.given.pictures ? "" : "1" }) },
       "pictures",
     );
-    this.node = el(
-      "div",
-      { class: "episodes" },
-      el("h1", { class: "unseen" }, "Episodes"),
-      el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
-      this.strip.node,
-      this.grid.node,
-      el("aside", { class: "side" }, this.labels.node, this.side),
-    ); // Tab comes to the rows first
-    this.unbind = keys.bind("Episodes", [...this.keys(), ...this.labels.keys()]);
+    fill(
+      main,
+      el(
+        "div",
+        { class: "episodes" },
+        el("h1", { class: "unseen" }, "Episodes"),
+        el("div", { class: "bar" }, this.conditions.node, this.scopes.node, this.pictures, this.count),
+        this.strip.node,
+        this.grid.node,
+        el("aside", { class: "side" }, this.labels.node, this.side),
+      ), // Tab comes to the rows first
+    );
+    keys.bind("Episodes", [...this.keys(), ...this.labels.keys()], signal);
+    signal.addEventListener("abort", () => this.close());
+  }
+
+  close() {
+    this.labels.close();
+    this.grid.close();
+    this.strip.close();
+  }
+
+  /** The page draws a change of its condition or order itself. */
+  update(given) {
+    this.given = given;
+    this.load();
+    return true;
+  }
+
+  /** A newer commit is there: the rows are asked for again, where one looks stays in sight. */
+  news(about) {
+    this.about = about;
+    this.names(); // somebody may have set a label that there was not
+    return this.load("row");
   }
 
   /** Which columns are listed, and which are drawn. */
   names() {
     const { columns } = this.about;
     const labels = Object.keys(columns).filter((name) => name.startsWith("label."));
-    this.shown = [...SHOWN.slice(0, 6), ...labels.slice(0, 6), ...SHOWN.slice(6)].filter((name) => name in columns);
+    const fixed = [...SHOWN.slice(0, 6), ...labels.slice(0, 6), ...SHOWN.slice(6)].filter((name) => name in columns);
+    this.shown = [...fixed, ...(this.metadata ?? []).slice(0, 6)];
     this.spread = [...SPREAD, ...labels.slice(0, 8)];
-  }
-
-  close() {
-    this.unbind();
-    this.labels.close();
-    this.grid.close();
-    this.strip.close();
   }
 
   keys() {
     const go = (place) => () => this.grid.pick(place());
     const [grid, last] = [this.grid, () => this.grid.count - 1];
     return [
-      { keys: ["/"], does: "write a condition", run: () => this.conditions.focus() },
+      { keys: ["/"], does: "write a condition", soon: true, run: () => this.conditions.focus() },
       { keys: ["ArrowDown", "j"], does: "next episode", run: go(() => grid.picked + 1) },
       { keys: ["ArrowUp", "k"], does: "previous episode", run: go(() => grid.picked - 1) },
       { keys: ["PageDown"], does: "a page down", run: go(() => grid.picked + grid.page) },
@@ -152,14 +149,13 @@ class Episodes {
 
   columns() {
     return this.shown.map((name) => {
-      const kind = name === "episode_id" ? "name" : this.about.columns[name];
+      const kind = name === "episode_id" ? "name" : (this.about.columns[name] ?? "text");
       return { name, title: title(name), kind, sortable: kind !== "list", width: WIDE[name] ?? WIDTHS[kind] ?? 120 };
     });
   }
 
   change(given) {
-    address.change(given, { entry: true });
-    dispatchEvent(new PopStateEvent("popstate"));
+    address.turn(given);
   }
 
   sort(name) {
@@ -183,47 +179,69 @@ class Episodes {
     return askTable("episodes", { ...this.asked, start, stop, columns: this.shown }, signal);
   }
 
-  async load({ stay = false } = {}) {
-    this.asking?.abort();
-    const stopped = (this.asking = new AbortController());
+  /** Shows what is asked for by now; the picked row stays picked by `stay`: "row", or "next": where it has left, the next. */
+  load(stay = "") {
+    return (this.loading = this._load(stay, this.turn()));
+  }
+
+  async _load(stay, signal) {
     this.conditions.set(this.given.where ?? "");
     this.scopes.set(this.given);
     this.strip.node.hidden = !this.given.pictures;
     this.pictures.setAttribute("aria-pressed", String(Boolean(this.given.pictures)));
     try {
-      const first = await this.rows(0, FIRST_ROWS, stopped.signal);
+      if (!this.metadata) {
+        const names = await ask("names", { ...address.scope(this.given), where: "" }, signal);
+        this.metadata = names.filter((name) => name.startsWith("metadata."));
+        this.names();
+      }
+      const first = await this.rows(0, FIRST_ROWS, signal);
+      const { count, all } = first.facts;
       const sort = this.given.sort ? { name: this.given.sort, descending: this.given.descending === "1" } : null;
-      const same = { picked: Math.min(this.grid.picked, first.facts.count - 1) };
-      const place =
-        stay === "place" ? same : stay ? await this.stayed(stopped.signal) : { picked: Number(this.given.row || -1) };
-      this.grid.reset(first.facts.count, { columns: this.columns(), sort, ...place });
+      const place = stay ? await this.stayed(stay, count, signal) : { picked: Number(this.given.row || -1) };
+      this.grid.reset(count, { columns: this.columns(), sort, ...place });
       this.grid.give(0, first);
       this.conditions.held();
       this.labels.show();
-      const { count, all } = first.facts;
       fill(
         this.count,
         count === all ? format.counted(all, "episode") : `${format.count(count)} of ${format.counted(all, "episode")}`,
       );
       this.grid.say(count ? "" : all ? "No episode meets the condition." : "There are no episodes yet.");
-      await Promise.all([this.spreads(stopped.signal), this.labels.load()]);
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (error.name === "AbortError" && !this.signal.aborted) return this.loading; // by a newer one
       if (error instanceof Refused && error.status === 400 && this.given.where) this.conditions.refused(error.message);
-      else say(error.message, { error: true });
+      else failed(error);
+      return undefined;
     }
+    this.spreads(signal).catch(failed);
+    this.leftOut(signal).catch(failed);
+    this.labels.load();
+    return undefined;
   }
 
-  /** Where the rows are now that were in sight, and the one that was picked: newer ones came before them. */
-  async stayed(signal) {
+  /** Says which episodes the condition leaves out because they have no value. */
+  async leftOut(signal) {
+    if (!this.given.where) return;
+    const { notes } = await ask("check", address.scope(this.given), signal);
+    this.conditions.told(notes.join("; "));
+  }
+
+  /** Where the rows are now that were in sight, and the one that was picked: others came before them, or left. */
+  async stayed(stay, count, signal) {
     const { first, picked } = this.grid;
     const seen = picked >= 0 ? picked : Math.floor(first);
-    const id = this.grid.row(seen)?.episode_id;
-    if (id === undefined || (picked < 0 && first < 1)) return { picked };
-    const now = await ask("neighbours", { ...this.asked, id }, signal).catch(() => null);
-    if (!now) return { picked: -1 };
-    // at the top one wants to see what is new
-    return { picked: picked < 0 ? -1 : now.place, first: first < 1 ? first : first + now.place - seen };
+    if (picked < 0 && first < 1) return { picked };
+    const rows = Array.from({ length: stay === "next" ? NEXT : 1 }, (_, i) => this.grid.row(seen + i)?.episode_id);
+    const ids = rows.filter((id) => id !== undefined);
+    const now = ids.length ? await ask("neighbours", { ...this.asked, ids }, signal) : { place: null };
+    let place = { picked: stay === "next" ? Math.min(picked, count - 1) : -1 };
+    if (now.place !== null) {
+      const moved = now.place - seen - rows.indexOf(now.id);
+      // at the top one wants to see what is new
+      place = { picked: picked < 0 ? -1 : now.place, first: first < 1 ? first : first + moved };
+    }
+    return this.grid.picked === picked ? place : this.stayed(stay, count, signal); // somebody went on meanwhile
   }
 
   async spreads(signal) {
@@ -262,16 +280,18 @@ class Episodes {
 
   /** Labels were saved: there may be columns that there were not. Who left the condition by it makes room for the next. */
   async labelled() {
-    this.about = await ask("about", { commit: this.given.commit });
+    this.about = await ask("about", { commit: this.given.commit }, this.signal);
     this.names();
-    await this.load({ stay: "place" });
+    await this.load("next");
   }
 
-  open() {
-    const row = this.grid.row(Math.max(0, this.grid.picked));
-    if (!row) return;
-    address.change({ row: Math.max(0, this.grid.picked) }); // "back" comes back to it
+  async open() {
+    const place = Math.max(0, this.grid.picked);
+    const row = await this.grid.known(place);
+    if (!row || this.signal.aborted) return;
+    address.change({ row: place }); // "back" comes back to it
     const { sort, descending } = this.asked;
-    address.go("episode", { ...address.scope(this.given), sort, descending, id: row.episode_id });
+    const given = { ...address.scope(this.given), sort, descending, id: row.episode_id };
+    keys.lead(() => address.go("episode", given));
   }
 }

@@ -7,7 +7,7 @@ import * as format from "./format.js";
 const MOST = 60; // checkpoints that are listed
 
 /** A form, folded away, and the plan that it gives. */
-export function forgetting(given) {
+export function forgetting(given, signal) {
   const number = (label, value) =>
     el("input", { type: "number", min: 1, "aria-label": label, placeholder: "all", value });
   const [last, every] = [number("Keep the last", ""), number("Keep every", "")];
@@ -25,7 +25,7 @@ export function forgetting(given) {
         best: best.value,
         unreferenced: unreferenced.checked,
       };
-      fill(result, _told(await ask("forgetting", asked)));
+      fill(result, _told(await ask("forgetting", asked, signal)));
     } catch (error) {
       fill(result, el("p", { class: "error-text" }, error.message));
     }

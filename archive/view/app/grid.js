@@ -43,14 +43,18 @@ export class Grid {
 
   close() {
     this.seen.disconnect();
-    for (const asked of this.asked.values()) asked.abort();
+    this._stop();
+  }
+
+  _stop() {
+    for (const { stopped } of this.asked.values()) stopped.abort();
+    this.asked.clear();
   }
 
   /** Shows other rows: how many there are; what was known of the old ones is gone. */
   reset(count, { columns = this.columns, sort = null, picked = -1, first = this.first } = {}) {
-    for (const asked of this.asked.values()) asked.abort();
+    this._stop();
     Object.assign(this, { count, columns, sort, picked });
-    this.asked.clear();
     this.blocks.clear();
     this._heads();
     this.view.setAttribute("aria-rowcount", count + 1);
@@ -78,6 +82,12 @@ export class Grid {
     if (!block) return null;
     const at = place % BLOCK;
     return Object.fromEntries(Object.entries(block.columns).map(([name, values]) => [name, values[at]]));
+  }
+
+  /** The same once it is there; null of a row that there is none of, or that nobody waits for any longer. */
+  async known(place) {
+    if (place >= 0 && place < this.count && !this.row(place)) await this._ask(Math.floor(place / BLOCK));
+    return place < 0 ? null : this.row(place);
   }
 
   /** Picks a row and brings it into sight. */
@@ -206,19 +216,27 @@ export class Grid {
   }
 
   async _ask(number) {
-    if (this.asked.has(number) || this.blocks.has(number)) return;
-    for (const [other, asked] of this.asked) if (Math.abs(other - number) > 2) asked.abort();
-    const stopped = new AbortController();
-    this.asked.set(number, stopped);
+    if (this.blocks.has(number)) return undefined;
+    for (const [other, { stopped }] of this.asked) if (Math.abs(other - number) > 2) stopped.abort();
+    if (!this.asked.has(number)) {
+      const stopped = new AbortController();
+      this.asked.set(number, { stopped, done: this._load(number, stopped) });
+    }
+    return this.asked.get(number).done;
+  }
+
+  async _load(number, stopped) {
     try {
       const found = await this.load(number * BLOCK, Math.min(this.count, (number + 1) * BLOCK), stopped.signal);
       if (!stopped.signal.aborted) this._keep(number, found);
     } catch (error) {
       if (error.name !== "AbortError") return this.onfail?.(error); // asked again when somebody scrolls
     } finally {
-      if (this.asked.get(number) === stopped) this.asked.delete(number);
+      if (this.asked.get(number)?.stopped === stopped) this.asked.delete(number);
     }
     this._draw();
+    if (number === Math.floor(this.picked / BLOCK)) this.onpick?.(this.picked); // now it is known who it is
+    return undefined;
   }
 
   _keep(number, found) {

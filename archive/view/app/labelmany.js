@@ -5,15 +5,16 @@ import { ask } from "./api.js";
 import * as format from "./format.js";
 import { book } from "./labelbook.js";
 import { choices, Labels } from "./labels.js";
-import { say } from "./status.js";
+import { failed, say } from "./status.js";
 
 const WAIT_MS = 120; // who walks through the rows does not want what is said of each
 
 export class LabelMany {
-  /** scope(): which episodes are meant; count(): how many; picked(): the picked one's id; onwithout(key); onsaved(). */
-  constructor({ scope, count, picked, onwithout, onsaved }) {
-    Object.assign(this, { scope, count, picked });
-    this.labels = new Labels({ scope, onwithout });
+  /** scope(): which episodes are meant; count(): how many; picked(): the picked one's id, as far as it is known; arrived(): once it
+   * is; onwithout(key); onsaved(). All until `signal`. */
+  constructor({ scope, count, picked, arrived, onwithout, onsaved, signal }) {
+    Object.assign(this, { scope, count, picked, arrived, signal });
+    this.labels = new Labels({ scope, onwithout, whose: () => this._load(), signal });
     this.whose = el("p", { class: "whose" }, "Keys 1 to 9 label the picked row.");
     this.dialog = el("dialog", { "aria-labelledby": "many-title", class: "many" });
     this.node = el(
@@ -28,7 +29,7 @@ export class LabelMany {
   }
 
   async load() {
-    await this.labels.load().catch((error) => say(error.message, { error: true }));
+    await this.labels.load().catch(failed);
   }
 
   close() {
@@ -42,33 +43,33 @@ export class LabelMany {
     clearTimeout(this.timer);
     const id = this.picked();
     fill(this.whose, id ? `${format.name(id, 30)}:` : "Keys 1 to 9 label the picked row.");
-    if (this.labels.id !== id) this.labels.of(null);
-    if (id) this.timer = setTimeout(() => this._load(), WAIT_MS);
+    if (this.labels.one?.id !== id) this.labels.of(null);
+    if (id) this.timer = setTimeout(() => this._load().catch(failed), WAIT_MS);
   }
 
+  /** The row that is picked now: {id, labels}, once it is known what is said of it; null for none. */
   async _load() {
     clearTimeout(this.timer);
-    const id = this.picked();
-    if (!id || this.labels.id === id) return;
+    const id = this.picked() ?? (await this.arrived());
+    if (!id || this.labels.one?.id === id) return id ? this.labels.one : null;
     const { commit, checkpoint } = this.scope();
-    const found = await ask("said", { commit, checkpoint, id }).catch(() => null);
-    if (found && this.picked() === id) this.labels.of(id, found.labels);
+    const found = await ask("said", { commit, checkpoint, id }, this.signal);
+    if (this.picked() === id && this.labels.one?.id !== id) this.labels.of(found);
+    return this.labels.one?.id === id ? this.labels.one : found;
   }
 
-  /** The same keys as of an episode; they wait until it is known what is said of the row. */
+  /** The same keys as of an episode, of the picked row. */
   keys() {
-    const waiting = (run) => async () => {
-      await this._load();
-      run();
-    };
     return [
-      ...this.labels.keys().map((one) => ({ ...one, run: waiting(one.run) })),
+      ...this.labels.keys(),
       { keys: ["a"], does: "label all episodes of the condition at once", run: () => this.all() },
     ];
   }
 
   /** Asks what is to be said of all that are meant, and how many these are, before it is. */
-  all() {
+  async all() {
+    await this.labels.loading?.catch(() => {}); // a key may come before it is known what may be said
+    if (this.signal.aborted) return undefined;
     const { offered } = this.labels;
     if (!offered || offered.why_not)
       return say(`nothing can be labelled here${offered ? `: ${offered.why_not}` : ""}`, { error: true });

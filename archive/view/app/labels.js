@@ -4,14 +4,15 @@ import { ask } from "./api.js";
 import { cut, el, fill } from "./dom.js";
 import * as format from "./format.js";
 import { book } from "./labelbook.js";
-import { say } from "./status.js";
+import { failed, say } from "./status.js";
 
 const MOST_KEYS = 9;
 
 export class Labels {
-  /** scope(): which episodes are meant; onwithout(key): show those of them that lack a label. */
-  constructor({ scope, onwithout }) {
-    Object.assign(this, { scope, onwithout, said: {} });
+  /** scope(): which episodes are meant; onwithout(key): show those of them that lack a label; whose(): the episode that a
+   * key is for, as `of` had it, maybe once that is known. All until `signal`. */
+  constructor({ scope, onwithout, whose = () => this.one, signal }) {
+    Object.assign(this, { scope, onwithout, whose, signal, one: null });
     this.node = el("section", { class: "labels", "aria-label": "Labels" });
     this.unfollow = book.follow((commit) => this._changed(commit));
   }
@@ -21,7 +22,7 @@ export class Labels {
   }
 
   async _load() {
-    this.offered = await ask("labels", this.scope());
+    this.offered = await ask("labels", this.scope(), this.signal);
     this.choices = this.offered.labels.flatMap((label) => choices(label)).slice(0, MOST_KEYS);
     this.draw();
   }
@@ -30,11 +31,14 @@ export class Labels {
     this.unfollow();
   }
 
-  /** The episode that keys are about: its id, and what is said of it; null for none. */
-  of(id, labels = {}) {
-    this.id = id;
-    this.said = { ...labels, ...book.of(id) };
+  /** The episode that is shown: {id, labels}, by what is said of it; null for none. */
+  of(one) {
+    this.one = one;
     this.draw();
+  }
+
+  get said() {
+    return _said(this.one);
   }
 
   /** The key that a pass is about: the one that was set last, or else the first. */
@@ -49,36 +53,43 @@ export class Labels {
       does: i === 0 ? "the first label, and so on to 9; again takes it back" : null,
       run: () => this.choose(i),
     }));
-    const into = (css) => () => this.node.querySelector(css)?.focus();
+    const into = (css) => async () => {
+      await this.loading; // a key may come before its field is drawn
+      if ((await this.whose()) === this.one) this.node.querySelector(css)?.focus();
+    };
     return [
       ...numbered,
       { keys: ["n"], does: "write a note", run: into("input[type=text]") },
       { keys: ["v"], does: "write the value of a number", run: into("input[type=number]") },
       { keys: ["u"], does: "take the last label back, on whatever page it was set", run: () => book.undo() },
-      { keys: ["s"], does: "save labels now", run: () => book.save() },
+      { keys: ["s"], does: "save labels now", run: () => void book.save() },
     ];
   }
 
   async choose(i) {
-    await this.loading; // a key may come before its label is drawn
+    const [one] = await Promise.all([this.whose(), this.loading]); // a key may come before its label is drawn
     const choice = this.choices?.[i];
-    if (choice) this.set(choice.key, this.said[choice.key] === choice.value ? null : choice.value);
+    if (choice) this.set(choice.key, _said(one)[choice.key] === choice.value ? null : choice.value, one);
   }
 
-  /** Says something of the episode; null takes it back. */
-  set(key, value) {
-    if (!this.id) return say("pick an episode first");
+  /** Says something of an episode; null takes it back. */
+  set(key, value, one = this.one) {
+    if (!one) return say("pick an episode first");
     if (this.offered.why_not) return say(`nothing can be labelled here: ${this.offered.why_not}`, { error: true });
-    const before = this.said[key] ?? null;
-    if (before !== value) book.set(this.id, key, before, value);
+    const before = _said(one)[key] ?? null;
+    if (before !== value) book.set(one.id, key, before, value);
     return undefined;
   }
 
   async _changed(commit) {
-    if (this.id) this.said = { ...this.said, ...book.of(this.id) };
+    if (this.one) this.one.labels = this.said; // what is saved is no longer in the book
     this.draw();
     if (commit === undefined || !this.offered) return;
-    this.offered = await ask("labels", this.scope()).catch(() => this.offered);
+    try {
+      this.offered = await ask("labels", this.scope(), this.signal);
+    } catch (error) {
+      failed(error);
+    }
     this.draw();
   }
 
@@ -92,7 +103,7 @@ export class Labels {
     fill(
       this.node,
       el("h2", {}, "Labels ", el("span", { class: "quiet-text state", role: "status" }, state)),
-      this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.id)),
+      this.offered.labels.map((label) => this._row(label, Boolean(why) || !this.one)),
       this._progress(),
     );
     if (focus) this.node.querySelectorAll("button")[place]?.focus();
@@ -115,7 +126,7 @@ export class Labels {
         "aria-pressed": String(this.said[choice.key] === choice.value),
         "aria-keyshortcuts": choice.number,
         disabled: locked,
-        onclick: () => this.choose(choice.number - 1),
+        onclick: () => this.choose(choice.number - 1).catch(failed),
       },
       cut(choice.title, 24),
       " ",
@@ -186,6 +197,11 @@ export function choices(label) {
     ];
   }
   return label.kind === "choice" ? label.values.map((value) => ({ key: label.key, value, title: String(value) })) : [];
+}
+
+// what is said of an episode, with what this tab has not saved yet
+function _said(one) {
+  return one ? { ...one.labels, ...book.of(one.id) } : {};
 }
 
 function _range({ least, most }) {

@@ -9,8 +9,9 @@ import { Live } from "./live.js";
 import * as sharing from "./sharing.js";
 import { clear, say } from "./status.js";
 
-// name -> its module, loaded when it is first shown: `show(node, about, given)` gives what leaves the page again;
-// `update(given)`, if it is there, changes what is shown; `news(about)` shows a newer commit
+// name -> its module, loaded when it is first shown. `new Page(node, about, given, signal)` is there until the signal:
+// nothing of it is drawn, asked or bound to a key after that. `load()` resolves when keys may come; `update(given)`, if it
+// is there, changes what is shown, or says that it cannot; `news(about)` shows a newer commit.
 const PAGES = {
   episodes: () => import("./episodes.js"),
   episode: () => import("./episode.js"),
@@ -31,7 +32,7 @@ const MOST = 1000; // characters of a reason
 let about = null;
 let live = null;
 let byWall = false; // new commits are followed because the wall is shown, not because somebody asked for it
-let shown = { key: null, page: null, module: null, leave: null };
+let shown = { key: null, name: null, page: null, loaded: null, stop: new AbortController() };
 
 async function start() {
   // the token has opened the page: it need not stay in the address bar, nor in the history
@@ -40,17 +41,17 @@ async function start() {
     about = await ask("about", { commit: address.read().given.commit });
   } catch (error) {
     addEventListener("hashchange", start, { once: true });
-    return failed(error, start);
+    return cannot(error, start);
   }
   document.title = `${about.url} · archive`;
   live = new Live({ commit: about.newest, onnews: news, onstate: () => top() });
   book.start(about);
   book.follow((commit) => commit !== undefined && saved(commit));
   keys.bind("Everywhere", [
-    { keys: ["?"], does: "this help", run: keys.help },
+    { keys: ["?"], does: "this help", soon: true, run: keys.help },
     { keys: ["f"], does: "follow new commits, or no longer", run: () => live.toggle() },
-    { keys: ["e"], does: "save what is on screen as a single page", run: sharing.save },
-    { keys: ["l"], does: "copy the command that leads back here", run: () => sharing.link(about) },
+    { keys: ["e"], does: "save what is on screen as a single page", run: () => void sharing.save() },
+    { keys: ["l"], does: "copy the command that leads back here", run: () => void sharing.link(about) },
   ]);
   addEventListener("hashchange", show);
   addEventListener("popstate", show);
@@ -58,30 +59,43 @@ async function start() {
 }
 
 async function show() {
-  const { page, given } = address.read();
-  const key = JSON.stringify([page, given]);
-  if (key === shown.key) return;
-  shown.key = key;
+  address.arrived();
+  const { page: name, given } = address.read();
+  const key = JSON.stringify([name, given]);
+  if (key === shown.key) return keys.resume();
   clear();
+  if (shown.name === name && shown.page?.update?.(given)) {
+    shown.key = key; // the page itself knows what changed
+    top();
+    return keys.resume();
+  }
+  shown.stop.abort();
+  const mine = (shown = { key, name, page: null, loaded: null, stop: new AbortController() });
+  keys.wait();
+  fill(document.getElementById("main"));
   top();
   try {
-    const module = await loaded(page);
-    if (shown.key !== key) return; // somebody went on
-    if (shown.page === page && module.update?.(given)) return; // the page itself knows what changed
-    shown.leave?.();
-    const main = document.getElementById("main");
-    fill(main);
-    shown = { key, page, module, leave: null };
-    const leave = await module.show(main, about, given);
-    if (shown.key === key || shown.page === page) shown.leave = leave;
-    else leave();
-    follow(page);
-    if (document.activeElement === document.body) main.focus(); // the page it was on is gone
+    await (mine.loaded = open(mine, given));
+    if (mine === shown) keys.ready();
   } catch (error) {
-    if (shown.key !== key) return;
-    shown.page = null;
-    failed(error, again);
+    if (mine !== shown) return undefined; // somebody went on
+    mine.stop.abort();
+    mine.page = null;
+    keys.ready(false);
+    cannot(error, again);
   }
+  return undefined;
+}
+
+async function open(mine, given) {
+  const main = document.getElementById("main");
+  const { Page } = await loaded(mine.name);
+  mine.stop.signal.throwIfAborted();
+  mine.page = new Page(main, about, given, mine.stop.signal);
+  await mine.page.load();
+  mine.stop.signal.throwIfAborted();
+  follow(mine.name);
+  if (document.activeElement === document.body) main.focus(); // the page it was on is gone
 }
 
 /** Labels were saved, which is a commit that is no news to this page. */
@@ -110,12 +124,12 @@ function follow(page) {
 }
 
 function again() {
-  shown.key = null;
+  shown.key = shown.name = null;
   return show();
 }
 
 /** Says in the page's place why it is not there, and what else there is. */
-function failed(error, retry) {
+function cannot(error, retry) {
   const { given } = address.read();
   const ways = el(
     "p",
@@ -144,7 +158,9 @@ async function news(commit) {
   about = await ask("about");
   top();
   say(`commit ${commit} is there`);
-  await shown.module?.news?.(about);
+  const mine = shown;
+  await mine.loaded?.catch(() => {}); // what it came with may be older
+  if (mine === shown) await mine.page?.news?.(about);
 }
 
 function top() {

@@ -26,3 +26,13 @@ export class Newest {
     this.asking?.abort();
   }
 }
+
+/** Signals of turns: each ends the one before, and all end with `signal`. */
+export function turns(signal) {
+  let now = new AbortController();
+  return () => {
+    now.abort();
+    now = new AbortController();
+    return AbortSignal.any([signal, now.signal]);
+  };
+}

@@ -10,7 +10,7 @@ const POLICIES = ["balanced", "interleaved", "by_trajectory"];
 const MOST = 64; // ranks of a table
 
 /** Draws into `node`; asked: commit and number; onchange({ranks, policy}): what the address is to keep. */
-export function planning(node, one, asked, { ranks, policy }, onchange) {
+export function planning(node, one, asked, { ranks, policy }, onchange, signal) {
   const wanted = el("input", {
     type: "number",
     min: 1,
@@ -37,7 +37,7 @@ export function planning(node, one, asked, { ranks, policy }, onchange) {
   const draw = async () => {
     const mine = ++turn;
     try {
-      const found = await ask("plan", { ...asked, ranks: wanted.value, policy: how.value });
+      const found = await ask("plan", { ...asked, ranks: wanted.value, policy: how.value }, signal);
       if (mine === turn) fill(result, _told(found, one));
     } catch (error) {
       if (mine === turn) fill(result, el("p", { class: "error-text" }, error.message));

@@ -5,26 +5,41 @@ import { Chart } from "./curves.js";
 import { cut, el, fill } from "./dom.js";
 import { Exact } from "./exact.js";
 import { Film } from "./films.js";
-import { say } from "./status.js";
+import * as keys from "./keys.js";
+import { failed, say } from "./status.js";
 import { talk } from "./talk.js";
 import { changing, Weights } from "./weights.js";
 
 export class Stage {
   /** asked: commit, checkpoint and id; found: the answer to "episode"; gamma: the discount; ongamma(text): another;
-   * keyed: it is alone, and its tokens have keys. */
-  constructor(asked, found, cursor, { gamma = "", ongamma = () => {}, keyed = false } = {}) {
-    Object.assign(this, { asked, found, cursor, gamma, ongamma, keyed, open: [] });
+   * keyed: it is alone, and its tokens have keys. What is asked is taken back by `signal`. */
+  constructor(asked, found, cursor, { gamma = "", ongamma = () => {}, keyed = false, signal }) {
+    Object.assign(this, { asked, found, cursor, gamma, ongamma, signal, open: [] });
     this.derived = el("div", { class: "charts" });
     this.films = el("div", { class: "films" });
     this.talk = el("div", { class: "talk" });
     this.charts = el("div", { class: "charts" });
     for (const field of found.fields.filter((one) => one.kind === "frames"))
       this._keep(this.films, new Film(field.name, asked, cursor));
+    if (keyed && this._spoken) keys.bind("Conversation", this._keys(), signal);
   }
 
   /** What follows the pictures, which come first. */
   async load() {
-    await Promise.all([this._curves(), this._talk()]);
+    await Promise.all([this._curves(), (this.talking = this._talk())]);
+  }
+
+  /** Whether it may be a rollout. */
+  get _spoken() {
+    return this.found.fields.some(({ kind, name }) => ["tokens", "text"].includes(kind) || /tokens|_ids$/.test(name));
+  }
+
+  _keys() {
+    const token = (way) => async () => (await this.talking)?.token(way); // a key may come before it is drawn
+    return [
+      { keys: ["."], does: "next token, and what is known of it", run: token(1) },
+      { keys: [","], does: "the token before", run: token(-1) },
+    ];
   }
 
   close() {
@@ -42,10 +57,10 @@ export class Stage {
   }
 
   async _talk() {
-    if (!this.found.fields.some((one) => one.kind === "tokens" || one.kind === "text" || /tokens|_ids$/.test(one.name)))
-      return;
-    const made = await talk(this.asked, this.cursor, this.keyed).catch((error) => say(error.message, { error: true }));
+    if (!this._spoken) return null;
+    const made = await talk(this.asked, this.cursor, this.signal).catch(failed);
     if (made) this._keep(this.talk, made);
+    return made;
   }
 
   async _curves() {
@@ -71,9 +86,7 @@ export class Stage {
   }
 
   _ask(given) {
-    return ask("curves", { ...this.asked, gamma: this.gamma, ...given }).catch((error) =>
-      say(error.message, { error: true }),
-    );
+    return ask("curves", { ...this.asked, gamma: this.gamma, ...given }, this.signal).catch(failed);
   }
 
   _draw(node, lines) {

@@ -16,6 +16,11 @@ export function say(text, { error = false, action = null } = {}) {
   if (!error) timer = setTimeout(() => fill(line), 6000);
 }
 
+/** Says what went wrong; what was taken back did not. */
+export function failed(error) {
+  if (error.name !== "AbortError") say(error.message, { error: true });
+}
+
 /** What was wrong with another page is wrong no longer. */
 export function clear() {
   const line = document.getElementById("status");

@@ -8,8 +8,8 @@ const KEPT = 400;
 
 /** asked(): commit and checkpoint; onpick(row): a picture was pressed. */
 export class Strip {
-  constructor({ asked, onpick }) {
-    Object.assign(this, { asked, onpick });
+  constructor({ asked, onpick, signal }) {
+    Object.assign(this, { asked, onpick, signal });
     this.pictures = new Map(); // id -> ImageData, or null for an episode without one
     this.node = el("div", {
       class: "strip",
@@ -38,10 +38,10 @@ export class Strip {
       .filter((id) => !this.pictures.has(id))
       .slice(0, 64);
     try {
-      const { bytes, facts } = await askBytes("strip", { ...this.asked(), ids });
+      const { bytes, facts } = await askBytes("strip", { ...this.asked(), ids }, this.signal);
       this._take(bytes, facts, ids);
     } catch (error) {
-      fill(this.node, el("p", { class: "error-text" }, error.message));
+      if (error.name !== "AbortError") fill(this.node, el("p", { class: "error-text" }, error.message));
       return;
     }
     this._draw();

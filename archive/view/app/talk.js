@@ -4,14 +4,14 @@
 import { conversation } from "./rollout.js";
 import { ask } from "./api.js";
 import { el, fill } from "./dom.js";
-import * as keys from "./keys.js";
 import { tree } from "./tree.js";
 
 const CALL = /^([\w .-]{1,40}: )?([[{].*[\]}])$/s; // "tool_calls: [...]", or JSON alone
 
-/** The rollout of an episode as a part of its stage; null of an episode that is none. `keyed`: tokens have keys. */
-export async function talk(given, cursor, keyed) {
-  const found = await ask("rollout", given);
+/** The rollout of an episode as a part of its stage, with `token(way)` for the next or the one before; null of an
+ * episode that is none. */
+export async function talk(given, cursor, signal) {
+  const found = await ask("rollout", given, signal);
   if (!found?.blocks) return null;
   const tools =
     Object.keys(found.signals).length || found.masks.length
@@ -47,18 +47,11 @@ export async function talk(given, cursor, keyed) {
     node.querySelector(".turn.now, .token.now")?.scrollIntoView({ block: "nearest" });
   });
   drawn.show(cursor.step);
-  const unbind = _tokens(drawn.tokens, node, told, keyed);
-  return {
-    node,
-    close: () => {
-      unfollow();
-      unbind();
-    },
-  };
+  return { node, token: _tokens(drawn.tokens, node, told), close: unfollow };
 }
 
 // what is known of a token is told below the pointer, and by keys
-function _tokens(tokens, node, told, keyed) {
+function _tokens(tokens, node, told) {
   told.hidden = !tokens.length;
   let at = -1;
   const pick = (place, seen) => {
@@ -71,12 +64,8 @@ function _tokens(tokens, node, told, keyed) {
     if (!seen) span.scrollIntoView({ block: "nearest" });
   };
   node.addEventListener("pointerover", (event) => pick(Number(event.target.dataset?.token ?? -1), true));
-  if (!keyed || !tokens.length) return () => {};
-  fill(told, "Point at a token, or press . and , for the next and the one before.");
-  return keys.bind("Conversation", [
-    { keys: ["."], does: "next token, and what is known of it", run: () => pick(Math.min(at + 1, tokens.length - 1)) },
-    { keys: [","], does: "the token before", run: () => pick(Math.max(at - 1, 0)) },
-  ]);
+  fill(told, "Point at a token, or, on the page of an episode, press . and , for the next and the one before.");
+  return (way) => pick(Math.max(0, Math.min(at + way, tokens.length - 1)));
 }
 
 // a text, line by line; what is JSON as a tree

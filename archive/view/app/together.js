@@ -11,25 +11,22 @@ import { say } from "./status.js";
 
 const MOST = 8;
 
-export async function show(main, about, given) {
-  const page = new Together(given);
-  await page.load(main);
-  return () => page.close();
-}
-
-class Together {
-  constructor(given) {
-    this.given = given;
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { main, given, signal });
     const { commit, checkpoint } = address.scope(given);
     this.asked = { commit, checkpoint };
     this.stages = [];
+    signal.addEventListener("abort", () => this.close());
   }
 
-  async load(main) {
+  async load() {
     const ids = this._ids();
-    const found = await Promise.all(ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id })));
+    const found = await Promise.all(
+      ids.slice(0, MOST).map((id) => ask("episode", { ...this.asked, id }, this.signal)),
+    );
     if (!found.length)
-      return void fill(main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
+      return void fill(this.main, el("p", {}, "There are no episodes to compare: mark one by x, another by x."));
     const longest = Math.max(1, ...found.map((one) => one.length));
     this.cursor = new Cursor(longest, Number(this.given.step ?? 0) || 0);
     const by = el(
@@ -42,7 +39,7 @@ class Together {
     this.way = by.value;
     const columns = el("div", { class: "columns" });
     fill(
-      main,
+      this.main,
       el(
         "article",
         { class: "together" },
@@ -57,10 +54,8 @@ class Together {
         columns,
       ),
     );
-    this.unbind = keys.bind("Side by side", [
-      ...moves(this.cursor),
-      { keys: ["Escape"], does: "back", run: () => history.back() },
-    ]);
+    const back = { keys: ["Escape"], does: "back", run: () => history.back() };
+    keys.bind("Side by side", [...moves(this.cursor), back], this.signal);
     for (const one of found) columns.append(this._column(one));
     this.cursor.follow((step, how) => this.lead(step, how));
     // it plays on when all can be shown
@@ -69,13 +64,11 @@ class Together {
         stage.cursor.readiness.every((ready) => ready(this._of(stage.cursor, step))),
       );
     this.lead(this.cursor.step, { settled: true });
-    await Promise.all(this.stages.map(({ stage }) => stage.load()));
-    columns.parentNode.classList.add("ready");
+    Promise.all(this.stages.map(({ stage }) => stage.load())).then(() => columns.parentNode.classList.add("ready"));
     return undefined;
   }
 
   close() {
-    this.unbind?.();
     for (const { stage } of this.stages) {
       stage.close();
       stage.cursor.close();
@@ -107,7 +100,7 @@ class Together {
 
   _column(found) {
     const asked = { ...this.asked, id: found.id };
-    const stage = new Stage(asked, found, new Cursor(Math.max(1, found.length)));
+    const stage = new Stage(asked, found, new Cursor(Math.max(1, found.length)), { signal: this.signal });
     const at = el("span", { class: "quiet-text" });
     stage.cursor.follow((step) => {
       fill(at, `step ${step} of ${found.length}`);

@@ -7,37 +7,28 @@ import { cut, el, fill } from "./dom.js";
 import { Film } from "./films.js";
 import * as format from "./format.js";
 import { Cursor } from "./player.js";
-import { say } from "./status.js";
+import { turns } from "./newest.js";
+import { failed } from "./status.js";
 
 const TILES = 8;
 const RECENT = 400; // episodes whose returns are drawn
 const RATE = 10;
+const COLUMNS = ["episode_id", "return", "length", "update_count_max", "run"];
 
-let wall = null;
-
-export async function show(main, about, given) {
-  wall = new Wall(given);
-  fill(main, wall.node);
-  await wall.load();
-  return () => {
-    wall.close();
-    wall = null;
-  };
-}
-
-/** A newer commit is there. */
-export function news() {
-  return wall.load();
-}
-
-class Wall {
-  constructor(given) {
-    this.given = given;
-    this.open = [];
+export class Page {
+  constructor(main, about, given, signal) {
+    Object.assign(this, { given, signal, turn: turns(signal), open: [] });
     this.ids = null;
     this.returns = el("div", {});
     this.tiles = el("div", { class: "tiles" });
     this.node = el("div", { class: "wall" }, el("h1", {}, "Newest episodes"), this.returns, this.tiles);
+    fill(main, this.node);
+    signal.addEventListener("abort", () => this.close());
+  }
+
+  /** A newer commit is there. */
+  news() {
+    return this.load();
   }
 
   close() {
@@ -47,12 +38,8 @@ class Wall {
 
   async load() {
     try {
-      const found = await askTable("episodes", {
-        ...address.scope(this.given),
-        descending: true,
-        stop: RECENT,
-        columns: ["episode_id", "return", "length", "update_count_max", "run"],
-      });
+      const asked = { ...address.scope(this.given), descending: true, stop: RECENT, columns: COLUMNS };
+      const found = await askTable("episodes", asked, this.signal);
       const { columns, count } = found;
       const ids = columns.episode_id.slice(0, TILES).join();
       if (ids === this.ids) return;
@@ -68,9 +55,10 @@ class Wall {
       const rows = Array.from({ length: Math.min(TILES, count) }, (_, i) =>
         Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]])),
       );
-      await Promise.all(rows.map((row) => this._tile(row)));
+      const signal = this.turn(); // tiles of older ones are no longer wanted
+      await Promise.all(rows.map((row) => this._tile(row, signal)));
     } catch (error) {
-      say(error.message, { error: true });
+      failed(error);
     }
     this.node.classList.add("ready");
   }
@@ -84,7 +72,7 @@ class Wall {
     return undefined;
   }
 
-  async _tile(row) {
+  async _tile(row, signal) {
     const { commit, checkpoint } = address.scope(this.given);
     const asked = { commit, checkpoint, id: row.episode_id };
     const stage = el("div", { class: "tile-stage" });
@@ -102,9 +90,8 @@ class Wall {
         el("span", { class: "quiet-text" }, told),
       ),
     );
-    const open = this.open;
-    const found = await ask("episode", asked).catch((error) => ({ fields: [], why: error.message }));
-    if (open !== this.open) return; // newer ones are shown, or another page
+    const found = await ask("episode", asked, signal).catch((error) => ({ fields: [], why: error.message }));
+    if (signal.aborted) return;
     const field = found.fields.find((one) => one.kind === "frames");
     if (!field) {
       if (found.why) stage.append(el("p", { class: "error-text" }, cut(found.why, 200)));

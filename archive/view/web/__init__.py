@@ -3,7 +3,6 @@ Knows HTTP, and nothing of archives."""
 
 from __future__ import annotations
 
-from archive.view.web.guard import Guard, Place
 from archive.view.web.ports import LOOPBACK, alone
 from archive.view.web.queries import Query
 from archive.view.web.replies import Reply, arrow_reply, bytes_reply, json_reply, text_reply
@@ -11,8 +10,6 @@ from archive.view.web.serving import Server
 
 __all__ = [
     "LOOPBACK",
-    "Guard",
-    "Place",
     "Query",
     "Reply",
     "Server",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 SAFE_METHODS = ("GET", "HEAD")
+_HERE = ("localhost", "127.0.0.1", "::1")
 OPEN = "/app/"  # what is in the wheel: the same for everybody, and nothing of the archive
 
 _POLICY = (
@@ -20,11 +23,16 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is served: the hosts by which it may be asked for, its token, and who may frame it."""
+    """Where it is served: the hosts by which it may be asked for, and what opens it.
+
+    token: what every question needs, and nobody but the page is given.  session: what the cookie holds, which opens the
+    page again, without the token.  codes: each opens the page once, for what others can see, as a command line.
+    """
 
     hosts: frozenset[str]  # "127.0.0.1:8642": exactly what a Host header says
-    token: str
-    ancestors: str = "'self'"
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    codes: dict[str, None] = field(default_factory=dict)
 
     @property
     def origins(self) -> frozenset[str]:
@@ -35,16 +43,23 @@ class Place:
         """The name of its cookie: browsers send a host's cookies to all of its ports."""
         return f"archive-view-{next(iter(self.hosts)).rpartition(':')[2]}"
 
+    def code(self) -> str:
+        """A code that opens the page once."""
+        made = secrets.token_urlsafe(24)
+        self.codes[made] = None
+        return made
+
     def __repr__(self) -> str:
-        return f"<Place {', '.join(sorted(self.hosts))}>"  # never the token
+        return f"<Place {', '.join(sorted(self.hosts))}>"  # never a secret
 
 
 class Guard:
     """An ASGI application around another: refuses what does not come from the page itself, on a guarded path.
 
-    Everything needs the exact Host, and an Origin, where there is one, of its own. All but OPEN needs the token: as
-    `Authorization: Bearer`, as `?token=` of the first page, or by the cookie that this has set; only the first of
-    these may change anything, as a browser never sends it by itself.
+    Everything needs the exact Host, and an Origin, where there is one, of its own. All but OPEN and the page itself
+    needs the token as `Authorization: Bearer`, which a browser never sends by itself. The page is opened by `?token=`,
+    or once by a `?code=`: then scope["token"] has the token that it is to ask with, it sets the cookie, and it may be
+    framed by the notebook of this machine that asked for it. Opened by the cookie it has none of these.
     """
 
     def __init__(self, app: Any, place: Place) -> None:
@@ -56,46 +71,55 @@ class Guard:
                 await self._app(scope, receive, send)
             return  # no websockets here
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        why = self._refused(scope, headers)
-        answer = _Headers(send, self._added(scope)).send
+        why = self._foreign(scope, headers)
+        opened = why is None and self._opens(scope)
+        if why is None and not opened:
+            why = self._unknown(scope, headers)
+        answer = _Headers(send, self._added(scope, headers, opened)).send
         if why is None:
-            await self._app(scope, receive, answer)
+            await self._app({**scope, "token": self._place.token if opened else ""}, receive, answer)
         else:
             await _refuse(answer, *why)
 
-    def _refused(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Status and reason, or None for what may go on."""
+    def _foreign(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """Status and reason for what is asked by another name, or by another site's page."""
         if headers.get("host") not in self._place.hosts:
             return 421, "this host is not served here"
         if headers.get("origin", next(iter(self._place.origins))) not in self._place.origins:
             return 403, "another site's page may not ask"
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and scope["path"] != "/":
             return 403, "another site's page may not ask"
+        return None
+
+    def _opens(self, scope: Mapping[str, Any]) -> bool:
+        """Whether it asks for the page by what opens it; a code is good no more."""
+        if scope["path"] != "/" or scope["method"] != "GET":
+            return False
+        code = _asked(scope, "code")
+        return _same(_asked(scope, "token"), self._place.token) or self._place.codes.pop(code, code) is None
+
+    def _unknown(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """Status and reason for what nobody let in, or None for what may go on."""
         if scope["path"].startswith(OPEN) and scope["method"] in SAFE_METHODS:
             return None
-        if self._same(_bearer(headers)):
+        if _same(_bearer(headers), self._place.token):
             return None
-        if scope["method"] not in SAFE_METHODS:
-            return 403, "a change needs the token as Authorization: Bearer"
-        if self._same(_cookie(headers, self._place.cookie)) or (scope["path"] == "/" and self._same(_asked(scope))):
+        if scope["path"] == "/" and _same(_cookie(headers, self._place.cookie), self._place.session):
             return None
-        return 403, "the token is missing: open the URL that `archive view` printed"
+        return 403, "the token is missing, or the link was used before: open the URL that `archive view` printed"
 
-    def _same(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self._place.token.encode())
-
-    def _added(self, scope: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-        headers = {
-            "content-security-policy": _POLICY.format(ancestors=self._place.ancestors),
+    def _added(self, scope: Mapping[str, Any], headers: Mapping[str, str], opened: bool) -> list[tuple[bytes, bytes]]:
+        added = {
+            "content-security-policy": _POLICY.format(ancestors=_framer(headers) if opened else "'none'"),
             "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer",
             "cross-origin-opener-policy": "same-origin",
             "cross-origin-resource-policy": "same-origin",
             "cache-control": "no-cache" if scope["path"].startswith(OPEN) else "no-store",
         }
-        if scope["path"] == "/" and self._same(_asked(scope)):
-            headers["set-cookie"] = f"{self._place.cookie}={self._place.token}; Path=/; HttpOnly; SameSite=Strict"
-        return [(name.encode(), value.encode()) for name, value in headers.items()]
+        if opened:
+            added["set-cookie"] = f"{self._place.cookie}={self._place.session}; Path=/; HttpOnly; SameSite=Strict"
+        return [(name.encode(), value.encode()) for name, value in added.items()]
 
 
 class _Headers:
@@ -130,6 +154,20 @@ def _cookie(headers: Mapping[str, str], name: str) -> str:
     return "" if found is None else found.value
 
 
-def _asked(scope: Mapping[str, Any]) -> str:
+def _asked(scope: Mapping[str, Any], name: str) -> str:
     given: dict[str, list[str]] = parse_qs(scope["query_string"].decode("latin-1"))
-    return given.get("token", [""])[0]
+    return given.get(name, [""])[0]
+
+
+def _same(secret: str, known: str) -> bool:
+    return hmac.compare_digest(secret.encode(), known.encode())
+
+
+def _framer(headers: Mapping[str, str]) -> str:
+    """The origin of the page that asks, if it is one of this machine, as a notebook's; else nobody."""
+    with contextlib.suppress(ValueError):  # of a port that is none
+        found = urlsplit(headers.get("referer", ""))
+        if found.scheme in ("http", "https") and found.hostname in _HERE:
+            name = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
+            return f"{found.scheme}://{name}" + (f":{found.port}" if found.port else "")
+    return "'none'"

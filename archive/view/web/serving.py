@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,14 +19,13 @@ class Server:
     """Serves an application to who has the token: `with Server(app) as s: print(s.url)`. On a port of its choice, or
     the one given."""
 
-    def __init__(self, app: Any, *, host: str = ports.LOOPBACK, port: int = 0, ancestors: str = "'self'") -> None:
+    def __init__(self, app: Any, *, host: str = ports.LOOPBACK, port: int = 0) -> None:
         import uvicorn
 
         self._socket = ports.listening(host, port)
         self.port = int(self._socket.getsockname()[1])
         self.origin = f"http://{ports.reached(host)}:{self.port}"
-        self._token = secrets.token_urlsafe(24)
-        self._place = Place(frozenset(f"{name}:{self.port}" for name in ports.names(host)), self._token, ancestors)
+        self._place = Place(frozenset(f"{name}:{self.port}" for name in ports.names(host)))
         config = uvicorn.Config(
             Guard(app, self._place), log_config=None, log_level="critical", access_log=False, lifespan="off",
             server_header=False, date_header=False, timeout_graceful_shutdown=1, ws="none",
@@ -40,14 +38,13 @@ class Server:
         _servers.add(self)
 
     @property
-    def token(self) -> str:
-        """What opens it."""
-        return self._token
-
-    @property
     def url(self) -> str:
         """What to open in a browser; whoever has it may look."""
-        return f"{self.origin}/?token={self._token}"
+        return f"{self.origin}/?token={self._place.token}"
+
+    def url_once(self) -> str:
+        """The same for one look: for a command line, which others see."""
+        return f"{self.origin}/?code={self._place.code()}"
 
     def start(self) -> Self:
         """Serve from now on, in the background."""

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import archive
 import resharding
@@ -183,12 +184,44 @@ def test_priorities_survive() -> None:
         assert float(rb._max_tree._values[1]) == max(leaves)
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_no_step_loses_its_priority_to_the_end_of_another_row(ranks: int) -> None:
+    sources = [run(ReplayBuffer(2, 16, mini_batch_length=3), 14, seed=rank) for rank in range(3)]
+    buffers = [ReplayBuffer(2, 64) for _ in range(ranks)]
+    for rb, share in zip(buffers, shares(world(sources), ranks, num_envs=2, max_length=64), strict=True):
+        alf.restore(rb, share)
+    assert returns_of(buffers) == returns_of(sources)
+    for rb in buffers:
+        rb._change_mini_batch_length(3)  # as ALF does when it draws
+        for env in range(2):
+            assert [rb.leaf(env, slot) for slot in rb.live(env)[-2:]] == [0.0, 0.0]
+    longer = [ReplayBuffer(2, 64) for _ in sources]  # where all rows end as they did, nothing is to be drawn first
+    for rb, share in zip(longer, shares(world(sources), 3, num_envs=2, max_length=64), strict=True):
+        alf.restore(rb, share)
+        assert rb._mini_batch_length == 3
+    assert returns_of(longer) == returns_of(sources)
+
+
+def test_a_first_step_that_was_closed_stays_an_episode_of_its_own() -> None:
+    rb = ReplayBuffer(1, 8)
+    for number, (kind, discount) in enumerate([(FIRST, 1.0), (MID, 1.0), (LAST, 0.0), (FIRST, 1.0)]):
+        rb.add(0, number, kind, discount)
+    index, ck = rb._indexed_pos.clone(), world([rb])
+    for step in (2, 3):
+        again, share = ReplayBuffer(1, 8), shares(ck, 1)[0]
+        alf.restore(again, share)
+        assert row(again, 0, "step_type") == [FIRST, MID, LAST, LAST]
+        assert torch.equal(again._indexed_pos, index)
+        with archive.open(ck.snapshot.storage.url).writer(resume=share) as w:  # which ends the episode, and adds none
+            ck = alf.save(again, w, step=step).result(60)
+
+
 def test_no_mini_batch_begins_too_near_to_the_end_of_a_row_or_at_its_earliest_steps() -> None:
     sources = [run(ReplayBuffer(2, 16, mini_batch_length=3), 14, seed=rank) for rank in range(2)]
     before = {number: values[0] for number, values in returns_of(sources).items()}
     rb = ReplayBuffer(3, 32, ignored=2)
     alf.restore(rb, shares(world(sources), 1, num_envs=3)[0])
-    assert rb._mini_batch_length == 3
+    rb._change_mini_batch_length(3)
     for env in range(3):
         leaves = [rb.leaf(env, slot) for slot in rb.live(env)]
         numbers = row(rb, env, "observation|number")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import archive
-from archive.adapters import lerobot
+from archive.adapters import lerobot, video
 from archive.adapters.lerobot import videos as videos
 from archive.adapters.lerobot.layout import EPISODES, VIDEOS
 from archive.base.errors import FieldError, IntegrityError, MissingPackageError, UsageError
@@ -186,6 +186,33 @@ def test_pictures_of_another_origin_stay_numbers_unless_asked(robots: archive.Ar
     assert (info["features"]["observation.images.top"]["dtype"], info["video_path"]) == ("uint8", None)
     with pytest.raises(UsageError, match="Give fps="):
         lerobot.export_dataset(robots, tmp_path / "e")
+
+
+def test_packets_of_a_camera_are_videos(tmp_path: Path) -> None:
+    arc = fresh()
+    with arc.writer() as w:
+        for i, n in enumerate(LENGTHS):
+            w.add_episode({"top": video.encode(scene(n, i), every=3), "action": np.ones(n)}, truncated=True)
+    arc.refresh()
+    lerobot.export_dataset(arc, tmp_path / "d", fps=10)
+    feature = json.loads((tmp_path / "d/meta/info.json").read_text())["features"]["top"]
+    assert (feature["dtype"], feature["shape"], feature["info"]["video.codec"]) == ("video", [48, 64, 3], "h264")
+    stats = json.loads((tmp_path / "d/meta/stats.json").read_text())["top"]
+    assert 0.1 < stats["mean"][0][0][0] < 0.5
+    encoded = sum(sum(map(len, episode.read(["top"])["top"])) for episode in arc.episodes)
+    files = sum(file.stat().st_size for file in (tmp_path / "d").rglob("*.mp4"))
+    assert encoded * 0.8 < files < encoded + 2000 * len(LENGTHS)  # as they were encoded
+    for how, codec in (("d", None), ("images", False), ("again", "libx264")):
+        if codec is not None:
+            lerobot.export_dataset(arc, tmp_path / how, fps=10, video=codec)
+        back = lerobot.import_dataset(tmp_path / how, fresh(), on_video="decode")
+        for i, (episode, n) in enumerate(zip(back.episodes, LENGTHS, strict=True)):
+            found = episode.read(["top"])["top"]
+            assert np.abs(found.astype(int) - scene(n, i)).mean() < (5 if codec == "libx264" else 1e-9)
+    with arc.writer(session="cut") as w:  # as a ring that has overwritten the key frame leaves it
+        w.add_episode({"top": video.encode(scene(4, 0), every=3)[1:], "action": np.ones(3)}, truncated=True)
+    with pytest.raises(FieldError, match="begin without a key frame"):
+        lerobot.export_dataset(arc.refresh().episodes[3:], tmp_path / "cut", fps=10)
 
 
 def test_videos_are_kept_as_they_were(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import archive
 import resharding
 from archive.adapters import torchrl
 from archive.adapters.torchrl import tensors
-from archive.base.errors import FieldError, UsageError
+from archive.base.errors import FieldError, MissingPackageError, UsageError
 from tests.support.torchrl_buffers import assert_same_samples, buffer, contents, steps
 from tests.support.worlds import save_world, shares
 
@@ -317,3 +317,15 @@ def test_options_of_a_checkpoint() -> None:
         with pytest.raises(UsageError, match="columns="):
             torchrl.save(rb, w, step=3, columns={})
     assert arc.checkpoints["one"].progress == {"samples": 4}
+
+
+def test_a_buffer_of_an_earlier_release_is_refused_by_what_it_lacks() -> None:
+    class Earlier(ReplayBuffer):
+        @property
+        def synchronize(self) -> Any:
+            raise AttributeError
+
+    rb = Earlier(storage=LazyTensorStorage(10))
+    rb.extend(torch.arange(3))
+    with pytest.raises(MissingPackageError, match=r"Earlier of torchrl .* has no synchronize: .*torchrl>=0\.14"):
+        saved(rb)

@@ -221,6 +221,49 @@ def test_through_ones_own_writer(fresh: Any, url: str) -> None:
     assert len(contents()["p"]) == 8
 
 
+def test_a_checkpoint_of_a_step_as_verl_names_them(fresh: Any, url: str) -> None:
+    wanted = {}
+    for step in (10, 20, 30):
+        put("p", [f"k{step}"], first=step)
+        ck = transferqueue.save_checkpoint(url, metadata={"global_steps": step})
+        assert (ck.name, ck.progress) == (f"step-{step}", {"global_steps": step})
+        wanted[step] = contents()
+    for step in (20, 10):
+        assert transferqueue.load_checkpoint(url, step=step).step == step
+        assert contents() == wanted[step]
+    with pytest.raises(NothingThereError, match=r"no whole checkpoint of step 15 .*the newest steps are: 10, 20, 30"):
+        transferqueue.load_checkpoint(url, step=15)
+    with pytest.raises(UsageError, match=r"step=20: a checkpoint.* is of its own step"):
+        transferqueue.load_checkpoint(ck, step=20)
+    assert contents() == wanted[10]
+    put("p", ["other"], first=70)
+    assert transferqueue.save_checkpoint(url, metadata={"step": True, "global_steps": 20}).step == 20
+    wanted[20] = contents()
+    transferqueue.load_checkpoint(url, step=20)  # the newest of them
+    assert contents() == wanted[20]
+    assert transferqueue.load_checkpoint(url).step == 20
+
+
+def test_samples_that_were_promised_and_have_no_values_yet(fresh: Any, url: str) -> None:
+    """Neither in the system that is saved, nor in the one that is loaded into, are they in the way."""
+
+    def promise(count: int) -> Any:
+        return tq().get_client().get_meta(data_fields=["tokens"], batch_size=count, partition_id="p", mode="insert")
+
+    put("p", KEYS)
+    promise(3)
+    transferqueue.save_checkpoint(url, step=1)
+    was, all_known = contents(), known()
+    assert len(was["p"]) == 11
+    promise(40)
+    controller("create_partition", "empty")
+    transferqueue.load_checkpoint(url)
+    assert (contents(), known()) == (was, all_known)
+    meta = promise(2)
+    tq().get_client().put(TensorDict({"tokens": torch.ones(2, 3)}, 2), metadata=meta)
+    assert len(contents()["p"]) == 13
+
+
 class Killed(BaseException):
     """As if the process had ended there."""
 

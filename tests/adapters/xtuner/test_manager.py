@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import archive
@@ -170,6 +171,62 @@ def test_a_bare_buffer_is_no_manager_and_many_managers_are_not_merged() -> None:
     assert len(again.replay_buffer) == 0
     share = resharding.plan(ck, world_size=2).share(0)
     asyncio.run(xtuner.restore(again.replay_buffer, share))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_two_managers_get_back_what_was_their_own(skip: bool) -> None:
+    """Prompts that were drawn and samples that were trained on are counted by rank, also where a plan moves groups."""
+    managers, arc = [manager(), manager()], fresh()
+    writers = [arc.writer(rank, 2, session="s") for rank in range(2)]
+    for rank, (m, w) in enumerate(zip(managers, writers, strict=True)):
+        asyncio.run(produce(m, 3 + rank))
+        asyncio.run(consume(m, 1 + rank))
+        pending = asyncio.run(xtuner.save(m, w, step=5, progress={"mine": rank}, no_save_replay_buffer=skip))
+    ck = pending.result(60)
+    for w in writers:
+        w.close()
+    for plan in (resharding.plan(ck, world_size=2), resharding.plan(ck, world_size=2, max_length=100, num_envs=50)):
+        for rank, m in enumerate(managers):
+            again = manager()
+            asyncio.run(xtuner.restore(again, plan.share(rank)))
+            assert again._produce_progress.consumed_samples == {"math": 1 + rank}
+            assert again._produce_progress.produced_samples == {"math": 0 if skip else 2 * (3 + rank)}
+            assert again.task_runners[0].sampler._consumed_samples == m.task_runners[0].sampler._consumed_samples
+    for world_size in (1, 3):
+        with pytest.raises(
+            UsageError, match=r"2 ranks saved a manager each.*divided or merged: plan with world_size=2"
+        ):
+            asyncio.run(xtuner.restore(manager(), resharding.plan(ck, world_size=world_size).share(0)))
+
+
+def test_one_manager_is_not_restored_on_two_ranks_which_would_draw_the_same() -> None:
+    m = manager()
+    asyncio.run(produce(m, 5))
+    share = resharding.plan(saved(m, fresh()), world_size=2).share(1)
+    again = manager()
+    with pytest.raises(UsageError, match=r"1 rank saved a manager.*restore manager\.replay_buffer only"):
+        asyncio.run(xtuner.restore(again, share))
+    assert len(again.replay_buffer) == 0
+    asyncio.run(xtuner.restore(again.replay_buffer, share))
+
+
+def test_groups_that_are_made_after_a_resume_have_their_update_count() -> None:
+    """The step that `restore` gives is what XTuner notes of each token."""
+    m, arc = manager(), fresh()
+    again, ck = manager(), saved(m, arc, model_step=7)
+    share = share_of(ck)
+    step = asyncio.run(xtuner.restore(again, share))
+    asyncio.run(produce(again, 1, step))
+    asyncio.run(produce(again, 1, np.int64(step)))  # type: ignore[arg-type]
+    with archive.open(arc.url).writer(resume=share) as w:
+        after = asyncio.run(xtuner.save(again, w, step=8)).result(60)
+    assert [ep.update_counts for ep in after.episodes] == [(7, 8)] * 2
+    third = manager()
+    asyncio.run(xtuner.restore(third, share_of(after)))
+    kinds = [
+        {type(v) for v in i.item[0].response_model_steps} for i in asyncio.run(third.replay_buffer._storage.get({}))
+    ]
+    assert kinds == [{int}, {np.int64}]
 
 
 def test_a_save_waits_for_the_lock_and_holds_it_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

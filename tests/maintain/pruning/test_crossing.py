@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ import resharding
 from archive import Keep
 from archive.errors import LetGoError, SupersededError
 from archive.maintain.pruning import PrunePlan, choosing
-from archive.manifest import Commit, CommitLog, tablefiles, tables
+from archive.manifest import Attempt, Commit, CommitLog, tables
 from archive.store import Storage
 from tests.support.backends import Backend
 from tests.support.letting_go import Ring, all_told
 from tests.support.prune_kill import killed_at
-from tests.support.pruning import NOW, aged, keys_of, left_behind, sound
+from tests.support.pruning import NOW, aged, before_its_commit, keys_of, left_behind, sound
 
 
 def forgetful(where: Any, **how: Any) -> archive.Archive:
@@ -36,19 +35,6 @@ def forgetful(where: Any, **how: Any) -> archive.Archive:
     left_behind(arc)
     arc.refresh().forget(Keep(last=2), episodes="unreferenced", dry_run=False)
     return arc
-
-
-def before_its_commit(monkeypatch: pytest.MonkeyPatch, kind: str, happens: Callable[[], Any]) -> None:
-    """Something happens once just before a commit of this kind is made, when all that it names was looked up."""
-    create, done = CommitLog._create, [False]
-
-    def create_after(self: CommitLog, number: int, data: bytes, nonce: str) -> bool:
-        if f'"kind":"{kind}"'.encode() in data and not done[0]:
-            done[0] = True
-            happens()
-        return create(self, number, data, nonce)
-
-    monkeypatch.setattr(CommitLog, "_create", create_after)
 
 
 # -- writers that were stalled -----------------------------------------------------------------------------------------
@@ -95,11 +81,11 @@ def test_a_merge_that_was_stalled_for_longer_than_the_wait_commits_nothing(
     else:
         append, done = CommitLog.append, [False]
 
-        def append_after(self: CommitLog, transaction: str, build: Callable[[Commit, int], Commit]) -> Commit:
+        def append_after(self: CommitLog, *what: Any) -> Commit:
             if not done[0]:
                 done[0] = True
                 prune()
-            return append(self, transaction, build)
+            return append(self, *what)
 
         monkeypatch.setattr(CommitLog, "append", append_after)
     before = len(arc.refresh().episodes)
@@ -118,8 +104,8 @@ def tag_by_hand(arc: archive.Archive, target: int) -> None:
         "tags", {"name": ["paper"], "target": [target], "created_at": [datetime.now().astimezone()]}
     )
 
-    def draft(parent: Commit, attempt: int) -> Commit:
-        return parent.after("tag", tags=tablefiles.add_rows(arc.storage, "tagger", "tags", parent, rows, fold=False))
+    def draft(parent: Commit, attempt: Attempt) -> Commit:
+        return parent.after("tag", tags=attempt.add_rows("tagger", "tags", parent, rows))
 
     arc._log().append("tag/by hand", draft)
 

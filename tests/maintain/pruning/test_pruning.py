@@ -16,7 +16,7 @@ import resharding
 from archive import Keep
 from archive.errors import ConflictError, UsageError
 from archive.maintain.pruning import PrunePlan, choosing
-from archive.manifest import Commit, commits, tablefiles, tables
+from archive.manifest import Attempt, Commit, commits, tablefiles, tables
 from archive.testing import assert_whole, small_archive
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps
@@ -146,7 +146,7 @@ def test_what_rows_of_such_commits_name_stays_when_others_take_their_place(tmp_p
     earlier = arc.refresh().head.number
     told = archive.open(tmp_path, commit=earlier).episodes.read()
 
-    def replaced(parent: Commit, attempt: int) -> Commit:
+    def replaced(parent: Commit, attempt: Attempt) -> Commit:
         rows = arc.snapshot.columns(tables.schema("segments").names)
         ref = tablefiles.write(arc.storage, "replacing", "segments", rows.slice(0, rows.num_rows - 1))
         return parent.after("compact", segments=(ref,))
@@ -211,6 +211,35 @@ def test_what_was_forgotten_a_while_ago_stays_for_the_wait(tmp_path: Path) -> No
     assert not arc.prune(timedelta(hours=24)).empty
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_the_wait_counts_from_the_newest_forgetting_where_the_one_before_was_undone(
+    tmp_path: Path, again: bool
+) -> None:
+    arc = archive.create(tmp_path)
+    ring = Ring(arc)
+    for _ in range(9):
+        ring.turn(save=False)
+        ring.w.commit()
+    ring.turns(2)
+    ring.w.close()
+    before = arc.refresh().head.number
+    told = archive.open(tmp_path, commit=before - 4).episodes.read()
+    let_go(arc)
+    aged(tmp_path, 25)
+    if again:
+        let_go(arc.undo())
+    else:
+        Ring(arc.refresh(), begin=50).w.close()
+    plan = arc.prune("24h", dry_run=False)
+    assert (choosing.SUPERSEDED in why(plan)) == (not again)
+    if again:
+        np.testing.assert_equal(archive.open(tmp_path, commit=before - 4).episodes.read(), told)
+        assert arc.undo().head.kind == "undo"
+        aged(tmp_path, 25)
+        assert choosing.SUPERSEDED not in why(arc.prune("24h"))
+    assert sound(arc)
+
+
 def test_what_a_session_has_put_that_may_still_commit_stays(tmp_path: Path) -> None:
     arc = let_go(turned(tmp_path))
     w = arc.writer(session="running")
@@ -262,7 +291,7 @@ def test_what_nobody_knows_stays(tmp_path: Path) -> None:
         "shards/0000000g-s-00000.zip",
         "journal/s/rank-00000/1.zip",
     ]
-    elsewhere = ["notes.txt", "requests/1-00000000.json", "damaged/x", "clock/1"]
+    elsewhere = ["notes.txt", "requests/1-00000000.json", "damaged/x", "others/1"]
     arc.storage.put_many((key, b"mine") for key in keys + elsewhere)
     plan = arc.prune(dry_run=False, **NOW)
     assert why(plan)[choosing.STRANGE] == len(keys)
@@ -316,12 +345,6 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="per_second=0"):
         arc.prune(dry_run=False, per_second=0, **NOW)
     assert arc.refresh().head.number == head
-
-
-def test_an_archive_of_the_first_format_is_not_pruned() -> None:
-    arc = archive.open(Path(__file__).parents[2] / "golden" / "format-1-packed")
-    with pytest.raises(UsageError, match=r"arc\.upgrade"):
-        arc.prune()
 
 
 def test_a_plan_is_carried_out_once_and_says_what_it_did(tmp_path: Path) -> None:

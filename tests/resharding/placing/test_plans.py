@@ -396,7 +396,8 @@ def test_live_steps_are_found_in_any_order_of_segments(
     assume(live)
     shuffled = random.sample(range(len(table)), len(table))
     found = locate(_live(live), _segments([table[i] for i in shuffled]))
-    got = [(int(r), shuffled[int(row)], int(a), int(b)) for r, row, a, b in zip(*found[:4], strict=True)]
+    pieces = zip(found["run"], found.stream, found.lo, found.hi, strict=True)
+    got = [(int(r), shuffled[int(row)], int(a), int(b)) for r, row, a, b in pieces]
     want = [
         (r, i, max(lo - p, 0), min(hi - p, n))
         for r, (env, lo, hi) in enumerate(live)

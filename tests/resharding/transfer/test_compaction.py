@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import ConflictError, UsageError
+from archive.read import Reader, Spans
+from tests.support.archives import looked_up_again
 from tests.support.compactions import SCHEMA, Job, everything, fetched, of_checkpoint, of_plan, plain, priorities, whole
 from tests.support.transfers import before_commit, equal, failing_put
 
@@ -63,6 +66,38 @@ def test_twice_is_once(job: Job) -> None:
     assert resharding.compact(job.opened()) == resharding.Compacted(0, 0, None)
     assert (job.opened().head.number, job.arc.storage.list("shards")) == (number, shards)
     job.w.close()
+
+
+@pytest.mark.parametrize("verb", ["compact", "redact"])
+def test_tokens_are_written_anew_in_batches_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    arc = archive.create(tmp_path / "a")
+    with arc.writer() as w:
+        for number in range(20):
+            w.add_episode({"tokens": [np.full(10_000, number, np.int32)], "k": np.zeros(1)}, episode_id=f"{number}")
+        w.commit()
+        if verb == "compact":
+            w.remove([f"{number}" for number in range(0, 20, 2)])
+            w.checkpoint(1).result()
+    monkeypatch.setattr("archive.maintain.moving.READ_BYTES", 100_000)
+    held, read = [], Reader.read_stored
+
+    def seen(self: Reader, spans: Spans) -> Any:
+        held.append(sum(data["tokens"].values.nbytes for data in read(self, spans)))
+        return read(self, spans)
+
+    monkeypatch.setattr(Reader, "read_stored", seen)
+    before = [data["tokens"][0] for data in arc.refresh().episodes.read()][1:]
+    if verb == "compact":
+        assert resharding.compact(arc, min_alive=0.9).steps == 10
+    else:
+        with arc.refresh().writer() as other:  # ends the session
+            other.commit()
+        arc.refresh().forget(ids=["0"], redact=True, dry_run=False)
+    assert sum(held) == 40_000 * (10 if verb == "compact" else 19)
+    assert max(held) <= 100_000
+    assert equal([data["tokens"][0] for data in arc.refresh().episodes.read()][-19:], before)
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
@@ -120,7 +155,7 @@ def test_resume_after_compaction(packed: Job) -> None:
         assert len(w.checkpoint(4, columns={"priority": priorities(w)}).result().episodes.read()) >= len(
             wanted["steps"]
         )
-    plan = resharding.plan(latest, world_size=2)
+    plan = resharding.plan(looked_up_again(latest), world_size=2)
     writers = [arc.writer(resume=plan.share(rank), session="two") for rank in range(2)]
     for rank, w in enumerate(writers):
         pending = w.checkpoint(5, columns={"priority": plan.share(rank).columns["priority"]})

@@ -58,7 +58,7 @@ def requests(arc: archive.Archive, ranks: int) -> list[int]:
 
 def of_journals(arc: archive.Archive) -> list[str]:
     """The objects of journals in which live steps of the newest checkpoint lie."""
-    rows = arc.snapshot.take(np.unique(arc.checkpoints.latest.located.row), ["shard"])
+    rows = arc.snapshot.take(np.unique(arc.checkpoints.latest.located.stream), ["shard"])
     return sorted(key for key in set(rows["shard"].to_pylist()) if key.startswith("journal/"))
 
 

@@ -80,10 +80,10 @@ def test_a_checkpoint_while_others_are_published_again_stays_the_newest(
     runs = {run: thinned(arc, run, 1000 * i) for i, run in enumerate(("left", "right"))}
     append, seen = commits.CommitLog.append, []
 
-    def late(self: commits.CommitLog, transaction: str, build: Any) -> Any:
+    def late(self: commits.CommitLog, transaction: str, *what: Any) -> Any:
         if transaction.startswith("compact/") and transaction.count("/") == 2 and not seen:
             seen.append(runs["left"][0].checkpoint(5, name="meanwhile").result())
-        return append(self, transaction, build)
+        return append(self, transaction, *what)
 
     monkeypatch.setattr(commits.CommitLog, "append", late)
     resharding.compact(archive.open(arc.url))

@@ -15,7 +15,7 @@ from archive.base.errors import CorruptChunkError, IntegrityError, MissingObject
 from archive.maintain.maintenance import verify
 from archive.manifest.tables import loads
 from archive.store.storage import Storage
-from archive.testing import servers
+from tests.support import servers
 from tests.support.backends import Proxied, bucket_and_key, make_backend
 from tests.support.transfers import Place, holds
 

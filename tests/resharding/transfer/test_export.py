@@ -124,5 +124,3 @@ def test_what_does_not_fit_is_refused(arc: archive.Archive, tmp_path: Path) -> N
         )
     with pytest.raises(UsageError, match="csv"):
         resharding.export(arc, tmp_path / "out", format="csv")
-    with pytest.raises(UsageError, match="engine"):
-        resharding.export(arc, tmp_path / "out", engine="slurm")

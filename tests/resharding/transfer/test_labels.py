@@ -9,11 +9,9 @@ import pytest
 
 import archive
 import resharding
-from archive.base import layout
-from archive.base.errors import UsageError
-from archive.manifest import CommitLog
 from tests.support.archives import with_checkpoints
 from tests.support.checkpoints import fresh, steps
+from tests.support.clocks import running_backwards
 
 
 def source(**said: Any) -> archive.Archive:
@@ -40,6 +38,43 @@ def test_merging_takes_labels_along_and_again_those_that_are_new(copy: bool) -> 
     again = resharding.merge([arc.url], to=target.url, **how)
     assert said(again) == {"e0": {}, "e1": {"k": 1}, "e2": {"k": "ours", "note": "ü"}}
     assert [row["by"] for row in again.episodes["e0"].label_history] == ["anna", None]
+
+
+@pytest.mark.parametrize("step_s", [60, 0])
+def test_what_counts_in_a_source_counts_in_what_it_is_merged_into_whatever_clocks_said(step_s: float) -> None:
+    """Revisions, labels and late fields of sessions one after the other, on a machine whose clock is set back."""
+    arc, target, earlier = fresh(), fresh(), None
+
+    def show(one: archive.Archive) -> Any:
+        read = {ep.id: ep.read(["serial", "late"]) for ep in one.episodes}
+        return said(one), {name: {k: v.tolist() for k, v in data.items()} for name, data in read.items()}
+
+    with running_backwards(step_s):
+        for n in range(3):
+            with arc.writer() as w:
+                for again in range(2 - n // 2):
+                    w.add_episode(steps([n, again]), episode_id="e", replace=bool(n or again))
+                    w.commit()
+            arc.refresh().label({"e": {"k": n, "only": n}})
+            arc.add_fields({"late": {"e": [n, n]}})
+            arc.refresh().label({"e": {"k": -n}})
+            arc.add_fields({"late": {"e": [-n, n]}})
+            merged = resharding.merge([arc.url], to=target.url, copy=True)
+            assert show(merged) == show(arc.refresh())
+            earlier = earlier or resharding.merge([arc.url], to=fresh().url, copy=True)
+        assert earlier is not None
+        for several in ([arc.url], [earlier.url, arc.url]):
+            assert show(resharding.merge(several, to=fresh().url, copy=True)) == show(arc)
+        number = merged.head.number
+        assert resharding.merge([arc.url], to=target.url, copy=True).head.number == number, "nothing is new"
+        merged.label({"e": {"k": "ours"}})
+        back = resharding.merge([target.url], to=arc.url, copy=True)
+        assert said(back) == said(merged.refresh()) == {"e": {"k": "ours", "only": 2}}
+        arc.refresh().label({"e": {"k": "theirs"}})
+        merged.label({"e": {"k": "ours again"}})
+        merged = resharding.merge([arc.url], to=target.url, copy=True)
+        assert said(merged) == {"e": {"k": "theirs", "only": 2}}, "what comes last to the archive counts in it"
+        assert said(resharding.merge([target.url], to=arc.url, copy=True)) == said(merged), "both sides agree"
 
 
 def test_splitting_and_filtering_take_the_labels_of_what_they_take() -> None:
@@ -71,17 +106,3 @@ def test_compacting_keeps_labels() -> None:
     assert len(arc.index.chains.rows) > 1
     assert said(arc) == {"long": {"k": 1}}
     assert dict(arc.checkpoints.latest.episodes[0].labels) == {"k": 1}
-
-
-def test_labels_are_not_lost_in_an_archive_of_format_1() -> None:
-    target = with_checkpoints(f"memory://{uuid.uuid4().hex}")
-    CommitLog(target.storage, target.id, target.head).append(
-        "v1", lambda parent, _: parent.after("commit", format=layout.format_block(1))
-    )
-    other = fresh()
-    with other.writer() as w:
-        w.add_episode(steps([1]), episode_id="x")
-    other.refresh().label({"x": {"k": 1}})
-    with pytest.raises(UsageError, match="upgrade"):
-        resharding.merge([other.url], to=target.url, copy=True)
-    assert "x" not in archive.open(target.url).episodes

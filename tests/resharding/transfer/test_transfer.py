@@ -178,16 +178,14 @@ def test_episodes_that_go_on_and_revisions_follow(local: Place) -> None:
         assert same(merged.episodes["revised"].read(), steps(6, 4))
 
 
-def test_ids_are_never_renumbered_and_originals_are_known(local: Place) -> None:
+def test_ids_are_never_renumbered(local: Place) -> None:
     local.source("a", 0, 3)
     other = archive.create(local.url("b"))
     with other.writer(rank=3, world_size=4, session="s") as w:
         names = [w.add_episode(steps(3, i)) for i in range(2)]
     merged = resharding.merge([local.url("a"), local.url("b")], to=local.url("to"), copy=True)
     assert [e.id for e in merged.episodes] == ["e0", "e1", "e2", *names]
-    assert [e.original_id for e in merged.episodes] == [0, 10, 20, 0, 1]
     assert [e.rank for e in merged.episodes] == [0, 0, 0, 3, 3]
-    assert archive.open(local.url("a")).episodes["e1"].original_id == 10
 
 
 def test_the_same_rows_by_two_ways_are_added_once(local: Place) -> None:
@@ -241,8 +239,6 @@ def test_wrong_calls(local: Place) -> None:
     local.source("a", 0, 2)
     with pytest.raises(UsageError, match="one of the sources"):
         resharding.merge([local.url("a")], to=local.url("a"))
-    with pytest.raises(UsageError, match="local, ray"):
-        resharding.merge([local.url("a")], to=local.url("to"), engine="spark")
     for count in (0, 3, -1):
         with pytest.raises(UsageError, match="2 episodes"):
             resharding.split(local.url("a"), local.url("to"), count)

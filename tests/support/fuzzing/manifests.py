@@ -57,7 +57,7 @@ def mutated_commit(seed: Any, rng: Random) -> tuple[bytes, int]:
 
 def read_commit(given: tuple[bytes, int]) -> None:
     commit = commits.loads(*given, "memory://x")
-    repr(commit), commit.to_json(), commit.all_files, commit.base_urls, commit.version
+    repr(commit), commit.to_json(), commit.all_files, commit.base_urls
     if commit.checkpoint is not None:
         commit.checkpoint.mark(commit.session, commit.number)
 

@@ -15,8 +15,8 @@ import numpy as np
 from numcodecs.zstd import Zstd
 
 import archive
-from archive.checkpoint import StagedIndex
 from archive.checkpoint.staged import StagedFile
+from archive.checkpoint.stagedindex import StagedIndex
 from archive.journal import notes
 from archive.manifest import tables
 from archive.shard import groups, indexed, packing

@@ -75,7 +75,6 @@ def read_schema(text: str) -> None:
             attempted(lambda spec=spec: dtypes.stored_trailing(spec.dtype, spec.shape))
             attempted(lambda spec=spec: dtypes.from_stored(np.zeros((3, 2), np.uint8), spec.dtype))
             attempted(lambda spec=spec: spec.name)
-    found.row_bytes  # noqa: B018
 
 
 COLUMNS = ("episode_id", "length", "return", "update_count_max", "terminated", "created_at", "model_weights_uuids")

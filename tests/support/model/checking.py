@@ -12,8 +12,7 @@ import numpy as np
 
 import archive
 from archive.maintain import maintenance
-from archive.manifest import labels
-from archive.read.chunks import latefields
+from archive.tables import KEYS, of_segments
 from tests.support.archives import identical
 from tests.support.model.perfect import Episodes, Known, Saved, Session
 from tests.support.model.values import fields_of, priority
@@ -60,10 +59,9 @@ def check_labels(world: World, rows: list[dict[str, Any]], want: Episodes) -> No
 def check_said(episodes: Any) -> None:
     """Nothing is said of segments, or added to steps, that are not there any more."""
     rows = episodes.episode_index.snapshot
-    where = rows.columns([*labels.ADDRESS, *latefields.WHERE])
-    assert (labels.segments_of(rows.later.labels, where) >= 0).all()
-    found = latefields.overlaps(rows.later.late, where).late if rows.later.late.num_rows else []
-    assert {*range(rows.later.late.num_rows)} == {*found}
+    where = rows.columns(KEYS)
+    assert of_segments("labels", rows.later.labels, where).all()
+    assert of_segments("late", rows.later.late, where).all()
 
 
 def check_data(

@@ -17,7 +17,7 @@ from unittest import mock
 
 import archive
 from archive.checkpoint import joining
-from archive.manifest import tablefiles
+from archive.manifest import attempts
 from archive.store import retry
 from archive.write import bufferwriter
 from tests.support.model import adding, keeping, resuming, saving
@@ -129,7 +129,7 @@ def settings(shard_bytes: int | None, *, small_tables: bool) -> Iterator[None]:
         if shard_bytes is not None:
             enter(mock.patch.object(bufferwriter, "SHARD_BYTES", shard_bytes))
         if small_tables:
-            enter(mock.patch.multiple(tablefiles, _RECENT_ROWS=1, _RECENT_COMMITS=1))
+            enter(mock.patch.multiple(attempts, _RECENT_ROWS=1, _RECENT_COMMITS=1))
         yield
 
 
@@ -177,6 +177,7 @@ def explore(
     while not stop(done):
         history = History.drawn(next(seeds), length)
         if (error := failure_of(history, root)) is not None:
+            print(f"MODEL_SEED={history.seed} went wrong: {error!r:.1000}")  # making it short may take too long
             short = shrunk(history, tries, root)
             raise HistoryError(
                 f"MODEL_SEED={history.seed} went wrong after {done} steps of others; so does, with "

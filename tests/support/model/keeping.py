@@ -10,7 +10,7 @@ import numpy as np
 import archive
 import resharding
 from tests.support.model.checking import LATE, check_tags, check_view, contents, look, refused
-from tests.support.model.perfect import Letting, Saved
+from tests.support.model.perfect import Known, Letting, Saved
 from tests.support.model.world import Label, World
 
 
@@ -39,7 +39,12 @@ def add_fields(world: World, rng: random.Random) -> None:
 
 
 def _drop_field(world: World, arc: archive.Archive, field: str) -> None:
-    arc.drop_fields([field])
+    """Refused only where no episode that is seen has it: with those that were forgotten it may come back."""
+    try:
+        arc.drop_fields([field])
+    except archive.FieldError:
+        assert not any(world.late[field].keys() & {*known.serials} for known in world.view().values())
+        return
     del world.late[field]
 
 
@@ -85,18 +90,27 @@ def protected(world: World) -> set[str]:
     out |= {name for _, view in world.merged for name in view}
     for session in world.active.values():
         own = [s for s in world.saved if s.session == session.name and s.replay and s.whole]
-        seen = own[-1].seen if own else session.base
+        saved, seen = own[-1].seen if own else session.base, session.seen()
         for rank in session.ranks:
-            out |= {n for n, k in rank.committed.items() if n not in seen or seen[n].stamps != k.stamps}
-            for buffer in rank.buffers.values():
-                out |= set(buffer.open.values()) & rank.committed.keys()
+            out |= {n for n, k in rank.committed.items() if n not in saved or saved[n].stamps != k.stamps}
+            for buffer in rank.buffers.values() if not rank.dead else ():
+                live = {n for n, serials in buffer.episodes(world.owner) if n in seen and _is_of(serials, seen[n])}
+                out |= live | (set(buffer.open.values()) & seen.keys())
     return out
 
 
-def left_open(world: World) -> set[str]:
-    """Episodes that have not ended as far as sessions that go on have committed: they may be kept."""
+def _is_of(live: list[int], known: Known) -> bool:
+    """Whether live steps are of the revision that is known: a later one, which nobody has committed, needs none of
+    it."""
+    return not live or not {*live}.isdisjoint(known.serials)
+
+
+def may_stay(world: World) -> set[str]:
+    """Episodes that may be kept: those that have not ended as far as sessions that go on have committed, and those that
+    their newest checkpoint left out, whether they still hold them or not."""
     seen = [item for session in world.active.values() for item in session.seen().items()]
-    return {name for name, known in seen if not known.last and known.reason is None}
+    left_out = [rank.left_ids for session in world.active.values() for rank in session.ranks]
+    return {name for name, known in seen if not known.last and known.reason is None}.union(*left_out)
 
 
 def must_stay(world: World) -> set[int]:
@@ -151,11 +165,11 @@ def forget(world: World, rng: random.Random) -> None:
         assert not went
     if ids is not None:
         assert went <= set(ids)
-        needed = held | tagged | left_open(world) | (set(ids) if world.merged else set())
+        needed = held | tagged | may_stay(world) | (set(ids) if world.merged else set())
         assert set(ids) - needed <= went, ("not needed, asked for, and still there", set(ids) - held - went)
     if world.arc.head.number > before:
-        world.gone |= went
-        world.lettings.append(Letting(went, gone))
+        world.lettings.append(Letting(world.gone, gone))
+        world.gone = world.gone | {name: view[name].stamps[-1] for name in went}
     look(world, rng)
 
 
@@ -185,7 +199,7 @@ def undo(world: World, rng: random.Random) -> None:
         return
     assert not last.sealed or last.sealed == "maybe"
     world.lettings.pop()
-    world.gone -= last.episodes
+    world.gone = last.before
     for saved in last.checkpoints:
         saved.forgotten = False
     look(world, rng)

@@ -101,16 +101,16 @@ class Buffer:
         return count
 
     def incomplete(self, owner: dict[int, str], seen: Episodes) -> dict[str, dict[str, list[int]]]:
-        """By why: live episodes that lack their beginning or (only) their end, and their live steps. seen: those that
-        its session sees."""
+        """By why: live episodes that lack their beginning, or (only) their end or other steps, and their live steps.
+        seen: those that its session sees."""
         found: dict[str, list[int]] = {}
         for name, serials in self.episodes(owner):
             found.setdefault(name, []).extend(serials)
         out: dict[str, dict[str, list[int]]] = {}
         for name, serials in found.items():
             known = seen[name]
-            headless = not known.first or serials[:1] != list(known.serials[:1])
-            if headless or not known.last:
+            headless = not known.first or not {*known.serials[:1]} <= {*serials}
+            if headless or not known.last or len(serials) < len(known.serials):
                 out.setdefault("headless" if headless else "open", {})[name] = serials
         return out
 
@@ -151,6 +151,7 @@ class Rank:
     committed: Episodes = field(default_factory=dict)
     durable: list[tuple[Episodes, Buffers]] = field(default_factory=list)
     left_out: Places = field(default_factory=dict)
+    left_ids: set[str] = field(default_factory=set)  # the episodes that stood there
     dead: bool = False
     weights: tuple[int | None, str | None] = (None, None)
 
@@ -186,7 +187,7 @@ class Rank:
 @dataclass
 class Session:
     """One start of a job. base: what it sees of those that it goes back to; tree: the first of these.
-    drops: its checkpoints leave out what is not complete."""
+    drops: most of its checkpoints leave out what is not complete."""
 
     name: str
     run: str
@@ -244,8 +245,9 @@ class Saved:
 
 @dataclass
 class Letting:
-    """A forgetting: what went, and whether something stands in the way of its undoing."""
+    """A forgetting: what was gone before, which checkpoints went, and whether something stands in the way of its
+    undoing."""
 
-    episodes: set[str]
+    before: dict[str, int]
     checkpoints: list[Saved]
     sealed: bool = False

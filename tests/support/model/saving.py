@@ -102,9 +102,10 @@ class Asked:
         self.replay = rng.random() < 0.85
         self.columns = {name: rng.randint(1, 2) for name in ("p", "q") if rng.random() < 0.6}
         self.attributes = {rank.number: self._attributes(rank, rng) for rank in session.ranks}
-        self.drops = self.replay and session.drops
+        self.drops = self.replay and session.drops and rng.random() < 0.7
         self.whole = len(session.alive) == len(session.ranks)
         self.left_out: dict[int, Places] = {}  # of each rank that is in it
+        self.left_ids: set[str] = set()
         self.discarded: dict[str, dict[str, int]] = {}
         self.taken: list[int] = []
 
@@ -136,7 +137,8 @@ class Asked:
         self.taken.append(rank.number)
         if self.replay:
             self.left_out[rank.number] = self._left_out(rank)
-            rank.left_out = self.left_out[rank.number] if self.whole else rank.left_out
+            if self.whole:
+                rank.left_out, rank.left_ids = self.left_out[rank.number], self.left_ids
             rank.stamp(next(self.world.stamps) if stamp is None else stamp, self.session.run)
         ticked(self.session, rank)
 
@@ -146,6 +148,7 @@ class Asked:
         for name, buffer in rank.buffers.items() if self.drops else ():
             found = buffer.incomplete(self.world.owner, self.session.base | rank.known)
             for reason, episodes in found.items():
+                self.left_ids |= episodes.keys()
                 counts = self.discarded.setdefault(reason, {"episodes": 0, "steps": 0})
                 counts["episodes"] += len(episodes)
                 counts["steps"] += sum(map(len, episodes.values()))

@@ -42,7 +42,7 @@ class World:
     owner: dict[int, str] = field(default_factory=dict)  # serial -> its episode
     labels: list[Label] = field(default_factory=list)
     late: dict[str, dict[int, float]] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
+    gone: dict[str, int] = field(default_factory=dict)  # episode -> its rows up to this stamp were forgotten
     lettings: list[Letting] = field(default_factory=list)
     tags: dict[str, tuple[Saved, dict[str, list[int]]]] = field(default_factory=dict)
     readers: list[tuple[Any, Episodes]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class World:
             for name, known in line.items():
                 if name not in out or known.stamps[-1] > out[name].stamps[-1]:
                     out[name] = known
-        return {name: known for name, known in out.items() if name not in self.gone}
+        return {name: known for name, known in out.items() if known.stamps[-1] > self.gone.get(name, 0)}
 
     @property
     def standing(self) -> list[Saved]:

@@ -146,11 +146,9 @@ def entries_of(episodes: Callable[[], Episodes], homes: Homes, numbers: Mapping[
     found = episodes()
     numbers = distinct_ids(found) if numbers is None else numbers
     home, out = homes(episodes), []
-    table = found.table.select(["episode_id", "length", "model_weights_uuids", "update_count_max"])
-    for row, about in zip(table.to_pylist(), metadata_of(found), strict=True):
-        name, uuids = row["episode_id"], row["model_weights_uuids"]
-        weights = Weights(uuids[-1] if uuids else None, row["update_count_max"])
-        entry = Entry(numbers[name], int(row["length"]), int(about.get("B", 1)), weights, home, name)
+    for ep, about in zip(found, metadata_of(found), strict=True):
+        weights = Weights(ep.model_weights_uuid, ep.update_count)
+        entry = Entry(numbers[ep.id], ep.length, int(about.get("B", 1)), weights, home, ep.id)
         entry.renumbered = about.get(NUMBER) != entry.trajectory_id
         out.append(entry)
     home.expect(e.name for e in out)

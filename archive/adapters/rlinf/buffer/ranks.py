@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from archive.base import UsageError
+from archive.base import UsageError, process_group
 from archive.manifest import place
 from archive.store import Storage
 
@@ -67,16 +66,10 @@ def where(path: Any) -> Where:
     return Where(root, int(found["rank"]), options)
 
 
-def has_process_group() -> bool:
-    """Whether torch.distributed has been started."""
-    group = sys.modules.get("torch.distributed")
-    return group is not None and bool(group.is_available()) and bool(group.is_initialized())
-
-
 def job_world_size() -> int | None:
     """Ranks of this job, from torch.distributed or WORLD_SIZE; None if neither says."""
-    if has_process_group():
-        return int(sys.modules["torch.distributed"].get_world_size())
+    if group := process_group():
+        return int(group.get_world_size())
     return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
 
 

@@ -12,6 +12,7 @@ from archive.adapters.rlinf.buffer import ranks
 from archive.adapters.rlinf.buffer.loading import Homes
 from archive.adapters.rlinf.buffer.ranks import Job, Where
 from archive.adapters.rlinf.buffer.sink import Sink, Visible
+from archive.base import process_group
 from archive.manifest import named_session, place
 
 CHUNK_BYTES = 64 * 1024  # transitions are drawn one by one, and each reads its chunk
@@ -49,7 +50,7 @@ class Sinks:
 
     def agree(self, rank: int) -> None:
         """Agree with the other ranks on a session, where a process group lets them; all of them must call this."""
-        if self._session is None and ranks.has_process_group() and (ranks.job_world_size() or 1) > 1:
+        if self._session is None and process_group(least=2) is not None:
             self._session = place(rank, None, self.job.run, None).session
 
     def at(self, where: Where) -> Sink:

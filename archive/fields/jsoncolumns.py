@@ -1,0 +1,281 @@
+"""Pure, no I/O: JSON texts as Arrow columns of one type each: of scalars, and of objects by the names of their keys."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from json import JSONDecoder, JSONEncoder
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from archive.arrays import Ints
+from archive.base import IntegrityError, cached_property, jsontree
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST = 100  # names that a table has a column of: those that most rows have
+_DEEPEST = 16  # an object below so many others is a text
+_BATCH = 1024  # of more, the collector of garbage looks at all again and again
+_COMMON = 16  # a key is looked up in all objects of a batch, if one in so many has it
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+_INTEGER = r"^-?[0-9]{1,18}$"
+
+
+class Objects:
+    """The values of JSON objects by name: "tools.calls" is what the object `tools` has of the key `calls`.
+
+    All are parsed once, when the first is asked for. `what` they are is for errors.
+    """
+
+    def __init__(self, texts: pa.ChunkedArray, what: str) -> None:
+        self._texts = texts
+        self._what = what
+        self._columns: dict[str, pa.Array] = {}
+
+    @cached_property
+    def _values(self) -> dict[str, _Values]:
+        found: dict[str, _Values] = {}
+        for start in range(0, len(self._texts), _BATCH):
+            part = self._texts.slice(start, _BATCH)
+            rows, texts = start + np.flatnonzero(part.is_valid().to_numpy()), part.drop_null().to_pylist()
+            tagged = np.array(['"$' in text for text in texts], bool)  # not many: they are decoded in Python
+            plain = [_parsed(text, self._what) for text in texts if '"$' not in text]
+            _Taking(found, _plain_text).objects("", rows[~tagged], plain, 0)
+            if tagged.any():
+                others = [_decoded(text, self._what) for text in texts if '"$' in text]
+                _Taking(found, _tagged_text).objects("", rows[tagged], others, 0)
+        return found
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names that some row has a value of, sorted; of many, the MOST frequent. A name with a lone surrogate, of
+        which Arrow makes no column, is left out."""
+        named = {name: values for name, values in self._values.items() if not _SURROGATE.search(name)}
+        counts = {name: values.count for name, values in named.items() if values.count}
+        return sorted(sorted(counts, key=lambda name: (-counts[name], name))[:MOST])
+
+    def column(self, name: str) -> pa.Array:
+        """One value a row as bool, int64, double or string, JSON text where they are of several types or lists; null
+        for none. Of what is an object everywhere, whether there is one."""
+        import pyarrow as pa
+
+        if name not in self._columns:
+            values = self._values.get(name)
+            self._columns[name] = pa.nulls(len(self._texts)) if values is None else values.column(len(self._texts))
+        return self._columns[name]
+
+    def is_comparable(self, name: str) -> bool:
+        """Whether a name has values of one type."""
+        values = self._values.get(name)
+        return values is None or not values.is_mixed
+
+
+class _Values:
+    """What some rows have of one name; batch by batch, rows ascend."""
+
+    def __init__(self) -> None:
+        self.objects: list[Ints] = []
+        self._rows: list[Ints] = []
+        self._parts: list[pa.Array] = []
+
+    @property
+    def count(self) -> int:
+        """How many rows have a value that is no object."""
+        return sum(map(len, self._rows))
+
+    def add(self, rows: Ints, values: pa.Array) -> None:
+        self._rows.append(rows)
+        self._parts.append(values)
+
+    @cached_property
+    def _joined(self) -> pa.Array:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        kinds = {part.type for part in self._parts}
+        if kinds == {pa.int64(), pa.float64()}:
+            return pa.concat_arrays([pc.cast(part, pa.float64(), safe=False) for part in self._parts])
+        return pa.concat_arrays(self._parts if len(kinds) == 1 else [_as_texts(part) for part in self._parts])
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are scalars of several types, or scalars and objects."""
+        import pyarrow as pa
+
+        texts = bool(self._parts) and pa.types.is_large_string(self._joined.type) and not are_nested(self._joined)
+        return texts or bool(self._parts and self.objects)
+
+    def column(self, count: int) -> pa.Array:
+        import pyarrow as pa
+
+        place = np.full(count, -1, np.int64)
+        if not self._parts:
+            place[np.concatenate(self.objects)] = 0
+            return pa.array([True]).take(pa.array(place, mask=place < 0))
+        rows = np.concatenate(self._rows)
+        place[rows] = np.arange(len(rows))
+        found = self._joined.take(pa.array(place, mask=place < 0))
+        return found.cast(pa.string()) if pa.types.is_large_string(found.type) else found
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_decode = JSONDecoder(parse_constant=_refused).raw_decode
+_plain_text = JSONEncoder(separators=(",", ":")).encode
+
+
+def _tagged_text(value: Any) -> str:
+    return jsontree.dumps(value, where="a value")
+
+
+def _parsed(text: str, what: str) -> dict[str, Any]:
+    """The object of a text without tags."""
+    try:
+        value, end = _decode(text)
+        if type(value) is dict and end == len(text):
+            return value
+    except (ValueError, RecursionError):
+        pass  # the strict parser says what is wrong
+    return _decoded(text, what)
+
+
+def _decoded(text: str, what: str) -> dict[str, Any]:
+    value = jsontree.loads(text, where=what)
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{what}: {text[:40]!r} is no JSON object: the text is damaged, rewrite it")
+    return value if _has_names(value) else {}
+
+
+def _has_names(value: Any) -> bool:
+    return type(value) is dict and bool(value) and all(type(key) is str for key in value)
+
+
+class _Taking(NamedTuple):
+    """Takes the values of objects, one a row; `dumps` makes texts of those that are no scalars."""
+
+    found: dict[str, _Values]
+    dumps: Callable[[Any], str]
+
+    def objects(self, prefix: str, rows: Ints, objects: list[dict[str, Any]], depth: int) -> None:
+        counts = Counter(chain.from_iterable(objects))
+        rare = {key for key, count in counts.items() if count * _COMMON < len(objects)}
+        few: dict[str, tuple[list[int], list[Any]]] = {key: ([], []) for key in rare}
+        for row, one in zip(rows.tolist(), objects, strict=True) if rare else ():
+            for key in one.keys() & rare:
+                few[key][0].append(row)
+                few[key][1].append(one[key])
+        for key in sorted(counts):  # so that a key "a.b" comes after what `a` has of `b`: its value counts
+            if key in rare:
+                self.values(prefix + key, np.array(few[key][0], np.int64), few[key][1], depth)
+            else:
+                self.values(prefix + key, rows, [one.get(key) for one in objects], depth)
+
+    def values(self, name: str, rows: Ints, values: list[Any], depth: int) -> None:
+        kinds = set(map(type, values))
+        own = self.found.setdefault(name, _Values())
+        if dict in kinds and depth < _DEEPEST:
+            inner = [i for i, value in enumerate(values) if _has_names(value)]
+            if inner:
+                own.objects.append(rows[inner])
+                self.objects(f"{name}.", rows[inner], [values[i] for i in inner], depth + 1)
+                values = [None if _has_names(value) else value for value in values]
+        if dict in kinds or type(None) in kinds:
+            kept = [i for i, value in enumerate(values) if value is not None]
+            rows, values = rows[kept], [values[i] for i in kept]
+        if values:
+            own.add(rows, self.array(values))
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        """As bool, int64, double or string; JSON texts, which are large strings here, where that cannot be."""
+        import pyarrow as pa
+
+        kinds = set(map(type, values))
+        try:
+            if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
+                return pa.array(values, pa.int64())
+            if kinds <= {int, float}:
+                return pa.array([float(value) for value in values], pa.float64())
+            if kinds in ({bool}, {str}):
+                return pa.array(values, pa.bool_() if kinds == {bool} else pa.string())
+        except (UnicodeEncodeError, OverflowError):
+            pass  # a lone surrogate, or a number beyond all doubles: as a text
+        return pa.array([self.dumps(value) for value in values], pa.large_string())
+
+
+def _as_texts(part: pa.Array) -> pa.Array:
+    import pyarrow as pa
+
+    if pa.types.is_large_string(part.type):
+        return part
+    return pa.array([_tagged_text(value) for value in part.to_pylist()], pa.large_string())
+
+
+# -- one value a text --------------------------------------------------------------------------------------------------
+
+
+def typed(texts: pa.Array) -> pa.Array | None:
+    """The values of JSON texts as bool, int64, double or strings; None if they are of several types, or nested."""
+
+    import pyarrow as pa
+
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts))
+    coded = texts.dictionary_encode()
+    distinct = coded.dictionary
+    kinds: tuple[Callable[[pa.Array], pa.Array | None], ...] = (_bools, _integers, _doubles, _strings)
+    for kind in kinds:
+        if (found := kind(distinct)) is not None:
+            return found.take(coded.indices)
+    return None
+
+
+def _bools(texts: pa.Array) -> pa.Array | None:
+    import pyarrow.compute as pc
+
+    known = {"true", "false"} >= set(texts.to_pylist()) if len(texts) <= 2 else False
+    return pc.equal(texts, "true") if known else None
+
+
+def _integers(texts: pa.Array) -> pa.Array | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return texts.cast(pa.int64()) if pc.all(pc.match_substring_regex(texts, _INTEGER)).as_py() else None
+
+
+def _doubles(texts: pa.Array) -> pa.Array | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    odd = pc.invert(pc.match_substring_regex(texts, _NUMBER))
+    values = {text: jsontree.loads(text) for text in texts.filter(odd).to_pylist()[:4]}  # nan, inf, -inf
+    if any(type(value) is not float for value in values.values()) or len(values) > 3:
+        return None
+    for text, value in values.items():
+        texts = pc.if_else(pc.equal(texts, text), str(value), texts)
+    return texts.cast(pa.float64())
+
+
+def _strings(texts: pa.Array) -> pa.Array | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pc.all(pc.starts_with(texts, '"')).as_py():
+        return None
+    if pc.any(pc.match_substring(texts, "\\")).as_py():
+        return pa.array([jsontree.loads(text) for text in texts.to_pylist()], pa.string())
+    return pc.utf8_slice_codeunits(texts, 1, -1)
+
+
+def are_nested(texts: pa.Array) -> bool:
+    import pyarrow.compute as pc
+
+    nested: bool = pc.all(pc.match_substring_regex(texts, r"^[\[{]")).as_py()
+    return nested

@@ -1,0 +1,197 @@
+"""The runs that a commit does not say itself: in files of bounded size, in the order of their names, and an index of
+these, which the commit names. So it says as much with 10,000 runs as with 50, and one of them is found by two requests.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from archive.base import CorruptManifestError, IntegrityError, MissingObjectError, cached_property, layout, plainjson
+from archive.manifest import tablefiles, tables
+from archive.manifest.commit import Commit, KnownRuns
+from archive.manifest.records import FileRef, RunEntry
+from archive.store import Storage
+
+MOST_OWN, KEPT_OWN = 48, 32  # runs that a commit says itself, and how many are left where there are more
+MOST_BYTES, KEPT_BYTES = 256 * 1024, 128 * 1024  # of their text
+FILE_BYTES = 32 * 1024  # of the text of a file's runs, if it has several
+_AT_ONCE = 16
+_REMEDY = "run `archive verify`"
+_Files = tuple[tuple[str, FileRef], ...]  # the least name in each, in order
+_last: WeakKeyDictionary[Storage, tuple[str, _Files]] = WeakKeyDictionary()  # path of the index read last, what it has
+
+
+class StoredRuns:
+    """The runs of an index; None: of none yet. What is read is kept."""
+
+    def __init__(self, storage: Storage, index: FileRef | None) -> None:
+        self._storage = storage
+        self.index = index
+        self._read: dict[str, dict[str, RunEntry]] = {}  # by the least name
+
+    @cached_property
+    def files(self) -> _Files:
+        """The files that it has."""
+        if self.index is None:
+            return ()
+        path, files = _last.get(self._storage, ("", ()))
+        if path != self.index.path:
+            files = _indexed(self._storage, self.index)
+            _last[self._storage] = self.index.path, files
+        return files
+
+    @property
+    def refs(self) -> list[FileRef]:
+        """How they are named."""
+        return [ref for _, ref in self.files]
+
+    def find(self, run: str) -> RunEntry | None:
+        """A run; None if there is none of that name."""
+        at = self._place(run)
+        return self._load(self.files[at : at + 1]).get(run)
+
+    def every(self) -> dict[str, RunEntry]:
+        """All of them."""
+        return self._load(self.files)
+
+    def having(self, changed: Mapping[str, RunEntry], session: str) -> StoredRuns:
+        """These runs, and the changed ones in place of what they were: files of the session have those anew that stand
+        beside a changed one."""
+        new = {run: json.dumps(entry.to_json(), separators=(",", ":")) for run, entry in changed.items()}
+        touched = {self._place(run) for run in new}
+        old = self._texts([one for at, one in enumerate(self.files) if at in touched])
+        by_file: dict[int, list[tuple[str, str]]] = {}
+        for run, text in sorted((old | new).items()):
+            by_file.setdefault(self._place(run), []).append((run, text))
+        pieces = [piece for rows in by_file.values() for piece in _pieces(rows)]
+        with ThreadPoolExecutor(_AT_ONCE, "archive-runs") as pool:
+            written = list(pool.map(lambda rows: (rows[0][0], self._write(rows, session)), pieces))
+        kept = [one for at, one in enumerate(self.files) if at not in touched]
+        files = tuple(sorted([*kept, *written], key=lambda one: one[0]))
+        columns = {name: [getattr(ref, name) for _, ref in files] for name in ("path", "rows", "bytes", "crc32c")}
+        table = tables.from_columns("runfiles", {"first": [first for first, _ in files], **columns})
+        index = tablefiles.write(self._storage, session, "runfiles", table)
+        _last[self._storage] = index.path, files
+        return StoredRuns(self._storage, index)
+
+    def _place(self, run: str) -> int:
+        """Which of the files has the run, if any has; it would go into that one."""
+        return max(bisect_right(self.files, run, key=lambda one: one[0]) - 1, 0)
+
+    def _load(self, files: _Files) -> dict[str, RunEntry]:
+        missing = [one for one in files if one[0] not in self._read]
+        for run, text in self._texts(missing).items():
+            first = self.files[self._place(run)][0]
+            self._read.setdefault(first, {})[run] = _entry(run, text, self._storage)
+        return {run: entry for first, _ in files for run, entry in self._read.get(first, {}).items()}
+
+    def _texts(self, files: Sequence[tuple[str, FileRef]]) -> dict[str, str]:
+        """Run -> its entry as text, of the runs of some files; each must be where it is looked for."""
+        table = tablefiles.load(self._storage, "runs", [ref for _, ref in files])
+        names = table["run"].to_pylist()
+        held = [first for first, ref in files for _ in range(ref.rows)]
+        if astray := [run for run, first in zip(names, held, strict=True) if self.files[self._place(run)][0] != first]:
+            raise CorruptManifestError(
+                f"run {astray[0]!r:.80} is not in the file of runs at {self._storage.url} in which it is looked for; "
+                f"{_REMEDY}"
+            )
+        return dict(zip(names, table["entry"].to_pylist(), strict=True))
+
+    def _write(self, rows: Sequence[tuple[str, str]], session: str) -> FileRef:
+        runs, texts = zip(*rows, strict=True)
+        return tablefiles.write(
+            self._storage, session, "runs", tables.from_columns("runs", {"run": runs, "entry": texts})
+        )
+
+    def __reduce__(self) -> Any:
+        return StoredRuns, (self._storage, self.index)
+
+
+def _indexed(storage: Storage, index: FileRef) -> _Files:
+    """The files of an index."""
+    rows = tablefiles.load(storage, "runfiles", [index]).to_pylist()
+    return tuple((row.pop("first"), FileRef(**row)) for row in rows)
+
+
+def _entry(run: str, text: str, storage: Storage) -> RunEntry:
+    what = f"run {run!r:.80} of a file of runs at {storage.url}"
+    body = plainjson.parse_object(text.encode(), what=what, error=CorruptManifestError, max_depth=plainjson.MAX_DEPTH)
+    return RunEntry.from_json(body, what=what, error=CorruptManifestError, remedy=_REMEDY)
+
+
+def _pieces(rows: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """The rows of one file each: all, or half of what there may be, so that there is room."""
+    if sum(len(text) for _, text in rows) <= FILE_BYTES:
+        return [rows]
+    out: list[list[tuple[str, str]]] = []
+    nbytes = FILE_BYTES
+    for row in rows:
+        nbytes += len(row[1])
+        if nbytes > FILE_BYTES // 2:
+            out.append([])
+            nbytes = len(row[1])
+        out[-1].append(row)
+    return out
+
+
+# -- commits -----------------------------------------------------------------------------------------------------------
+
+
+def served(storage: Storage, commit: Commit) -> Commit:
+    """A commit as it was read, with all of its runs."""
+    if commit.run_files is None:
+        return commit
+    return replace(commit, runs=KnownRuns(commit.own_runs, StoredRuns(storage, commit.run_files)))
+
+
+def files_there(commit: Commit) -> list[FileRef]:
+    """The manifest files that an old commit leads to; those that it names, if its index of runs was pruned since, or is
+    damaged."""
+    try:
+        return commit.files_led_to
+    except (MissingObjectError, IntegrityError):
+        return commit.all_files
+
+
+def settled(storage: Storage, parent: Commit, draft: Commit, attempt: int) -> Commit:
+    """The draft, where it says too many runs itself with those in files that were touched longest ago.
+
+    After a lost race that waits, if it can: then speed matters more.
+    """
+    sizes = {run: len(json.dumps(entry.to_json())) for run, entry in draft.own_runs.items()}
+    patience = 2 if attempt else 1
+    few = len(sizes) <= patience * MOST_OWN and sum(sizes.values()) <= patience * MOST_BYTES
+    if few:
+        return draft
+    kept = _kept(parent, draft, sizes)
+    rest = {run: entry for run, entry in draft.own_runs.items() if run not in kept}
+    stored = StoredRuns(storage, draft.run_files).having(rest, draft.session or secrets.token_hex(6))
+    own = {run: draft.own_runs[run] for run in kept}
+    known = layout.with_feature(draft.format, layout.RUN_FILES)
+    return replace(draft, runs=KnownRuns(own, stored), run_files=stored.index, format=known)
+
+
+def _kept(parent: Commit, draft: Commit, sizes: Mapping[str, int]) -> set[str]:
+    """The runs that the draft goes on to say itself: those that it changes, one in any case, and those whose newest
+    session or checkpoint came last."""
+
+    def touched(run: str) -> tuple[bool, int]:
+        entry = draft.own_runs[run]
+        newest = max([entry.opened or 0, *(mark.commit for mark in entry.marks.values())])
+        return entry != parent.own_runs.get(run), newest
+
+    out: set[str] = set()
+    nbytes = 0
+    for run in sorted(sizes, key=touched, reverse=True)[:KEPT_OWN]:
+        nbytes += sizes[run]
+        if out and nbytes > KEPT_BYTES:
+            break
+        out.add(run)
+    return out

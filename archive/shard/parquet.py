@@ -1,0 +1,188 @@
+"""Pure, no I/O: columns of a Parquet file, of which the memory that they take is bounded before they are decoded.
+
+A page says how many values it has, how they are encoded, and its size uncompressed. Where that leaves it open how much
+the texts of a column take (each may repeat what the one before begins with), they are decoded piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archive.base import CorruptManifestError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST_ROWS = 1 << 20  # of a row group, as Arrow writes them; this library writes fewer
+_SMALL_BYTES, _MOST_TIMES = 1 << 28, 1 << 10  # of a table in any case, and for each byte of its file
+_PIECE_BYTES = 1 << 26
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 12}
+_DICTIONARY_PAGE = 2
+_PLAIN, _PLAIN_DICTIONARY, _DELTA_LENGTH, _DELTA, _RLE_DICTIONARY = 0, 2, 6, 7, 8  # how texts are encoded
+_TEXTS = (_PLAIN, _PLAIN_DICTIONARY, _DELTA_LENGTH, _DELTA, _RLE_DICTIONARY)
+_ABOUT = (5, 7, 8)  # where a page's header tells of a data page, of a dictionary, or of a newer data page
+
+
+class _Page(NamedTuple):
+    kind: int
+    size: int  # uncompressed
+    values: int
+    encoding: int
+
+
+def most_bytes(data: Any) -> int:
+    """What the columns of a file may take that are read together."""
+    return _SMALL_BYTES + _MOST_TIMES * len(data)
+
+
+def read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
+    """These columns of a file, those that it has; CorruptManifestError before they take more memory than they may."""
+    metadata, most = file.metadata, most_bytes(data)
+    if metadata.num_rows > _MOST_ROWS * metadata.num_row_groups:
+        told = f"{metadata.num_rows} rows in {metadata.num_row_groups} groups"
+        raise CorruptManifestError(f"{where} says that it has {told}; run `archive verify`")
+    total, doubtful, pages = 0, 0, dict[str, int]()
+    for name, sure, doubt, page in _columns(metadata, memoryview(data), names):
+        total, doubtful = total + sure, doubtful + doubt
+        if doubt:
+            pages[name] = max(page, pages.get(name, 0))
+        if total > most:
+            raise _too_large(where, most)
+    if total + doubtful <= most:
+        return file.read(columns=list(names), use_threads=use_threads)
+    if listed := [name for name in pages if "." in name]:
+        raise ValueError(f"texts of {listed[0]} are encoded by {_DELTA}")
+    table = file.read(columns=[name for name in names if name not in pages], use_threads=use_threads)
+    for name, page in pages.items():
+        parts = []
+        for part in file.iter_batches(batch_size=max(1, _PIECE_BYTES // page), columns=[name], use_threads=False):
+            parts.append(part)
+            total += part.nbytes
+            if total > most:
+                raise _too_large(where, most)
+        table = table.append_column(name, _joined(parts))
+    return table
+
+
+def _joined(parts: list[Any]) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    return pa.Table.from_batches(parts).column(0)
+
+
+def _too_large(where: str, most: int) -> CorruptManifestError:
+    return CorruptManifestError(
+        f"{where} holds columns that take more than {most} bytes of memory, which no table of its size does; "
+        "run `archive verify`"
+    )
+
+
+def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
+    """Of each piece of these columns: its path, what it takes for sure, what its texts may take at most, and the
+    largest of its pages whose texts may take more than it has."""
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for number in range(metadata.num_columns):
+            column = row_group.column(number)
+            if column.path_in_schema.partition(".")[0] in names:
+                yield column.path_in_schema, *_sizes(column, list(_pages(column, data)))
+
+
+def _sizes(column: Any, pages: list[tuple[_Page, memoryview]]) -> tuple[int, int, int]:
+    width, listed = _WIDTHS.get(column.physical_type), "." in column.path_in_schema
+    sure = doubtful = largest = entry = 0
+    for page, stored in pages:
+        sure += page.size + (width or 4) * page.values
+        if width is None and page.kind == _DICTIONARY_PAGE:
+            entry = page.size
+            if listed and entry * column.num_values > _PIECE_BYTES >= entry:
+                entry = _longest(_inflated(stored, page.size, column.compression))
+        elif width is None and page.encoding == _DELTA:
+            doubtful += page.size * page.values
+            largest = max(largest, page.size)
+        elif width is None and listed and page.encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
+            sure += entry * page.values
+    return sure, doubtful, largest
+
+
+def _inflated(stored: memoryview, size: int, codec: str) -> memoryview:
+    import pyarrow as pa
+
+    if codec == "UNCOMPRESSED":
+        return stored
+    return memoryview(pa.decompress(stored, decompressed_size=size, codec=codec.lower()))
+
+
+def _longest(texts: memoryview) -> int:
+    """Bytes of the longest text of a dictionary's page."""
+    at = longest = 0
+    while at < len(texts):
+        size = int.from_bytes(texts[at : at + 4], "little")
+        at, longest = at + 4 + size, max(longest, size)
+    return longest
+
+
+def _pages(column: Any, data: memoryview) -> Iterator[tuple[_Page, memoryview]]:
+    """What the headers of a piece's pages say, and what is stored of each; ValueError for an encoding that no table of
+    an archive has."""
+    if not column.num_values and not column.total_compressed_size:  # a group without rows has no pages
+        return
+    at = min(o for o in (column.dictionary_page_offset, column.data_page_offset) if o)
+    stop = at + column.total_compressed_size
+    while at < stop:
+        header, at = _struct(data, at)
+        kind, size, stored = _numbers(header, 1, 2, 3)
+        values, encoding = _numbers(next((header[n] for n in _ABOUT if n in header), None), 1, 4 if 8 in header else 2)
+        page = _Page(kind, size, values, encoding)
+        text = column.physical_type not in _WIDTHS and page.kind != _DICTIONARY_PAGE
+        if text and page.encoding not in _TEXTS:
+            raise ValueError(f"texts are encoded by {page.encoding}")
+        if min(size, values, stored) < 0:
+            raise ValueError("a page has a size below 0")
+        yield page, data[at : at + stored]
+        at += stored
+
+
+def _numbers(struct: Any, *fields: int) -> list[int]:
+    """The numbers in these fields of a struct of a page's header; ValueError where it has none there."""
+    values = [struct.get(field) for field in fields] if isinstance(struct, dict) else []
+    if not values or not all(isinstance(value, int) for value in values):
+        raise ValueError("a page's header lacks a number")
+    return values
+
+
+def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """The integers and structs of a struct in Thrift's compact protocol, by their numbers, and where it ends."""
+    out: dict[int, Any] = {}
+    number = 0
+    while kind := data[at]:
+        at += 1
+        delta, kind = kind >> 4, kind & 15
+        if not delta:
+            delta, at = _varint(data, at)
+            number, delta = 0, (delta >> 1) ^ -(delta & 1)
+        number += delta
+        if kind == 12 and depth < 8:
+            out[number], at = _struct(data, at, depth + 1)
+        elif kind in (4, 5, 6):
+            value, at = _varint(data, at)
+            out[number] = (value >> 1) ^ -(value & 1)
+        elif kind == 8:
+            size, at = _varint(data, at)
+            at += size
+        elif kind == 3:
+            at += 1
+        elif kind not in (1, 2):
+            raise ValueError(f"a page's header has a field of type {kind}")
+    return out, at + 1
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = data[at]
+        value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise ValueError("a number of more than 64 bits")

@@ -1,0 +1,167 @@
+"""Pure, no I/O: stretches of steps, many at a time: where those of two tables meet, and what is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from archive.arrays import Ints, run_starts, spans
+
+_MOST = 2**62
+
+
+class Meeting(NamedTuple):
+    """Where rows of two tables meet: row left[i] of one and right[i] of the other have the steps [lo[i], hi[i])."""
+
+    left: Ints
+    right: Ints
+    lo: Ints
+    hi: Ints
+
+
+class Steps:
+    """An immutable table: row i is steps [lo[i], hi[i]) of stream[i], and has an entry in each column.
+
+    follows: columns that count steps, too: what is cut off in front of a row is added to its entry there.
+    """
+
+    __slots__ = ("columns", "follows", "hi", "lo", "stream")
+
+    def __init__(self, stream: Ints, lo: Ints, hi: Ints, *, follows: Sequence[str] = (), **columns: Ints) -> None:
+        self.stream, self.lo, self.hi = stream, lo, hi
+        self.follows, self.columns = follows, columns
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    @property
+    def length(self) -> Ints:
+        """How many steps each row has."""
+        return self.hi - self.lo
+
+    @property
+    def placed(self) -> Steps:
+        """The same, but that a row without steps has the one place at which it stands: so no other stands there."""
+        return Steps(self.stream, self.lo, np.maximum(self.hi, self.lo + 1), follows=self.follows, **self.columns)
+
+    def beside(self, *, follows: Sequence[str] = (), **columns: Ints) -> Steps:
+        """The same with further columns."""
+        follows, columns = (*self.follows, *follows), self.columns | columns
+        return Steps(self.stream, self.lo, self.hi, follows=follows, **columns)
+
+    def pick(self, rows: Any) -> Steps:
+        """Some of the rows, by their numbers or by a mask."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Steps(self.stream[rows], self.lo[rows], self.hi[rows], follows=self.follows, **columns)
+
+    def cut(self, rows: Any, lo: Ints, hi: Ints) -> Steps:
+        """Steps [lo[i], hi[i]) of each of these rows."""
+        out = self.pick(rows)
+        ahead = lo - out.lo
+        columns = out.columns | {name: out.columns[name] + ahead for name in self.follows}
+        return Steps(out.stream, lo, hi, follows=self.follows, **columns)
+
+    @classmethod
+    def joined(cls, some: Sequence[Steps]) -> Steps:
+        """The rows of all, end to end, with the columns of the first."""
+        if len(some) < 2:
+            none = np.zeros(0, np.int64)
+            return some[0] if some else cls(none, none, none)
+        stream, lo, hi = (np.concatenate([getattr(one, name) for one in some]) for name in ("stream", "lo", "hi"))
+        columns = {name: np.concatenate([one.columns[name] for one in some]) for name in some[0].columns}
+        return cls(stream, lo, hi, follows=some[0].follows, **columns)
+
+    def meet(self, other: Steps) -> Meeting:
+        """Where rows of both have the same steps, in order of the rows of this one and of their steps."""
+        rows = np.flatnonzero(np.isin(other.stream, self.stream))
+        (begin, end), (start, stop) = _on_one_line(self, Steps(other.stream[rows], other.lo[rows], other.hi[rows]))
+        order = np.argsort(start, kind="stable")
+        rows, start, reach = rows[order], start[order], np.maximum.accumulate(stop[order])
+        first = np.searchsorted(reach, begin, side="right")
+        count = np.maximum(np.searchsorted(start, end, side="left") - first, 0)
+        left, right = np.repeat(np.arange(len(self)), count), rows[spans(first, count)]
+        lo, hi = np.maximum(self.lo[left], other.lo[right]), np.minimum(self.hi[left], other.hi[right])
+        found = Meeting(left, right, lo, hi)
+        meets = hi > lo
+        return found if meets.all() else Meeting(*(column[meets] for column in found))
+
+    def union(self) -> Steps:
+        """The steps that any row has, each once: in order, those that touch as one row."""
+        kept = self.pick(np.flatnonzero(self.hi > self.lo))
+        ((start, stop),) = _on_one_line(kept)
+        order = np.argsort(start, kind="stable")
+        start, reach = start[order], np.maximum.accumulate(stop[order])
+        heads = np.flatnonzero(np.append(True, start[1:] > reach[:-1])[: len(start)])
+        hi = np.maximum.reduceat(kept.hi[order], heads) if len(heads) else heads
+        return Steps(kept.stream[order][heads], kept.lo[order][heads], hi)
+
+    def minus(self, gone: Steps) -> Steps:
+        """What is left of each row, in order. A row without steps goes where its place does."""
+        away = gone.union()
+        if not len(away):
+            return self
+        met = self.placed.meet(away)
+        counts = np.bincount(met.left, minlength=len(self))
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(len(self)), counts + 1)
+        lo, hi = np.insert(met.hi, ends - counts, self.lo), np.insert(met.lo, ends, self.placed.hi)
+        left = np.flatnonzero(hi > lo)
+        rows, lo, hi = rows[left], lo[left], hi[left]
+        return self.cut(rows, lo, np.where(self.hi[rows] > self.lo[rows], hi, lo))
+
+    def topmost(self) -> Steps:
+        """What no later row lies over, in order of streams and their steps."""
+        ((start, stop),) = _on_one_line(self)
+        order = np.argsort(start, kind="stable")
+        if (stop[order][:-1] <= start[order][1:]).all():
+            return self.pick(order)
+        _, edge, code = np.unique(np.append(start, stop), return_index=True, return_inverse=True)
+        first, last = code.reshape(2, -1)
+        top = np.full(len(edge), -1, np.int64)
+        np.maximum.at(top, spans(first, last - first), np.repeat(np.arange(len(self)), last - first))
+        heads = run_starts(top)
+        pieces = np.flatnonzero(top[heads] >= 0)
+        step = np.append(self.lo, self.hi)[edge[heads]]
+        return self.cut(top[heads][pieces], step[pieces], step[pieces + 1])
+
+    def merged(self) -> Steps:
+        """The same, neighbours that go on from each other as one row: they have the same in all columns."""
+        same = [values for name, values in self.columns.items() if name not in self.follows]
+        shifts = [self.columns[name] - self.lo for name in self.follows]
+        heads = run_starts(self.stream, np.cumsum(np.append(False, self.lo[1:] != self.hi[:-1])), *same, *shifts)
+        if len(heads) == len(self):
+            return self
+        return self.cut(heads, self.lo[heads], self.hi[np.append(heads[1:], len(self)) - 1])
+
+
+def _on_one_line(*some: Steps) -> list[tuple[Ints, Ints]]:
+    """The beginnings and ends of the rows of tables on one line, on which no two streams meet.
+
+    Where the numbers are too large for that, their places among all of them stand for them.
+    """
+    streams, edges = [one.stream for one in some], [edge for one in some for edge in (one.lo, one.hi)]
+    first, count = _range(streams)
+    least, width = _range(edges)
+    if count * width >= _MOST:
+        streams, edges = _ranked(streams), _ranked(edges)
+        (first, _), (least, width) = _range(streams), _range(edges)
+    shifts = [(stream - first) * width - least for stream in streams]
+    return [(edges[2 * at] + shift, edges[2 * at + 1] + shift) for at, shift in enumerate(shifts)]
+
+
+def _range(many: Sequence[Ints]) -> tuple[int, int]:
+    """The least of numbers, and how many there are from it to the greatest."""
+    some = [numbers for numbers in many if len(numbers)]
+    least = min((int(numbers.min()) for numbers in some), default=0)
+    return least, max((int(numbers.max()) for numbers in some), default=0) - least + 1
+
+
+def _ranked(many: Sequence[Ints]) -> list[Ints]:
+    """The place of each number among all, each counted once."""
+    code = np.unique(np.concatenate(many), return_inverse=True)[1].reshape(-1)
+    return np.split(code, np.cumsum([len(numbers) for numbers in many])[:-1])
