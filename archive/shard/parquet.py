@@ -146,8 +146,8 @@ def _pages(column: Any, data: memoryview) -> Iterator[tuple[_Page, memoryview]]:
 
 def _numbers(struct: Any, *fields: int) -> list[int]:
     """The numbers in these fields of a struct of a page's header; ValueError where it has none there."""
-    values = [struct.get(field) for field in fields] if isinstance(struct, dict) else []
-    if not values or not all(isinstance(value, int) for value in values):
+    values = [struct[n] for n in fields if isinstance(struct.get(n), int)] if isinstance(struct, dict) else []
+    if len(values) < len(fields):
         raise ValueError("a page's header lacks a number")
     return values
 
