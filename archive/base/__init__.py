@@ -54,7 +54,7 @@ from archive.base.logs import logger, make_visible
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, thread_pool, usable_cores
-from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, visible
+from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, tabulate, visible
 from archive.base.readonly import frozen
 from archive.base.records import (
     COUNT,
@@ -169,6 +169,7 @@ __all__ = [
     "side_by_side",
     "size",
     "stored",
+    "tabulate",
     "thread_pool",
     "unescape_path",
     "unstored",

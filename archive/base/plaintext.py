@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 MAX_PAGE_BYTES = 16_000_000  # of a page where nobody says otherwise
@@ -42,6 +43,20 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"
+
+
+def tabulate(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Container[str] = ()) -> list[str]:
+    """The lines of a table: the columns' names, and a line a row; nothing at all without rows. A cell is one line of
+    visible text, "-" for None; cells of the columns named in `right` end below one another."""
+    lines = [["-" if value is None else one_line(str(value)) for value in row] for row in rows]
+    if not lines:
+        return []
+    lines.insert(0, list(columns))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    align = [str.rjust if name in right else str.ljust for name in columns]
+    return [
+        "  ".join(f(cell, width) for f, cell, width in zip(align, line, widths, strict=True)).rstrip() for line in lines
+    ]
 
 
 def _stays(c: str) -> bool:
