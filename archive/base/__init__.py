@@ -5,9 +5,6 @@ Being imported, it imports the standard library only, so that `import archive` i
 from __future__ import annotations
 
 from archive.base import forking, jsontree, layout, plainjson, plaintext, shutdown
-from archive.base.byterange import ByteRange
-from archive.base.cached import cached_property
-from archive.base.durations import MOST_S, seconds_of, written
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -49,13 +46,12 @@ from archive.base.errors import (
     package,
 )
 from archive.base.forking import in_child
+from archive.base.jsontree import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
-from archive.base.logs import logger, make_visible
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
 from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, thread_pool, usable_cores
-from archive.base.plaintext import MAX_PAGE_BYTES, one_line, size, tabulate, visible
-from archive.base.readonly import frozen
+from archive.base.plaintext import MAX_PAGE_BYTES, logger, make_visible, one_line, size, tabulate, visible
 from archive.base.records import (
     COUNT,
     TEXT,
@@ -70,10 +66,10 @@ from archive.base.records import (
     stored,
     unstored,
 )
-from archive.base.treecodec import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.undo import Undo
+from archive.base.values import ByteRange, cached_property, frozen
 from archive.base.version import __version__, git_revision
-from archive.base.waiting import Wait, process_group, ranks
+from archive.base.waiting import MOST_S, Wait, process_group, ranks, seconds_of, written
 
 __all__ = [
     "ARCHIVE_KEY",

@@ -18,7 +18,7 @@ _owned: weakref.WeakKeyDictionary[Any, dict[str, Callable[[], Any]]] = weakref.W
 
 
 def own(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """What `make` gives, to be kept as `owner.<name>`; in a forked child the attribute is made once more."""
+    """The result of `make`, to be kept as `owner.<name>` (of an object or a module); a forked child gets a new one."""
     _owned.setdefault(owner, {})[name] = make
     return make()
 

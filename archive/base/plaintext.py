@@ -1,4 +1,4 @@
-"""Pure, no I/O: text that comes from a bucket or a user, made safe to print, log and raise.
+"""Pure, no I/O: text that comes from a bucket or a user, made safe to print, log and raise; tables, and the log.
 
 Names, ids and messages may hold characters that act rather than show: escape sequences that write the clipboard or
 clear the screen, marks that turn the direction of what follows, halves of characters that no encoder takes. Everything
@@ -8,10 +8,13 @@ that is printed, logged or raised goes through `visible`; it changes nothing in 
 from __future__ import annotations
 
 import json
+import logging
+import traceback
 import unicodedata
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+logger = logging.getLogger("archive")  # the one that all rooms log by
 MAX_PAGE_BYTES = 16_000_000  # of a page where nobody says otherwise
 
 _LAID_OUT = frozenset("\n\t")
@@ -57,6 +60,22 @@ def tabulate(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Co
     return [
         "  ".join(f(cell, width) for f, cell, width in zip(align, line, widths, strict=True)).rstrip() for line in lines
     ]
+
+
+class _Visible(logging.Filter):
+    """A filter that writes messages, a line each, and tracebacks out, once, with nothing in them that acts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = one_line(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = visible("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+        return True
+
+
+def make_visible() -> None:
+    """The logger "archive" passes nothing on from now on that acts on a terminal."""
+    if not any(type(one).__name__ == _Visible.__name__ for one in logger.filters):
+        logger.addFilter(_Visible())
 
 
 def _stays(c: str) -> bool:

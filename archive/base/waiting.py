@@ -1,15 +1,22 @@
-"""No I/O: waits for others, which look again and again and say now and then whom they are for; the ranks of a job."""
+"""No I/O: waits for others, which look again and again and say now and then whom they are for; the ranks of a job;
+lengths of time as people write them."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
-FIRST_S = 3.0
-MOST_S = 60.0
+from archive.base.errors import UsageError
+
+FIRST_S, GAP_S = 3.0, 60.0  # until a wait is told of first, and at most from then on
+MOST_S = 1000 * 365 * 86_400  # beyond what anybody waits, and within what times can be added to
+UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+_WRITTEN = re.compile(r"([0-9]{1,19})([wdhms])")
 
 
 class Wait:
@@ -29,7 +36,7 @@ class Wait:
         """Whether it is time to say it; if so, not again for twice as long as the last time, a minute at most."""
         if time.monotonic() < self._next:
             return False
-        self._gap = min(2 * self._gap, MOST_S)
+        self._gap = min(2 * self._gap, GAP_S)
         self._next = time.monotonic() + self._gap
         return True
 
@@ -60,3 +67,22 @@ def ranks(numbers: Iterable[int]) -> str:
     listed: Sequence[int] = sorted(numbers)
     shown = ", ".join(map(str, listed[:20])) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "")
     return f"rank{'s' if len(listed) > 1 else ''} {shown}"
+
+
+def seconds_of(given: Any, what: str) -> float:
+    """Seconds of "24h", "7d", "90m" (w, d, h, m or s), or of a timedelta; UsageError for anything else."""
+    if isinstance(given, timedelta) and given >= timedelta(0):
+        return given.total_seconds()
+    written = _WRITTEN.fullmatch(given) if isinstance(given, str) else None
+    found = None if written is None else int(written[1]) * UNITS[written[2]]
+    if found is None or found > MOST_S:
+        raise UsageError(
+            f"{what}={given!r}: give a time such as '24h' or '7d' (w, d, h, m or s), of 1000 years at most"
+        )
+    return found
+
+
+def written(seconds: float) -> str:
+    """A length of time in the largest unit that makes it a whole number."""
+    fits = (f"{int(seconds) // size}{unit}" for unit, size in UNITS.items() if seconds and seconds % size == 0)
+    return next(fits, f"{seconds:g}s")

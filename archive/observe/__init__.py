@@ -4,10 +4,8 @@ Costs next to nothing where nobody looks: a few sums in memory, and no span with
 
 from __future__ import annotations
 
-from archive.observe.families import FAMILIES, Family, Kind
-from archive.observe.operations import Operation, operation, timed
-from archive.observe.prometheus import metrics
-from archive.observe.sums import Label, Sample, add, source
+from archive.observe.meters import FAMILIES, Family, Kind, Label, Sample, add, metrics, source
+from archive.observe.tracing import Operation, operation, timed
 
 __all__ = [
     "FAMILIES",

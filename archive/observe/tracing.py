@@ -1,26 +1,90 @@
-"""Does no I/O: spans and metrics for OpenTelemetry, where the program has set up a provider; else nothing.
+"""Does no I/O: operations, which are timed, counted, and told to OpenTelemetry where the program has set up a provider.
 
-It is looked for, never imported for its own sake: who has a provider has imported it. Spans have the kind of an error,
-not its text, which may hold text from buckets.
+A provider is looked for, never imported for its own sake: who has one has imported it. Spans have the kind of an
+error, not its text, which may hold text from buckets.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from archive.base import __version__, one_line
-from archive.observe.families import FAMILIES, OPERATION, Family, Kind
-from archive.observe.sums import BOUNDS_S, samples
+from archive.observe.meters import BOUNDS_S, FAMILIES, OPERATION, Family, Kind, add, add_time, samples
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
     from opentelemetry.trace import Span as OpenSpan
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Value = str | int | float | bool
 _NAME = "archive"
+
+
+class Operation:
+    """`with operation("checkpoint", run="main") as done:`; `seconds` is how long it has taken."""
+
+    __slots__ = ("_began", "_current", "_name", "_span")
+
+    def __init__(self, name: str, about: dict[str, Value], current: bool) -> None:
+        self._current = current
+        self._name = name
+        self._span = begin(name, about)
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def note(self, **about: Value) -> None:
+        """Say more of it to who traces: counts and names, nothing secret."""
+        if self._span is not None:
+            self._span.note(about)
+
+    def __enter__(self) -> Self:
+        if self._span is not None and self._current:
+            self._span.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = self.seconds
+        error = None if kind is GeneratorExit else error  # who needs no more of it
+        add_time(self._name, seconds)
+        if error is not None:
+            add("archive.operation.failures", 1, operation=self._name)
+        if self._span is not None:
+            self._span.end(error)
+        record(self._name, seconds)
+
+
+def operation(operation_name: str, /, *, current: bool = True, **about: Value) -> Operation:
+    """An operation that begins now, and ends with the block that it is used for. `about` is for who traces.
+
+    current: what begins within the block is a part of it; False for a block that a generator leaves and enters.
+    """
+    return Operation(operation_name, about, current)
+
+
+def timed(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function, each call of which is an operation of this name."""
+
+    def wrap(call: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(call)
+        def run(*args: P.args, **given: P.kwargs) -> T:
+            with operation(name):
+                return call(*args, **given)
+
+        return run
+
+    return wrap
 
 
 class Span:

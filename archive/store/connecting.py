@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from archive.base import StorageError, UsageError, in_child, thread_pool
+from archive.base import StorageError, UsageError, forking, thread_pool
 from archive.store.around import wrapped
 from archive.store.counters import IOStats
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
@@ -33,16 +34,8 @@ class Engine:
     pool: ThreadPoolExecutor
 
 
-_build_lock = threading.Lock()
+_build_lock = forking.own(sys.modules[__name__], "_build_lock", threading.Lock)
 _before_fork: list[Engine] = []  # kept: closing a parent's connections in its child would hang or break them
-
-
-def _renew_lock() -> None:
-    global _build_lock
-    _build_lock = threading.Lock()
-
-
-in_child(_renew_lock)
 
 
 class Connection:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from archive.base import in_child
+from archive.base import forking
 
-_lock = threading.Lock()  # one for all: a lock inside would neither pickle nor survive a fork
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-in_child(_renew_lock)
+_lock = forking.own(
+    sys.modules[__name__], "_lock", threading.Lock
+)  # one for all: a lock inside would neither pickle nor survive a fork
 
 
 @dataclass

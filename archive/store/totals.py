@@ -5,6 +5,7 @@ Nothing is added up before somebody asks.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from archive.base import in_child
+from archive.base import forking, in_child
 from archive.observe import Label, Sample, source
 from archive.store.counters import IOStats
 
@@ -32,7 +33,7 @@ class _Counted:
         return self.stats - self.before
 
 
-_lock = threading.Lock()
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 _open: set[_Counted] = set()
 _gone: deque[_Counted] = deque()  # not added to what follows yet: a collection of garbage may come at any moment
 _past: dict[str, IOStats] = {}
@@ -67,8 +68,6 @@ def totals() -> dict[str, IOStats]:
 
 def _begin_anew() -> None:
     """In a forked child what its parent has counted is not counted once more."""
-    global _lock
-    _lock = threading.Lock()
     _gone.clear()
     _past.clear()
     for counted in list(_open):

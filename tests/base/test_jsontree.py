@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archive.base.errors import IntegrityError, StateError
-from archive.base.jsontree import MAX_ARRAY_BYTES, dumps, loads
-from archive.base.treecodec import MAX_DEPTH
+from archive.base.jsontree import MAX_ARRAY_BYTES, MAX_DEPTH, dumps, loads
 
 any_text = st.text(st.characters(exclude_categories=())) | st.text("$ab\ud83d\ude00\udc80", max_size=4)
 any_float = st.floats() | st.binary(min_size=8, max_size=8).map(lambda bits: struct.unpack("<d", bits)[0])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import archive
+from archive.base import frozen
 from archive.base.errors import FieldError, ReadOnlyError
-from archive.base.readonly import frozen
 
 METADATA = {"task": "push", "goal": {"at": [1, {"x": 2}], "pair": (1, [2])}}
 

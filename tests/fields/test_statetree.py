@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from archive.base.errors import ArchiveError, CorruptStateError, StateError, UpgradeError, UsageError
-from archive.base.treecodec import MAX_DEPTH
+from archive.base.jsontree import MAX_DEPTH
 from archive.fields.state.trees import flatten, unflatten
 from tests.support.sampling import examples
 

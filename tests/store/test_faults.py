@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from archive.base.byterange import ByteRange
+from archive.base import ByteRange
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,

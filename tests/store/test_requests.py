@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from archive.base.byterange import ByteRange
+from archive.base import ByteRange
 from archive.base.errors import (
     AlreadyExistsError,
     NotExclusiveError,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.base.cached import cached_property
+from archive.base import cached_property
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.stagedindex import StagedBuffer
 

@@ -21,8 +21,7 @@ import pytest
 
 import archive
 import resharding
-from archive.base import forking
-from archive.base.cached import cached_property
+from archive.base import cached_property, forking
 from archive.checkpoint import requests
 from archive.read.chunks.chunkcache import DiskCache
 from tests.support.backends import make_backend
@@ -166,7 +165,7 @@ def test_nothing_of_the_library_uses_the_property_that_locks() -> None:
         path.relative_to(root).as_posix()
         for package in ("archive", "resharding")
         for path in (root / package).rglob("*.py")
-        if path.name != "cached.py" and "functools" in (text := path.read_text("utf-8")) and "cached_property" in text
+        if path.name != "values.py" and "functools" in (text := path.read_text("utf-8")) and "cached_property" in text
         if any("functools" in line and "cached_property" in line for line in text.splitlines())
     ]
     assert users == []

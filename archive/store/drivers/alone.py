@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
-from archive.base import NotExclusiveError, in_child
+from archive.base import NotExclusiveError, forking
 from archive.store.drivers.delegating import DelegatingDriver
 from archive.store.drivers.failures import Kind, judge
 from archive.store.drivers.protocols import Buffer, Driver
 
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-in_child(_renew_lock)
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 
 
 class SingleWriterDriver(DelegatingDriver):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from archive.base import in_child
+from archive.base import forking
 from archive.store.drivers.plain import FsspecDriver, in_pages
 from archive.store.drivers.protocols import Buffer, Found, Info
 
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-in_child(_renew_lock)
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 
 
 class MemoryDriver(FsspecDriver):

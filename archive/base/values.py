@@ -1,17 +1,60 @@
-"""Pure, no I/O: dicts and lists that cannot be changed: what is known of an episode is a copy,
-and a change would be lost."""
+"""Pure, no I/O: byte ranges, properties that are computed once, dicts and lists that cannot be changed."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from archive.base.errors import ReadOnlyError
+
+T = TypeVar("T", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes [start, stop) of one object."""
+
+    key: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class cached_property(Generic[T]):  # noqa: N801 (it is used, and looks, as that of functools does)
+    """A property computed at its first use and kept in the instance's `__dict__`.
+
+    Threads that come first together may each compute it; all of them get the value of one. No lock is held meanwhile:
+    `functools.cached_property` of Python 3.11 has one for all instances of a class, and a process that is forked while
+    a thread holds it waits for ever at the first use.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self._name = compute, ""
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self | T:
+        if instance is None:
+            return self
+        value: T = instance.__dict__.setdefault(self._name, self._compute(instance))
+        return value
 
 
 def frozen(value: Any, remedy: str) -> Any:
     """`value` with all its dicts, lists and arrays read-only; `remedy` is what an attempt to change it is told.
 
-    They are equal to plain ones, print like them, go into JSON and pickle. `copy.deepcopy()` gives plain ones.
+    What is known of an episode is a copy, so that a change would be lost. They are equal to plain ones, print like
+    them, go into JSON and pickle. `copy.deepcopy()` gives plain ones.
     """
     if isinstance(value, dict):
         mapping = ReadOnlyDict({key: frozen(one, remedy) for key, one in value.items()})
