@@ -5,7 +5,7 @@ from __future__ import annotations
 from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.checkpointlist import Checkpoints, Clock, read_clock
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
-from archive.checkpoint.drafting import Joint, StagedTables, fresh_rows, stamped
+from archive.checkpoint.drafting import Joint, fresh_rows, stamped
 from archive.checkpoint.holding import Holding
 from archive.checkpoint.joining import commit_recovered
 from archive.checkpoint.pending import Pending
@@ -14,8 +14,8 @@ from archive.checkpoint.requests import watch
 from archive.checkpoint.retention import Candidate, Keep, best_of
 from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
-from archive.checkpoint.saving import RankRows, Request, SavedColumns, next_sequence, rows_of, stage
-from archive.checkpoint.staged import StagedFile
+from archive.checkpoint.saving import Request, SavedColumns, rows_of, stage
+from archive.checkpoint.staged import RankRows, StagedFile, next_sequence
 from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StateRef
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "SavedColumns",
     "Saver",
     "StagedFile",
-    "StagedTables",
     "StateRef",
     "best_of",
     "checkpoint_at",

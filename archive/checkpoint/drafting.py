@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.base import jsontree, layout
-from archive.checkpoint.saving import RankRows
-from archive.checkpoint.staged import StagedFile
+from archive.checkpoint.staged import RankRows, StagedFile
 from archive.checkpoint.stagedindex import StagedIndex
 from archive.manifest import (
     Addition,
@@ -50,29 +49,22 @@ class Joint:
         return f"{self.place.session}/checkpoint/{self.name}"
 
 
-class StagedTables(NamedTuple):
-    """What a rank staged of tables."""
-
-    rows: RankRows
-    live: pa.Table
-
-
 def change_of(
-    joint: Joint, parts: Sequence[StagedFile], staged: Mapping[int, StagedTables], requires: Sequence[Requirement],
-    *, partial: bool = False, recovered: Recovered | None = None,
+    joint: Joint, parts: Sequence[StagedFile], requires: Sequence[Requirement], *, partial: bool = False,
+    recovered: Recovered | None = None,
 ) -> Change:  # fmt: skip
     """A checkpoint of what these ranks staged, or what was staged on their behalf."""
     place = joint.place
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
-        fresh, sequences = fresh_rows(parent, place, {rank: one.rows for rank, one in staged.items()})
+        fresh, sequences = fresh_rows(parent, place, {part.index.rank: part.rows_held[0] for part in parts})
         known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
         attempt.check_ids(parent, fresh.segments, place.session, known_at)
         says: dict[str, Any] = {}
         if fresh.chunks.num_rows:
             says["chunks"] = attempt.once(place.session, "chunks", fresh.chunks)
         if all(f.index.replay_saved for f in parts):
-            table = tables.concat("live", [one.live for one in staged.values()])
+            table = tables.concat("live", [part.rows_held[1] for part in parts])
             says["live"] = attempt.once(place.session, "live", table)
         if recovered is not None:
             says["format"] = layout.with_feature(parent.format, layout.JOURNAL)

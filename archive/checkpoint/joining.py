@@ -11,14 +11,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, layout
-from archive.checkpoint.drafting import Joint, StagedTables, change_of
-from archive.checkpoint.saving import RankRows
+from archive.checkpoint.drafting import Joint, change_of
 from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import LEDGER
-from archive.manifest import Commit, CommitLog, Recovered, tables
+from archive.manifest import Commit, CommitLog, Recovered
 from archive.store import Storage
 
 FIRST_POLL_S = 0.02
@@ -29,11 +28,14 @@ STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a chec
 
 
 def join(
-    log: CommitLog, joint: Joint, *, timeout_s: float, given_up: Callable[[], bool] = lambda: False,
+    log: CommitLog, joint: Joint, staged: dict[int, StagedFile], *, timeout_s: float,
+    given_up: Callable[[], bool] = lambda: False,
     ending: Callable[[float], bool] = lambda grace_s: False,
     absent: Callable[[Sequence[int], float], None] = lambda ranks, waited_s: None,
 ) -> Commit:  # fmt: skip
     """The commit of this checkpoint, once all ranks have staged it. `given_up` ends the wait early.
+
+    staged: the parts that are known, this rank's own for one; others that are found are added.
 
     `ending(grace_s)` says that the process ends, and that its time for waiting was over so long ago: what is there by
     then is committed as partial.  `absent` is called, after seconds and then now and then,
@@ -41,7 +43,6 @@ def join(
     """
     wait = Wait(timeout_s, FIRST_POLL_S, MAX_POLL_S)
     last_grace_s = PARTIAL_STEP_IN_S * min(joint.place.rank, MAX_PARTIAL_STEPS)
-    staged: dict[int, StagedFile] = {}
     while True:
         if found := _committed(log, joint):
             return found
@@ -58,10 +59,9 @@ def join(
         wait.pause()
 
 
-def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile] | None = None) -> Commit:
+def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile]) -> Commit:
     """Commit with the ranks that have staged by now, as partial if that is not all; another rank's such commit serves
     as well, if this rank is in it."""
-    staged = {} if staged is None else staged
     whole = all_staged(log.storage, joint, staged, look_at_all=True)
     if not whole:
         log.catch_up()
@@ -94,19 +94,20 @@ def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *,
     The first that is absent ends the look, unless all are to be looked at: so waiting costs a request a look.
     """
 
-    def look(rank: int) -> tuple[int, StagedFile | None]:
+    def look(rank: int) -> None:
         file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
-        try:
+        with suppress(MissingObjectError):
             file.index  # noqa: B018  # read it: whether it is there
-        except MissingObjectError:
-            return rank, None
-        return rank, file
+            staged[rank] = file
 
-    absent = [r for r in range(joint.place.world_size) if r not in staged]
-    if absent and not look_at_all and look(absent[0])[1] is None:
-        return False
-    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-        staged.update({rank: file for rank, file in pool.map(look, absent) if file is not None})
+    absent = [rank for rank in range(joint.place.world_size) if rank not in staged]
+    if absent and not look_at_all:
+        look(absent[0])
+        if absent.pop(0) not in staged:
+            return False
+    if absent:
+        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+            list(pool.map(look, absent))
     return len(staged) == joint.place.world_size
 
 
@@ -123,28 +124,22 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
     """Commit what these ranks staged."""
     parts = [staged[r] for r in sorted(staged)]
     _check_agree(joint, parts)
-    with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-        rows = dict(zip(sorted(staged), pool.map(_staged_rows, parts), strict=True))
+    if len(parts) > 1:
+        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+            list(pool.map(lambda part: part.rows_held, parts))
     key = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
     joint = replace(joint, ordinal=min(f.index.ordinal for f in parts))  # ranks may have counted apart
-    return log.commit(key, change_of(joint, parts, rows, [], partial=partial))
-
-
-def _staged_rows(part: StagedFile) -> StagedTables:
-    kinds = ("segments", "chunks", "live", *(["ledger"] if part.has(LEDGER) else []))
-    segments, chunks, live, *ledger = part.tables(*kinds)
-    return StagedTables(RankRows(segments, chunks, tables.concat("ledger", ledger)), live)
+    return log.commit(key, change_of(joint, parts, [], partial=partial))
 
 
 def commit_recovered(
-    log: CommitLog, joint: Joint, parts: Sequence[StagedFile], rows: Mapping[int, StagedTables],
-    recovered: Recovered, check: Callable[[Commit], None],
+    log: CommitLog, joint: Joint, parts: Sequence[StagedFile], recovered: Recovered, check: Callable[[Commit], None]
 ) -> Commit:  # fmt: skip
     """Commit, once, a checkpoint that was made of tails of journals on behalf of these ranks. `check(parent)` raises if
     it no longer holds."""
     taken = sorted((rank, tail.next) for rank, tail in recovered.tails.items())
     about = hashlib.sha256(json.dumps([recovered.base, taken]).encode()).hexdigest()[:16]
-    change = change_of(joint, parts, rows, [check], recovered=recovered)
+    change = change_of(joint, parts, [check], recovered=recovered)
     return log.commit(f"{joint.place.session}/recover/{about}", change)
 
 

@@ -12,6 +12,7 @@ from archive.base import Counts, DeadlineError, Losses, RanksMissingError, Usage
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.progressbar import Progress
 from archive.checkpoint.saving import Request, SavedColumns
+from archive.checkpoint.staged import StagedFile
 from archive.write import Work
 
 
@@ -61,6 +62,7 @@ class Pending:
         self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end
         self._waiting_for: tuple[int, ...] = ()
+        self.staged: dict[int, StagedFile] = {}  # parts that are known, its own for one; until it is committed
         self.columns = SavedColumns()  # what the next one may refer to, once this is committed
         self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
         self._seen = False

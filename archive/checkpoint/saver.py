@@ -148,16 +148,21 @@ class Saver:
             if name in self._names:
                 key = layout.state_key(self._place.session, name, self._place.rank)
                 raise saving.name_taken(self._storage, key)
-            index = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+            part = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
             self._names.add(name)
-            pending.columns = SavedColumns.of(index)
+            pending.staged = {self._place.rank: part}
+            pending.columns = SavedColumns.of(part.index)
         return sum(w.stored_bytes for w in written)
 
     def _finish(self, pending: Pending, timeout_s: float) -> Checkpoint:
         request = pending.request
         joint = Joint(self._place, request.name, request.ordinal)
         with operation("checkpoint.join"):
-            made = commit_present(self._log, joint) if request.partial else self._join(pending, joint, timeout_s)
+            if request.partial:
+                made = commit_present(self._log, joint, pending.staged)
+            else:
+                made = self._join(pending, joint, timeout_s)
+        pending.staged = {}
         if request.save_replay:
             for losses, counts in pending.losses:
                 losses.reported(counts)
@@ -171,14 +176,14 @@ class Saver:
     def _join(self, pending: Pending, joint: Joint, timeout_s: float) -> Commit:
         part = shutdown.LAST_PART if pending.in_shutdown else shutdown.EARLIER_PART
         return join(
-            self._log, joint, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
+            self._log, joint, pending.staged, timeout_s=timeout_s, given_up=pending.attempt.hurry.is_set,
             ending=lambda grace_s: shutdown.process.passed(part, grace_s), absent=pending.waits_for,
         )  # fmt: skip
 
     def all_staged(self, pending: Pending) -> bool:
         """Look once whether all ranks have staged their part of it."""
         joint = Joint(self._place, pending.request.name, pending.request.ordinal)
-        return all_staged(self._storage, joint, {}, look_at_all=True)
+        return all_staged(self._storage, joint, dict(pending.staged), look_at_all=True)
 
     def surface(self) -> None:
         """Raise the error of the last checkpoint, or of what came after it, if nobody has seen it."""

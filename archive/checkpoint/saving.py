@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
+from archive.checkpoint.staged import RankRows, StagedFile
 from archive.checkpoint.stagedindex import (
     LEDGER,
     LEFT_OUT,
@@ -25,9 +26,6 @@ from archive.manifest import Discarded, Lineage, Place, Runs, Sighting, tables
 from archive.shard import file_member, groups, indexed, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Array = np.ndarray[Any, Any]
 COLUMN_CHUNK_BYTES = 1024 * 1024
@@ -53,19 +51,6 @@ class Request:
     journal: int | None = None  # this rank's journal objects below this number are in it; None: it keeps none
     lineage: Lineage | None = None  # that of another checkpoint; None: its own
     seen: Sighting | None = None  # the newest commit that the writer knows
-
-
-class RankRows(NamedTuple):
-    """Rows of one rank for tables of a commit. Those of segments and of the ledger are numbered together."""
-
-    segments: pa.Table
-    chunks: pa.Table
-    ledger: pa.Table
-
-    @property
-    def next_sequence(self) -> int:
-        """The number after those that its rows have; 0 if there are none."""
-        return next_sequence(self.segments, self.ledger)
 
 
 @dataclass(frozen=True)
@@ -116,14 +101,15 @@ def stage(
     written: Sequence[Written],
     saved: SavedColumns,
     states: Mapping[str, StateRef] | None = None,
-) -> StagedIndex:
-    """Write this rank's staged object, create-only; what it says of itself. CheckpointError if its name is taken.
+) -> StagedFile:
+    """Write this rank's staged object, create-only. CheckpointError if its name is taken.
 
     states: those that lie in the objects of an earlier checkpoint.
     """
     here = Here(layout.state_key(place.session, request.name, place.rank), secrets.token_hex(8), saved)
     cuts = cuts if request.save_replay else [_without_replay(c) for c in cuts]
     rows = rows_of(written if keeps_rows(request, written) else [])
+    live = tables.concat("live", [c.live for c in cuts])
     left_out = tables.concat("live", [c.left_out for c in cuts if len(c.left.env)])
     index = StagedIndex(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
@@ -140,7 +126,7 @@ def stage(
     members = [
         file_member("segments.parquet", tables.dumps(rows.segments)),
         file_member("chunks.parquet", tables.dumps(rows.chunks)),
-        file_member("live.parquet", tables.dumps(tables.concat("live", [c.live for c in cuts]))),
+        file_member("live.parquet", tables.dumps(live)),
         *([file_member(LEDGER, tables.dumps(rows.ledger))] if rows.ledger.num_rows else []),
         *([file_member(LEFT_OUT, tables.dumps(left_out))] if left_out.num_rows else []),
         *_text_members(index, cuts, request.unconsumed, here),
@@ -150,7 +136,7 @@ def stage(
         storage.create_once(here.key, indexed.pack(index, members)[0])
     except AlreadyExistsError as e:
         raise name_taken(storage, here.key) from e
-    return index
+    return StagedFile.written(storage, index, rows, live)
 
 
 def name_taken(storage: Storage, key: str) -> CheckpointError:
@@ -174,14 +160,6 @@ def rows_of(written: Sequence[Written]) -> RankRows:
         tables.concat("chunks", [w.chunks for w in written if w.chunks is not None]),
         tables.concat("ledger", [w.ledger for w in written if w.ledger is not None]),
     )
-
-
-def next_sequence(*numbered: pa.Table | None) -> int:
-    """The number after those of some rows of the segments and ledger tables."""
-    import pyarrow.compute as pc
-
-    greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
-    return 1 + max(greatest, default=-1)
 
 
 def _journal(request: Request, written: Sequence[Written]) -> int | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property
+from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property, layout
 from archive.checkpoint import staging
-from archive.checkpoint.stagedindex import LEFT_OUT, ColumnRef, StagedIndex, StateRef
+from archive.checkpoint.stagedindex import LEDGER, LEFT_OUT, ColumnRef, StagedIndex, StateRef
 from archive.fields import dtypes
 from archive.fields.state import trees
 from archive.manifest import ArrayChunks, ShardIndex, tables
@@ -18,24 +18,52 @@ from archive.read import fetching
 from archive.shard import Placed, ShardView, checksum, indexed
 from archive.store import Storage
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Array = np.ndarray[Any, Any]
+
+
+class RankRows(NamedTuple):
+    """Rows that one rank adds to tables of a commit. Those of segments and of the ledger are numbered together."""
+
+    segments: pa.Table
+    chunks: pa.Table
+    ledger: pa.Table
+
+    @property
+    def next_sequence(self) -> int:
+        """The number after those that its rows have; 0 if there are none."""
+        return next_sequence(self.segments, self.ledger)
+
+
+def next_sequence(*numbered: pa.Table | None) -> int:
+    """The number after those of some rows of the segments and ledger tables."""
+    import pyarrow.compute as pc
+
+    greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
+    return 1 + max(greatest, default=-1)
 
 
 class StagedFile:
     """One rank's part of a checkpoint. `nonce`: of the object that is meant, where what refers to it says so."""
 
     def __init__(
-        self, storage: Storage, key: str, nonce: str | None = None, index: StagedIndex | None = None,
-        remedy: Callable[[], str] | None = None,
+        self, storage: Storage, key: str, nonce: str | None = None, remedy: Callable[[], str] | None = None
     ) -> None:  # fmt: skip
-        """index: of an object that was just written; remedy: what errors say of going on without it."""
+        """remedy: what errors say of going on without it."""
         self._remedy = remedy
         self.storage = storage
         self.key = key
         self._nonce = nonce
         self.where = storage.full_url(key)
-        if index is not None:
-            self.index = index
+
+    @classmethod
+    def written(cls, storage: Storage, index: StagedIndex, adds: RankRows, live: pa.Table) -> Self:
+        """The one that this process has just written, which need not be read for what is given here."""
+        out = cls(storage, layout.state_key(index.session, index.name, index.rank), index.nonce)
+        out.index, out.rows_held = index, (adds, live)
+        return out
 
     @cached_property
     def _head(self) -> bytes:
@@ -106,6 +134,14 @@ class StagedFile:
             tables.loads(d, kind, where=f"{kind} rows in {self.where}", committed=False)
             for d, kind in zip(files, kinds, strict=True)
         ]
+
+    @cached_property
+    def rows_held(self) -> tuple[RankRows, pa.Table]:
+        """The rows that its rank adds to the tables of the archive, and its rows of the live table."""
+        segments, chunks, live, *ledger = self.tables(
+            "segments", "chunks", "live", *(["ledger"] if self.has(LEDGER) else [])
+        )
+        return RankRows(segments, chunks, tables.concat("ledger", ledger)), live
 
     def left_out(self) -> Any:
         """Rows as of the live table: what is live in its writer, and not in the checkpoint."""

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from archive.base import SupersededError, layout, logger
+from archive.base import SupersededError, logger
 from archive.checkpoint import (
     Joint,
     RankRows,
     Request,
     SavedColumns,
     StagedFile,
-    StagedTables,
     commit_recovered,
     stage,
 )
@@ -82,12 +81,10 @@ def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mappin
     with ThreadPoolExecutor(AT_ONCE, "archive-recover") as pool:
         ranks = range(left.world_size)
         parts = list(pool.map(partial(_staged, log, place, name, base, left, found), ranks))
-    rows = {rank: StagedTables(_rows(found.get(rank)), left.live(rank)) for rank in ranks}
     made = commit_recovered(
         log,
         Joint(place, name, base.ordinal),
         parts,
-        rows,
         _recovered(base, found, ranks),
         partial(_check_same, run, entry),
     )
@@ -133,9 +130,7 @@ def _staged(
     rows = _rows(tail)
     written = Written(rows.segments, rows.chunks, 0, rows.ledger if rows.ledger.num_rows else None)
     mine = Place(rank, place.world_size, place.run, place.session)
-    index = stage(log.storage, mine, request, left.cuts(rank), [written], SavedColumns(), base.states(rank))
-    key = layout.state_key(mine.session, name, rank)
-    return StagedFile(log.storage, key, index.nonce, index)
+    return stage(log.storage, mine, request, left.cuts(rank), [written], SavedColumns(), base.states(rank))
 
 
 def _rows(tail: RankTail | None) -> RankRows:

@@ -62,10 +62,6 @@ class Survivors:
 
     # -- live steps ----------------------------------------------------------------------------------------------
 
-    def live(self, rank: int) -> pa.Table:
-        """Rows of the live table."""
-        return tables.concat("live", [table for (r, _), table in self._tables.items() if r == rank])
-
     def _runs(self) -> dict[Part, Runs]:
         """What was live before, and came, less what left."""
         import pyarrow.compute as pc

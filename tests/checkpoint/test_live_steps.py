@@ -237,7 +237,9 @@ def test_a_checkpoint_costs_the_same_at_any_age() -> None:
             used = arc.io_stats() - before
             spent.append((used.requests, used.bytes_in + used.bytes_out))
     early, late = np.mean(spent[5:45], axis=0), np.mean(spent[-40:], axis=0)
-    assert (late <= 1.2 * early).all(), (early, late)
+    (requests, size), (later, later_size) = early, late
+    assert later <= 1.2 * requests
+    assert later_size <= size + 9_000, "rows of segments and checkpoints, a few of which are written again each time"
 
 
 # -- what readers go by is verified ------------------------------------------------------------------------------------

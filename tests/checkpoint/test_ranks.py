@@ -24,6 +24,7 @@ from archive.base.layout import state_key
 from archive.checkpoint import joining, saver
 from archive.checkpoint.staged import StagedFile
 from archive.manifest.commits import CommitLog
+from archive.testing import trace
 from tests.support.archives import looked_up_again
 from tests.support.backends import Backend
 from tests.support.checkpoints import fresh, reopened, serials, steps, value_of
@@ -69,6 +70,18 @@ def test_four_processes_commit_together(backend: Backend) -> None:
             assert (ck.column("p", rank) == value_of(want)).all()
     assert len(arc.episodes) == 4
     _segments_once(arc)
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_reads_nothing_of_its_own_part_back(ranks: int) -> None:
+    arc = fresh()
+    with arc.writer(0, ranks, session="s") as w, trace(arc) as seen:
+        w.append(steps([1]), env_ids=0, first=True)
+        w.checkpoint(1, columns={"p": np.ones(1)}, state={"a": 1}, partial=ranks > 1).result()
+    assert [one.verb for one in seen.rows if one.key == state_key("s", "step-1", 0)] == ["create"]
 
 
 # -- two that complete the same checkpoint ---------------------------------------------------------------------------
