@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import jsontree, layout
 from archive.checkpoint.staged import RankRows, StagedFile
 from archive.checkpoint.stagedindex import StagedIndex
@@ -28,7 +29,6 @@ from archive.manifest import (
     StagedObject,
     StoredFile,
     tablefiles,
-    tables,
 )
 from archive.tables import among, distinct
 

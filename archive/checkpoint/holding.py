@@ -9,9 +9,10 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.checkpoint.resuming import take_over
-from archive.manifest import NO_ENV, EpisodeIndex, Resume, Snapshot
+from archive.manifest import EpisodeIndex, Resume, Snapshot
 from archive.read import Episodes
 from archive.steps import Steps
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
 from archive.checkpoint.staged import RankRows, StagedFile
 from archive.checkpoint.stagedindex import (
@@ -22,7 +23,7 @@ from archive.checkpoint.stagedindex import (
     StagedRows,
     StateRef,
 )
-from archive.manifest import Discarded, Lineage, Place, Runs, Sighting, tables
+from archive.manifest import Discarded, Lineage, Place, Runs, Sighting
 from archive.shard import file_member, groups, indexed, packing
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest

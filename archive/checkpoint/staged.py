@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from archive import tables
 from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property, layout
 from archive.checkpoint import staging
 from archive.checkpoint.stagedindex import LEDGER, LEFT_OUT, ColumnRef, StagedIndex, StateRef
 from archive.fields import dtypes
 from archive.fields.state import trees
-from archive.manifest import ArrayChunks, ShardIndex, tables
+from archive.manifest import ArrayChunks, ShardIndex
 from archive.read import fetching
 from archive.shard import Placed, ShardView, checksum, indexed
 from archive.store import Storage

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from archive import tables
 from archive.journal.bases import Base
 from archive.journal.entries import Stretch
 from archive.journal.tails import RankTail
 from archive.ledger import loading
-from archive.manifest import NO_ENV, Commit, Rows, RunEntry, Snapshot, chains, tables
+from archive.manifest import Commit, Rows, RunEntry, Snapshot, chains
 from archive.store import Storage
-from archive.tables import among
+from archive.tables import NO_ENV, among
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from archive import tables
 from archive.checkpoint import UNCONSUMED, Checkpoint, StagedFile, StateRef, checkpoint_at
 from archive.journal import notes
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, Later, Lineage, Mark, RunEntry, tables
+from archive.manifest import Commit, Later, Lineage, Mark, RunEntry
 from archive.store import Storage
 
 if TYPE_CHECKING:

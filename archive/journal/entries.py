@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import CorruptStateError, Count, Record, layout, stored
-from archive.manifest import Sighting, tablefiles, tables
+from archive.manifest import Sighting, tablefiles
 from archive.shard import Member, Members, Placed, checksum, file_member, indexed
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from concurrent.futures import Future, wait
 from itertools import dropwhile
 from typing import Any
 
+from archive import tables
 from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.durable import Durable
 from archive.journal.heartbeat import Heartbeat
 from archive.journal.objects import JournalPipeline, Tick
 from archive.journal.saying import Saying
 from archive.journal.ticking import Ticker
-from archive.manifest import CommitLog, Place, commits, tables
+from archive.manifest import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
 from archive.write import BufferWriter, Changes
 

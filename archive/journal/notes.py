@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import CorruptStateError, jsontree
 from archive.journal.entries import Entry, JournalColumn, Read, Stretch, parse
-from archive.manifest import tables
 from archive.shard import ShardView, inflate
 from archive.tables import distinct
 

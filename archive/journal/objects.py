@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import AlreadyExistsError, SessionInUseError, layout
 from archive.checkpoint import next_sequence
 from archive.journal.entries import Entry, pack, row_members
 from archive.journal.saying import Said
-from archive.manifest import Place, Sighting, attempts, tablefiles, tables
+from archive.manifest import Place, Sighting, attempts, tablefiles
 from archive.shard import Member, groups
 from archive.store import Storage
 from archive.write import Describe, Job, Pipeline, Slab, Work, Written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from archive.manifest import NO_ENV
+from archive.tables import NO_ENV
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from archive import tables
 from archive.base import SupersededError, logger
 from archive.checkpoint import (
     Joint,
@@ -25,7 +26,7 @@ from archive.journal import tails
 from archive.journal.bases import Base
 from archive.journal.survivors import Survivors
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, CommitLog, Place, Recovered, RunEntry, Tail, tables
+from archive.manifest import Commit, CommitLog, Place, Recovered, RunEntry, Tail
 from archive.observe import operation
 from archive.store import Storage
 from archive.write import Written

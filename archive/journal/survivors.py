@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import cached_property, jsontree
 from archive.checkpoint import Checkpoint
 from archive.journal.awaiting import awaited_steps, fresh_rows
@@ -26,7 +27,7 @@ from archive.journal.liveruns import (
 )
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview, tables
+from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview
 from archive.store import Storage
 from archive.tables import coded
 from archive.write import Column, Cut, live_table

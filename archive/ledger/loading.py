@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Mask
 from archive.ledger import folding
 from archive.ledger.folding import Seen
 from archive.ledger.terms import TRAINED
-from archive.manifest import Commit, Rows, Sequences, Snapshot, tablefiles, tables
+from archive.manifest import Commit, Rows, Sequences, Snapshot, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from archive import tables
 from archive.ledger.keys import texts
 from archive.ledger.terms import CURSOR, DRAWN, SEALED, STARTED, WHOLE_KEY, Key
-from archive.manifest import Place, tables
+from archive.manifest import Place
 from archive.write import EpisodeRecord
 
 if TYPE_CHECKING:

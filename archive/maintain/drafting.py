@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import layout
 from archive.maintain.keeping import CheckpointFate
 from archive.maintain.moving import Moved
 from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.serving import serves
 from archive.maintain.standing import Mask
-from archive.manifest import Commit, FileRef, Mark, RunEntry, Snapshot, Walk, commits, tablefiles, tables
+from archive.manifest import Commit, FileRef, Mark, RunEntry, Snapshot, Walk, commits, tablefiles
 from archive.store import Storage
 from archive.tables import FOLLOWING, KEYS, follow
 

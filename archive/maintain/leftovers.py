@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from archive import tables
 from archive.base import ArchiveError, CorruptCommitError, escape, layout, size
 from archive.checkpoint import StagedFile
 from archive.journal import tails
 from archive.maintain.missing import Evidence
-from archive.manifest import Commit, FileRef, commits, files_there, tablefiles, tables
+from archive.manifest import Commit, FileRef, commits, files_there, tablefiles
 from archive.store import Storage
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints
-from archive.manifest import FileRef, Snapshot, tables
+from archive.manifest import FileRef, Snapshot
 from archive.read import Reader, Spans, sizes
 from archive.write import SHARD_BYTES, Block, Pipeline, RowRuns, Slab, owned, shard
 

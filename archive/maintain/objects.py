@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from archive import tables
 from archive.base import CorruptManifestError, CorruptStateError, layout, plainjson
-from archive.manifest import Commit, FileRef, Pin, attempts, new_session, tablefiles, tables
+from archive.manifest import Commit, FileRef, Pin, attempts, new_session, tablefiles
 from archive.store import Storage
 from archive.tables import among
 

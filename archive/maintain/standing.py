@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints
 from archive.base import CorruptManifestError, NotFoundError
 from archive.checkpoint import StagedFile
@@ -30,7 +31,6 @@ from archive.manifest import (
     held_rows,
     liveview,
     read_of,
-    tables,
     value_set,
 )
 from archive.read import Episodes, Reader

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import (
     AlreadyExistsError,
     LetGoError,
@@ -19,7 +20,7 @@ from archive.base import (
     one_line,
 )
 from archive.checkpoint import Checkpoint
-from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles, tables
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
 from archive.store import Storage
 from archive.views import reports
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import layout, size
 from archive.maintain.retained import Journaled, retained_reach
 from archive.manifest import (
@@ -20,7 +21,6 @@ from archive.manifest import (
     commits,
     liveview,
     tablefiles,
-    tables,
 )
 from archive.store import Storage
 from archive.tables import objects_of

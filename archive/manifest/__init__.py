@@ -14,7 +14,6 @@ from archive.manifest import (
     liveview,
     sessions,
     tablefiles,
-    tables,
 )
 from archive.manifest.attempts import Attempt
 from archive.manifest.branches import Branches, Origin, Rows, Sequences
@@ -58,7 +57,6 @@ from archive.manifest.sessions import (
     run_of_session,
 )
 from archive.manifest.tablefiles import Later, Snapshot
-from archive.manifest.tables import NO_ENV
 
 __all__ = [
     "COLUMNS",
@@ -67,7 +65,6 @@ __all__ = [
     "LEFT",
     "METADATA",
     "METADATA_COLUMN",
-    "NO_ENV",
     "OWN",
     "About",
     "Addition",
@@ -137,6 +134,5 @@ __all__ = [
     "run_of_session",
     "sessions",
     "tablefiles",
-    "tables",
     "value_set",
 ]

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from archive import tables
 from archive.base import DuplicateEpisodeError
-from archive.manifest import tablefiles, tables
+from archive.manifest import tablefiles
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef
 from archive.store import Storage

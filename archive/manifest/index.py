@@ -18,8 +18,7 @@ from archive.manifest.commit import Commit
 from archive.manifest.labels import PREFIX, Labels
 from archive.manifest.sessions import run_of_session
 from archive.manifest.tablefiles import Snapshot
-from archive.manifest.tables import NO_ENV
-from archive.tables import ADDRESS, coded, segments_of
+from archive.tables import ADDRESS, NO_ENV, coded, segments_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

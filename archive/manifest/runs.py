@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from archive import tables
 from archive.base import CorruptManifestError, IntegrityError, MissingObjectError, cached_property, layout, plainjson
-from archive.manifest import tablefiles, tables
+from archive.manifest import tablefiles
 from archive.manifest.commit import Commit, KnownRuns
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from archive import tables
 from archive.base import (
     AlreadyExistsError,
     CorruptStateError,
@@ -25,7 +26,6 @@ from archive.base import (
     layout,
     process_group,
 )
-from archive.manifest import tables
 from archive.manifest.attempts import Attempt
 from archive.manifest.branches import Branches, Origin
 from archive.manifest.commit import Commit

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
-from archive.manifest import tables
 from archive.manifest.branches import Branches
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, StoredFile

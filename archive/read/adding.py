@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import (
     CorruptCommitError,
     FieldError,
@@ -27,18 +28,7 @@ from archive.base import (
     show,
 )
 from archive.fields import to_path
-from archive.manifest import (
-    Addition,
-    Attempt,
-    Change,
-    Commit,
-    CommitLog,
-    EpisodeIndex,
-    Snapshot,
-    about,
-    new_session,
-    tables,
-)
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, EpisodeIndex, Snapshot, about, new_session
 from archive.observe import timed
 from archive.read import labelling
 from archive.read.chosen import Chosen

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints
 from archive.base import cached_property
 from archive.fields import Bools
-from archive.manifest import EpisodeIndex, tables
+from archive.manifest import EpisodeIndex
 from archive.read.reader import Reader
 from archive.read.spans import Spans
 from archive.steps import places

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.arrays import Ints
 from archive.base import LetGoError, NotFoundError, UsageError, check_text
 from archive.manifest import (
@@ -20,7 +21,6 @@ from archive.manifest import (
     Requirement,
     Snapshot,
     labels,
-    tables,
     value_set,
 )
 from archive.observe import timed

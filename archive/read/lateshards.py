@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from archive import tables
 from archive.base import FieldError, layout, show
 from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, shard_schema, to_path, unflatten
 from archive.fields.axes import normalise
-from archive.manifest import FileRef, Snapshot, tablefiles, tables
+from archive.manifest import FileRef, Snapshot, tablefiles
 from archive.read.spans import Spans
 from archive.shard import groups
 from archive.tables import STREAM

@@ -1,9 +1,9 @@
 """Shards, the only room that knows zarr: named arrays come in; members of a Zarr group and their places go out,
-and back; and columns of Parquet files, within bounds of memory. No network."""
+and back. No network."""
 
 from __future__ import annotations
 
-from archive.shard import groups, indexed, packing, parquet, rawchunks
+from archive.shard import groups, indexed, packing, rawchunks
 from archive.shard.groups import ShardView
 from archive.shard.indexed import Members, file_member
 from archive.shard.packing import Buffer, Member, Placed, checksum, inflate
@@ -20,6 +20,5 @@ __all__ = [
     "indexed",
     "inflate",
     "packing",
-    "parquet",
     "rawchunks",
 ]

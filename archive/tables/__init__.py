@@ -1,8 +1,24 @@
-"""The tables of the manifest as they are declared, and how their rows hang on segments: rows come in, masks and numbers
-of rows go out."""
+"""The tables of the manifest: as they are declared, as Arrow and Parquet have them, how their rows hang on segments.
+Columns and bytes come in; tables, bytes, masks and numbers of rows go out."""
 
 from __future__ import annotations
 
+from archive.tables.arrow import (
+    NO_ENV,
+    WEIGHTS,
+    concat,
+    cut_weights,
+    dumps,
+    extents,
+    from_columns,
+    load,
+    loads,
+    only_used,
+    replaced,
+    schema,
+    set_column,
+    weights_of,
+)
 from archive.tables.declared import (
     ADDRESS,
     CHUNK_FILE,
@@ -44,21 +60,35 @@ __all__ = [
     "LIVE_STREAM",
     "MOST_RANKS",
     "MOST_SIBLINGS",
+    "NO_ENV",
     "SHARDED",
     "STREAM",
     "STRETCH",
     "TABLES",
+    "WEIGHTS",
     "Address",
     "Column",
     "addresses",
     "among",
     "coded",
+    "concat",
+    "cut_weights",
     "distinct",
+    "dumps",
+    "extents",
     "follow",
+    "from_columns",
+    "load",
+    "loads",
     "mention",
     "news",
     "objects_of",
     "of_segments",
+    "only_used",
     "overlaps",
+    "replaced",
+    "schema",
     "segments_of",
+    "set_column",
+    "weights_of",
 ]

@@ -12,7 +12,8 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Fields, Kinds, Schema, ShardSchema
-from archive.manifest import NO_ENV, BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
+from archive.manifest import BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
+from archive.tables import NO_ENV
 from archive.write import cut, intake
 from archive.write.blocks import Block
 from archive.write.changes import Changes

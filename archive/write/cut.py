@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
-from archive.manifest import OWN, Runs, Stream, tables
+from archive.manifest import OWN, Runs, Stream
 from archive.write.episoderecords import EpisodeRecord, EpisodeRecords
 
 if TYPE_CHECKING:

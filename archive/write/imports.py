@@ -6,8 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from archive import tables
 from archive.base import logger
-from archive.manifest import tables
 from archive.shard import groups
 
 FORK_WAIT_S = 10.0

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import jsontree
 from archive.fields import ShardSchema
-from archive.manifest import Place, chains, tables
+from archive.manifest import Place, chains
 from archive.write.blocks import Slab
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecords

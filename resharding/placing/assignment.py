@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from archive.arrays import Ints, Mask, group_of, offsets_of, run_heads, since_head, spans
-from archive.manifest import NO_ENV
 from archive.steps import codes
+from archive.tables import NO_ENV
 from resharding.placing.records import FILTERED, Drop, Dropped, Parts, Placement, Rules, Units
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import Archive
+from archive import Archive, tables
 from archive.base import ConflictError
 from archive.maintain import Piece, moving
 from archive.manifest import (
@@ -30,7 +30,6 @@ from archive.manifest import (
     commits,
     new_session,
     tablefiles,
-    tables,
 )
 from archive.tables import ADDRESS, Address, addresses
 from resharding.transfer.thinning import thin

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError, layout
-from archive.manifest import tables
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
 from resharding.transfer.destination import Destination

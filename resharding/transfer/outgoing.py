@@ -8,10 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from archive import Archive
+from archive import Archive, tables
 from archive.arrays import Ints
 from archive.base import LetGoError, cached_property
-from archive.manifest import Pin, commits, tablefiles, tables
+from archive.manifest import Pin, commits, tablefiles
 from archive.store import Roots, join_key, split_key
 from archive.tables import KEYS, among, distinct, news, of_segments
 from resharding.transfer.copying import copy_shards

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import Archive
+from archive import Archive, tables
 from archive.base import AlreadyExistsError, UsageError, layout
 from archive.manifest import (
     Addition,
@@ -31,7 +31,6 @@ from archive.manifest import (
     Snapshot,
     new_session,
     run_of_session,
-    tables,
 )
 from archive.tables import CHUNK_FILE
 from resharding.transfer.destination import Destination

@@ -35,7 +35,7 @@ def segment_rows(first: int, count: int, total: int) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    from archive.manifest import tables
+    from archive import tables
 
     number = np.arange(first, first + count)
     rank, update = number % RANKS, number * UPDATES // total

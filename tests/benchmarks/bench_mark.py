@@ -26,7 +26,8 @@ TITLE = "mark"
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive of so many checkpoints, each of which brought the same number of episodes."""
     import archive
-    from archive.manifest import CommitLog, tables
+    from archive import tables
+    from archive.manifest import CommitLog
 
     arc = archive.create(url)
     log = CommitLog(arc.storage, arc.id, arc.head)
@@ -41,15 +42,8 @@ def fill(url: str, episodes: int, commits: int) -> None:
 
 
 def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> Any:
-    from archive.manifest import (
-        BufferTotals,
-        CheckpointRecord,
-        Lineage,
-        RunEntry,
-        StagedObject,
-        tablefiles,
-        tables,
-    )
+    from archive import tables
+    from archive.manifest import BufferTotals, CheckpointRecord, Lineage, RunEntry, StagedObject, tablefiles
 
     name = f"step-{step}"
     record = CheckpointRecord(

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import archive
 import resharding
+from archive import tables
 from archive.checkpoint.livesteps import LiveSteps
 from archive.maintain import maintenance
-from archive.manifest import Commit, FileRef, RunEntry, Snapshot, attempts, chains, tablefiles, tables
+from archive.manifest import Commit, FileRef, RunEntry, Snapshot, attempts, chains, tablefiles
 from archive.manifest.records import CheckpointRecord, Lineage, StagedObject
 from tests.support import tampering
 from tests.support.checkpoints import fresh, reopened, serials, steps

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import archive
+from archive import tables
 from archive.base import CorruptStateError, layout
 from archive.journal import entries
-from archive.manifest import tables
 from archive.shard import Member, inflate
 from archive.testing import faults
 from tests.support.archives import fresh

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import archive
+from archive import tables
 from archive.base import layout
 from archive.journal import entries, tails
-from archive.manifest import tables
 from archive.store import Storage
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from archive import tables
 from archive.base import CorruptManifestError
 from archive.ledger import Seen
 from archive.ledger.folding import fold
-from archive.manifest import tables
 from archive.tables import MOST_SIBLINGS
 from tests.support.fuzzing.plans import ledger_seeds
 

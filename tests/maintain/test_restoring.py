@@ -9,10 +9,10 @@ import pytest
 
 import archive
 import resharding
-from archive import Keep
+from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, SupersededError, UsageError
 from archive.maintain import retained_reach, verify
-from archive.manifest import CommitLog, tablefiles, tables
+from archive.manifest import CommitLog, tablefiles
 from tests.support.checkpoints import fresh, steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import archive
+from archive import tables
 from archive.base.errors import DuplicateEpisodeError, LetGoError
-from archive.manifest import CommitLog, attempts, tablefiles, tables
+from archive.manifest import CommitLog, attempts, tablefiles
 from archive.store import Storage
 from archive.testing import steps
 from tests.support.archives import fresh, reopened

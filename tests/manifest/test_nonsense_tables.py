@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import archive
+from archive import tables
 from archive.base import ArchiveError
-from archive.manifest import tables
 from tests.support.nonsense import everything, filled, look_after
 from tests.support.sampling import one_in, sampled
 from tests.support.tampering import change_table, commit_files, set_column

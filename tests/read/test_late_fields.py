@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 import archive
+from archive import tables
 from archive.base.errors import FieldError, NotFoundError, UsageError
-from archive.manifest import CommitLog, tablefiles, tables
+from archive.manifest import CommitLog, tablefiles
 from archive.read import Gather
 from tests.support.archives import fresh, identical, reopened
 from tests.support.backends import Backend

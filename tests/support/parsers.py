@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from archive import tables
 from archive.base import durations, jsontree
-from archive.manifest import tables
 from tests.support.fuzzing import bombs, foreign, live, manifests, objects, plans, values, whole
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
 

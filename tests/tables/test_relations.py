@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from archive.manifest import tables
+from archive import tables
 from archive.tables import ADDRESS, FOLLOWING, STREAM, TABLES, follow, news, of_segments
 
 BASE = {"session": "s", "buffer": "", "rank": 0, "env_id": 0, "sequence": 0, "position": 0, "length": 1}

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archive import tables
 from archive.adapters import lerobot, npz
 from archive.base import CorruptManifestError, IntegrityError, UnsafePathError
-from archive.manifest import tables
 from archive.tables import COUNT
 from tests.support.dataset_files import flat, fresh, write_flat, write_lerobot
 from tests.support.fuzzing import bombs

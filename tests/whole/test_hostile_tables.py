@@ -17,9 +17,9 @@ import pytest
 
 import archive
 import resharding
+from archive import tables
 from archive.base import ArchiveError, CorruptManifestError
 from archive.maintain import verify
-from archive.manifest import tables
 from archive.tables import TABLES
 from tests.support.bounded import asked
 from tests.support.tampering import change_commit, change_table, set_column

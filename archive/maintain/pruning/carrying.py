@@ -13,12 +13,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from archive import tables
 from archive.base import UsageError, written
 from archive.maintain import read_pins
 from archive.maintain.pruning.choosing import LET_GO, Choice, Chooser
 from archive.maintain.pruning.plans import Going, Progress, PrunePlan
 from archive.maintain.pruning.scanning import scan
-from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, FileRef, new_session, tablefiles, tables
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, FileRef, new_session, tablefiles
 from archive.store import Storage
 from archive.tables import among
 

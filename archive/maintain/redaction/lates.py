@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.maintain import Decided, Piece
 from archive.maintain.redaction.leavings import with_more
-from archive.manifest import Snapshot, tablefiles, tables
+from archive.manifest import Snapshot, tablefiles
 from archive.steps import Steps
 from archive.tables import STRETCH, overlaps
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.arrays import Ints
 from archive.base import ConflictError, layout
 from archive.maintain import Decided, Draft, Moved, Piece, Redacted, forgetting, moving
@@ -19,7 +20,7 @@ from archive.maintain.redaction.hindrances import hindrances
 from archive.maintain.redaction.journals import naming
 from archive.maintain.redaction.lates import Lates, lates
 from archive.maintain.redaction.leavings import leavings
-from archive.manifest import FileRef, Snapshot, new_session, tablefiles, tables
+from archive.manifest import FileRef, Snapshot, new_session, tablefiles
 from archive.store import Storage, split_key
 from archive.tables import ADDRESS, Address, addresses, among
 

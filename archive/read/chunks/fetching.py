@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from archive import tables
 from archive.base import CorruptChunkError
-from archive.manifest import METADATA, ShardIndex, ShardReads, StoredFile, chunkindex, tablefiles, tables
+from archive.manifest import METADATA, ShardIndex, ShardReads, StoredFile, chunkindex, tablefiles
 from archive.shard import inflate
 from archive.store import Buffer, Roots, join_key, split_key
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import ArchiveError
-from archive.manifest import tables
 from archive.view.answers.fieldkinds import MOST, Kind, kinds
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from archive import tables
 from archive.base import NotFoundError, UsageError, jsontree
-from archive.manifest import tablefiles, tables
+from archive.manifest import tablefiles
 from archive.tables import CHUNK_FILE, among, distinct
 from archive.view.answers.histograms import edges_of
 from archive.view.answers.listings import Listing

@@ -15,10 +15,10 @@ import pytest
 
 import archive
 import resharding
-from archive import Keep
+from archive import Keep, tables
 from archive.errors import LetGoError, SupersededError
 from archive.maintain.pruning import PrunePlan, choosing
-from archive.manifest import Attempt, Commit, CommitLog, tables
+from archive.manifest import Attempt, Commit, CommitLog
 from archive.store import Storage
 from tests.support.backends import Backend
 from tests.support.letting_go import Ring, all_told

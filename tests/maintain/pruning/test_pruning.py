@@ -13,10 +13,10 @@ import pytest
 
 import archive
 import resharding
-from archive import Keep
+from archive import Keep, tables
 from archive.errors import ConflictError, UsageError
 from archive.maintain.pruning import PrunePlan, choosing
-from archive.manifest import Attempt, Commit, commits, tablefiles, tables
+from archive.manifest import Attempt, Commit, commits, tablefiles
 from archive.testing import assert_whole, small_archive
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps

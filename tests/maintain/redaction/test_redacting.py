@@ -13,10 +13,10 @@ import pytest
 
 import archive
 import resharding
-from archive import Keep
+from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, UsageError
 from archive.maintain import drafting, moving, verify
-from archive.manifest import CommitLog, tablefiles, tables
+from archive.manifest import CommitLog, tablefiles
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told

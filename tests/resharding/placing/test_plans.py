@@ -17,9 +17,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from archive import tables
 from archive.arrays.ranges import MAX_GAP_BYTES, MIN_GAP_BYTES, coalesce, covered, merge_runs
 from archive.base.errors import UsageError
-from archive.manifest import tables
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex
 from archive.manifest.liveview import locate
 from resharding.placing.assignment import NO_ENV, identity, place, split_evenly

@@ -13,8 +13,8 @@ import archive
 import resharding
 from archive.base.errors import CorruptChunkError, IntegrityError, MissingObjectError
 from archive.maintain.maintenance import verify
-from archive.manifest.tables import loads
 from archive.store.storage import Storage
+from archive.tables import loads
 from tests.support import servers
 from tests.support.backends import Proxied, bucket_and_key, make_backend
 from tests.support.transfers import Place, holds

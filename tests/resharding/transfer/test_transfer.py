@@ -263,8 +263,8 @@ def test_damaged_chunks_are_not_copied(local: Place, layout: str) -> None:
 )
 def test_a_source_cannot_write_elsewhere_in_the_target(local: Place, evil: str) -> None:
     """Names of shards come from the source's tables: only a shard's name is one."""
-    from archive.manifest.tables import from_columns
     from archive.store.bases import Roots
+    from archive.tables import from_columns
     from resharding.transfer.copying import copy_shards
     from resharding.transfer.destination import Destination
 

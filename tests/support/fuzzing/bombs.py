@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from archive.manifest import tables
+from archive import tables
 
 MB = 1 << 20
 MANY = 10**15

@@ -15,10 +15,10 @@ import numpy as np
 from numcodecs.zstd import Zstd
 
 import archive
+from archive import tables
 from archive.checkpoint.staged import StagedFile
 from archive.checkpoint.stagedindex import StagedIndex
 from archive.journal import notes
-from archive.manifest import tables
 from archive.shard import groups, indexed, packing
 from archive.store import Storage
 from tests.support.fuzzing.manifests import archives, mutated_table_file, sealed, text_of

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 import archive
 import resharding
+from archive import tables
 from archive.ledger import Seen
 from archive.ledger.folding import awaited, dealt, fold, in_flight
-from archive.manifest import tables
 from tests.support.fuzzing.mutating import mutated_table
 from tests.support.fuzzing.objects import attempted
 

@@ -1,4 +1,4 @@
-"""Pure, no I/O: the manifest's tables, field by field, and their Parquet bytes.
+"""Pure, no I/O: the manifest's tables as Arrow has them, made and changed, and their Parquet bytes.
 archive/FORMAT.md says what they mean."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import CorruptManifestError
-from archive.shard import parquet
-from archive.tables import COUNT, TABLES, Column
+from archive.tables import parquet
+from archive.tables.declared import COUNT, TABLES, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
