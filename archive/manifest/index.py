@@ -33,6 +33,7 @@ COLUMNS = (
     "commit",
 )  # fmt: skip
 
+_BY_VALUE = ("episode_id", "buffer", "session", "run", "rank", "env_id")  # columns that a condition names values of
 METADATA_COLUMN = "metadata."  # of columns
 _FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of", "metadata")  # what an index finds out once
 
@@ -213,11 +214,20 @@ class EpisodeIndex:
         out = np.ones(len(self), bool)
         for name, value in conditions.items():
             if value is not None:
-                test: Callable[[Any], Mask] | None = getattr(self, f"_where_{name}", None)
-                if test is None:
-                    raise UsageError(f'episodes cannot be filtered by {name!r}; use where="..." for any column')
-                out &= test(value)
+                out &= self._meets(name, value)
         return out
+
+    def _meets(self, name: str, value: Any) -> Mask:
+        if name in _BY_VALUE:
+            return self._is_in(name, value)
+        if name == "model_weights_uuid":
+            return self._any_segment(self._made_with(value))
+        if name == "update_count":
+            return self._any_segment(self._made_between(*update_range(value)))
+        if name == "complete":
+            complete: Mask = self.column(name).to_numpy()
+            return complete if value else ~complete
+        raise UsageError(f'episodes cannot be filtered by {name!r}; use where="..." for any column')
 
     def _any_segment(self, rows: Mask) -> Mask:
         """Episodes of which some segment is marked."""
@@ -225,24 +235,6 @@ class EpisodeIndex:
         if self.chains.single or not len(self):
             return picked
         return np.logical_or.reduceat(picked, self.chains.offsets[:-1])
-
-    def _where_episode_id(self, value: str | Iterable[str]) -> Mask:
-        return self._is_in("episode_id", value)
-
-    def _where_buffer(self, value: str | Iterable[str]) -> Mask:
-        return self._is_in("buffer", value)
-
-    def _where_session(self, value: str | Iterable[str]) -> Mask:
-        return self._is_in("session", value)
-
-    def _where_run(self, value: str | Iterable[str]) -> Mask:
-        return self._is_in("run", value)
-
-    def _where_rank(self, value: int | Iterable[int]) -> Mask:
-        return self._is_in("rank", value)
-
-    def _where_env_id(self, value: int | Iterable[int]) -> Mask:
-        return self._is_in("env_id", value)
 
     def _is_in(self, name: str, value: Any) -> Mask:
         import pyarrow as pa
@@ -254,7 +246,8 @@ class EpisodeIndex:
         found: Mask = pc.is_in(column, value_set=value_set(name, value, column.type)).to_numpy()
         return found
 
-    def _where_model_weights_uuid(self, value: str | Iterable[str]) -> Mask:
+    def _made_with(self, value: str | Iterable[str]) -> Mask:
+        """Segments that have a step of one of these weights."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -267,19 +260,16 @@ class EpisodeIndex:
             places = np.flatnonzero(hit.to_numpy(zero_copy_only=False))
             rows[at + pc.list_parent_indices(part).to_numpy()[places]] = True
             at += len(part)
-        return self._any_segment(rows)
+        return rows
 
-    def _where_update_count(self, value: Any) -> Mask:
-        low, high = update_range(value)
+    def _made_between(self, low: int, high: int) -> Mask:
+        """Segments that have a step of one of these update counts."""
         least, most = (
             self.snapshot.columns([n])[n].fill_null(fill).to_numpy()
             for n, fill in (("update_count_min", np.iinfo(np.int64).max), ("update_count_max", np.iinfo(np.int64).min))
         )
-        return self._any_segment((most >= low) & (least < high))
-
-    def _where_complete(self, value: bool) -> Mask:
-        complete: Mask = self.column("complete").to_numpy()
-        return complete if value else ~complete
+        found: Mask = (most >= low) & (least < high)
+        return found
 
 
 def value_set(name: str, value: Any, kind: pa.DataType) -> pa.Array:

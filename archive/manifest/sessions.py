@@ -308,27 +308,16 @@ def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
     A commit names each run's newest session and the hundred before it. Of others, and of sessions that came along with
     the episodes of another archive, the claim of one of their ranks says it.
     """
-    known: dict[str, str | None] = {**_named(snapshot.commit)}
+    runs = snapshot.commit.runs.items()
+    known: dict[str, str | None] = {session: run for run, entry in runs for session in entry.sessions}
     table = snapshot.columns(["session", "rank"])
-    sessions = [s for s in _distinct(table["session"]) if s not in known]
+    sessions = [s for s in tables.distinct(table["session"]) if s not in known]
     if sessions:
         claims = [(s, _a_rank(table, s)) for s in sessions]
         with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
             found = pool.map(lambda claim: _claimed(snapshot.storage, *claim), claims)
             known |= dict(zip(sessions, found, strict=True))
     return known
-
-
-def _named(commit: Commit) -> dict[str, str]:
-    """What the commit itself says."""
-    out: dict[str, str] = {}
-    for run, entry in commit.runs.items():
-        out |= dict.fromkeys(entry.sessions, run)
-    return out
-
-
-def _distinct(column: pa.ChunkedArray) -> list[str]:
-    return [s for s in column.unique().to_pylist() if s is not None]
 
 
 def _a_rank(table: pa.Table, session: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from archive.steps.keys import codes, places, row_codes
-from archive.steps.steps import Meeting, Steps
+from archive.steps.steps import Steps, codes, places, row_codes
 
-__all__ = ["Meeting", "Steps", "codes", "places", "row_codes"]
+__all__ = ["Steps", "codes", "places", "row_codes"]

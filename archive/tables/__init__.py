@@ -3,22 +3,6 @@ Columns and bytes come in; tables, bytes, masks and numbers of rows go out."""
 
 from __future__ import annotations
 
-from archive.tables.arrow import (
-    NO_ENV,
-    WEIGHTS,
-    concat,
-    cut_weights,
-    dumps,
-    extents,
-    from_columns,
-    load,
-    loads,
-    only_used,
-    replaced,
-    schema,
-    set_column,
-    weights_of,
-)
 from archive.tables.declared import (
     ADDRESS,
     CHUNK_FILE,
@@ -34,20 +18,32 @@ from archive.tables.declared import (
     TABLES,
     Column,
 )
-from archive.tables.relations import (
+from archive.tables.parquet import dumps, load, loads
+from archive.tables.rows import (
     KEYS,
+    NO_ENV,
+    WEIGHTS,
     Address,
     addresses,
     among,
     coded,
+    concat,
+    cut_weights,
     distinct,
+    extents,
     follow,
+    from_columns,
     mention,
     news,
     objects_of,
     of_segments,
+    only_used,
     overlaps,
+    replaced,
+    schema,
     segments_of,
+    set_column,
+    weights_of,
 )
 
 __all__ = [

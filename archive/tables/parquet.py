@@ -1,4 +1,5 @@
-"""Pure, no I/O: columns of a Parquet file, of which the memory that they take is bounded before they are decoded.
+"""Pure, no I/O: the Parquet bytes of tables. What reads them relies on what is declared of their rows; and the memory
+that columns take is bounded before they are decoded.
 
 A page says how many values it has, how they are encoded, and its size uncompressed. Where that leaves it open how much
 the texts of a column take (each may repeat what the one before begins with), they are decoded piece by piece.
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from archive.base import CorruptManifestError
+from archive.tables.declared import COUNT, TABLES, Column
+from archive.tables.rows import from_columns, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +25,148 @@ _DICTIONARY_PAGE = 2
 _PLAIN, _PLAIN_DICTIONARY, _DELTA_LENGTH, _DELTA, _RLE_DICTIONARY = 0, 2, 6, 7, 8  # how texts are encoded
 _TEXTS = (_PLAIN, _PLAIN_DICTIONARY, _DELTA_LENGTH, _DELTA, _RLE_DICTIONARY)
 _ABOUT = (5, 7, 8)  # where a page's header tells of a data page, of a dictionary, or of a newer data page
+_LARGE_BYTES = 256 * 1024
+_MOST_TEXT, _SMALL_TEXT = 1 << 10, 1 << 26  # bytes of the texts of a column, a row and in any case
+
+
+def load() -> None:
+    """Import what making and reading tables takes: Arrow imports pandas, if it is there,
+    with the first list it converts."""
+    loads(dumps(from_columns("live", {"rank": [0], "buffer": [""]})), "live", where="")
+
+
+def dumps(table: pa.Table) -> bytes:
+    """Parquet bytes of a table; repeated strings as dictionaries, the rest delta-coded or plain, zstd. What would be so
+    small that a reader took it for a bomb is stored plainly."""
+    how = {"compression": "zstd", "compression_level": 1, "column_encoding": _encodings_of(table)}
+    data = _parquet(table, "model_weights_uuids.list.element", **how)
+    return data if 2 * _most_bytes(table) <= _limit(data) else _parquet(table, compression="none")
+
+
+def _most_bytes(table: pa.Table) -> int:
+    """What a reader takes the columns to need: it knows the longest text of a list alone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    listed = [pc.list_flatten(table[f.name]) for f in table.schema if f.type == pa.list_(pa.string())]
+    longest = ((len(texts), pc.max(pc.binary_length(texts)).as_py() or 0) for texts in listed)
+    return int(table.nbytes + sum(count * size for count, size in longest))
+
+
+def _parquet(table: pa.Table, *listed: str, **how: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dictionaries = [*(f.name for f in table.schema if pa.types.is_dictionary(f.type)), *listed]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table, sink, use_dictionary=dictionaries,
+        write_statistics=["commit", "update_count_min", "update_count_max"], row_group_size=1 << 18, store_schema=False,
+        **how,
+    )  # fmt: skip
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _encodings_of(table: pa.Table) -> dict[str, str]:
+    import pyarrow as pa
+
+    delta = {pa.int64(): "DELTA_BINARY_PACKED", pa.int32(): "DELTA_BINARY_PACKED", pa.string(): "DELTA_BYTE_ARRAY"}
+    return {f.name: delta[f.type] for f in table.schema if f.type in delta}
+
+
+def loads(
+    data: Any, kind: str, *, where: str, columns: Sequence[str] | None = None, committed: bool = True
+) -> pa.Table:
+    """A table from its Parquet bytes; unknown extra columns are passed over, missing ones are an error, and so are
+    nulls where there can be none, and numbers that cannot be. committed: else what a rank staged or journaled."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = schema(kind) if columns is None else pa.schema([schema(kind).field(c) for c in columns])
+    try:
+        dictionaries = [f.name for f in wanted if pa.types.is_dictionary(f.type)]
+        # not read_table(): that imports pyarrow.dataset and with it pandas, a fifth of a second at the first use
+        large = len(data) >= _LARGE_BYTES  # handing the columns of a small one to threads takes longer than reading it
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=dictionaries)
+        table = _read(file, data, wanted.names, where, use_threads=large)
+        for name in set(wanted.names).difference(table.column_names):
+            if TABLES[kind].columns[name].new:
+                table = table.append_column(name, pa.nulls(table.num_rows, wanted.field(name).type))
+        table = table.select(wanted.names).cast(wanted)
+        table.validate(full=True)  # text that is not UTF-8, above all
+    except CorruptManifestError:
+        raise
+    except (pa.ArrowException, LookupError, OSError, ValueError) as e:
+        raise CorruptManifestError(f"{where} cannot be read as a {kind} table ({e}); run `archive verify`") from e
+    _check(table, kind, where, committed=committed)
+    return table
+
+
+def _check(table: pa.Table, kind: str, where: str, *, committed: bool) -> None:
+    """CorruptManifestError if a row lacks what no row lacks, has a number that cannot be, or contradicts another."""
+    table_of = TABLES[kind]
+    columns = [(name, table_of.columns[name], table[name]) for name in table.column_names]
+    if empty := [name for name, column, _ in columns if _lacking(table, name, column, committed)]:
+        raise _corrupt(where, kind, f"without {', '.join(empty)}, which no row lacks")
+    if beyond := [name for name, column, values in columns if not _within(column, values)]:
+        raise _corrupt(where, kind, f"with a {beyond[0]} that cannot be")
+    if swollen := [name for name, column, values in columns if not column.prose and _swells(values)]:
+        raise _corrupt(where, kind, f"that repeat too long a {swollen[0]}")
+    for rule in table_of.rules:
+        if set(rule.columns) <= set(table.column_names) and rule.broken(table):
+            raise _corrupt(where, kind, f"with {rule.wrong}")
+
+
+def _corrupt(where: str, kind: str, what: str) -> CorruptManifestError:
+    return CorruptManifestError(f"{where} has rows of the {kind} table {what}; run `archive verify`")
+
+
+def _lacking(table: pa.Table, name: str, column: Column, committed: bool) -> bool:
+    """Whether there are nulls where there can be none."""
+    import pyarrow.compute as pc
+
+    if column.nulls or not table[name].null_count or (column.late and not committed):
+        return False
+    rows = None
+    if column.given:
+        rows = pc.is_valid(table[column.given]) if column.given in table.column_names else False
+    elif column.dropped:
+        rows = pc.invert(table[column.dropped]) if column.dropped in table.column_names else False
+    if rows is False:
+        return False
+    return bool((table[name] if rows is None else table[name].filter(rows)).null_count)
+
+
+def _within(column: Column, values: pa.ChunkedArray) -> bool:
+    """Whether all numbers of a column are within its bounds."""
+    import pyarrow.compute as pc
+
+    if column.kind == "extents":
+        extents = pc.list_flatten(values)
+        parts = [pc.struct_field(extents, name) for name in ("field", "start", "rows")]
+        return not any(part.null_count for part in parts) and all(_within(COUNT, part) for part in parts[1:])
+    if not column.bounded:
+        return True
+    bounds = pc.min_max(values).as_py()
+    return bounds["min"] is None or bool(column.least <= bounds["min"] and bounds["max"] <= column.most)
+
+
+def _swells(column: Any) -> bool:
+    """Whether the texts of a column of repeated ones take far more memory row by row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return False
+    size = 0
+    for part in column.chunks:
+        lengths = pc.binary_length(part.dictionary)
+        if (pc.max(lengths).as_py() or 0) > _MOST_TEXT:  # mostly none is
+            size += pc.sum(pc.cast(lengths.take(part.indices), pa.int64())).as_py() or 0
+    return size > _SMALL_TEXT + _MOST_TEXT * len(column)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 class _Page(NamedTuple):
@@ -31,14 +176,14 @@ class _Page(NamedTuple):
     encoding: int
 
 
-def most_bytes(data: Any) -> int:
+def _limit(data: Any) -> int:
     """What the columns of a file may take that are read together."""
     return _SMALL_BYTES + _MOST_TIMES * len(data)
 
 
-def read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
+def _read(file: Any, data: Any, names: Sequence[str], where: str, *, use_threads: bool) -> pa.Table:
     """These columns of a file, those that it has; CorruptManifestError before they take more memory than they may."""
-    metadata, most = file.metadata, most_bytes(data)
+    metadata, most = file.metadata, _limit(data)
     if metadata.num_rows > _MOST_ROWS * metadata.num_row_groups:
         told = f"{metadata.num_rows} rows in {metadata.num_row_groups} groups"
         raise CorruptManifestError(f"{where} says that it has {told}; run `archive verify`")

@@ -1,0 +1,254 @@
+"""Pure, no I/O: rows of the manifest's tables as Arrow has them, made and changed; and how they hang on those of the
+segments table by what is declared of them: by the address of a segment, a stretch of steps, or the id of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints, Mask
+from archive.steps import Steps, places, row_codes
+from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, STREAM, STRETCH, TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_ENV = -1  # env_id of episodes that were added without one
+WEIGHTS = ("length", "model_weights_uuids", "update_count_min", "update_count_max", "weights")
+Address = tuple[str, int, int]
+KEYS = tuple(dict.fromkeys(name for kind in FOLLOWING for name in TABLES[kind].of))  # of the segments table
+
+
+@cache
+def schema(kind: str) -> pa.Schema:
+    """Arrow schema of one of the tables."""
+    import pyarrow as pa
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    extent = pa.struct([("field", pa.string()), ("start", pa.int64()), ("rows", pa.int64())])
+    weights = pa.struct([("steps", pa.int64()), ("model_weights_uuid", pa.string()), ("update_count", pa.int64())])
+    types = {
+        "string": pa.string(), "dict": text, "strings": pa.list_(pa.string()), "extents": pa.list_(extent),
+        "weights": pa.list_(weights),
+        "int32": pa.int32(), "int64": pa.int64(), "uint32": pa.uint32(), "bool": pa.bool_(), "double": pa.float64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }  # fmt: skip
+    return pa.schema([(name, types[column.kind]) for name, column in TABLES[kind].columns.items()])
+
+
+def from_columns(kind: str, columns: Mapping[str, Sequence[Any] | Any]) -> pa.Table:
+    """A table of one kind; missing columns are null, scalars and single strings fill theirs."""
+    import pyarrow as pa
+
+    count = next(len(v) for v in columns.values() if hasattr(v, "__len__") and not isinstance(v, str))
+    arrays = [_array(columns.get(field.name), count, field.type) for field in schema(kind)]
+    return pa.table(arrays, schema=schema(kind))
+
+
+def weights_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The weights of a segment, of which `row` has WEIGHTS, as runs of steps; None for what it does not tell apart."""
+    if row["weights"] is not None:
+        found: list[dict[str, Any]] = row["weights"]
+        return found
+    uuids, count = row["model_weights_uuids"] or [None], row["update_count_min"]
+    uuid = uuids[0] if len(uuids) == 1 else None
+    update = count if count == row["update_count_max"] else None
+    return [{"steps": row["length"], "model_weights_uuid": uuid, "update_count": update}]
+
+
+def cut_weights(runs: Sequence[Mapping[str, Any]], lo: int, hi: int) -> list[dict[str, Any]]:
+    """The weights of steps [lo, hi), from those of all steps of a segment."""
+    out, at = [], 0
+    for run in runs:
+        steps = min(hi, at + run["steps"]) - max(lo, at)
+        at += run["steps"]
+        if steps > 0:
+            out.append({**run, "steps": steps})
+    return out
+
+
+def extents(fields: Mapping[str, tuple[Any, Any]], count: int) -> pa.Array:
+    """The column of extents of so many segments, from the first row and the number of rows of each, by field."""
+    import pyarrow as pa
+
+    kind = schema("segments").field("extents").type
+    if not fields:
+        return pa.nulls(count, kind)
+    starts, rows = (np.stack(columns, axis=1).reshape(-1) for columns in zip(*fields.values(), strict=True))
+    names = pa.array(list(fields) * count, pa.string())
+    entries = pa.StructArray.from_arrays([names, pa.array(starts), pa.array(rows)], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * len(fields), pa.int32()), entries).cast(kind)
+
+
+def _array(values: Any, count: int, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values.cast(kind)
+    if values is None:
+        return pa.nulls(count, kind)
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        return _constant(values, count, kind)
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, pa.string()).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
+
+
+def _constant(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    if value is None:  # not as a dictionary's entry, which could not be unified
+        return pa.nulls(count, kind)
+    if pa.types.is_dictionary(kind):
+        indices = pa.array([0], pa.int32()).take(pa.repeat(pa.scalar(0), count)) if count else pa.array([], pa.int32())
+        return pa.DictionaryArray.from_arrays(indices, pa.array([value], pa.string()))
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def set_column(table: pa.Table, name: str, value: Any) -> pa.Table:
+    """The table with one column set to one value."""
+    field = table.schema.field(name)
+    return table.set_column(table.schema.get_field_index(name), field, _constant(value, table.num_rows, field.type))
+
+
+def concat(kind: str, parts: Iterable[pa.Table]) -> pa.Table:
+    import pyarrow as pa
+
+    parts = list(parts)
+    return pa.concat_tables(parts).unify_dictionaries() if parts else schema(kind).empty_table()
+
+
+def replaced(
+    kind: str, table: pa.Table, gone: Sequence[int] | Ints, new: Sequence[tuple[int, Mapping[str, Any]]]
+) -> pa.Table:
+    """A table with new rows in the places of some. gone: their numbers; new: the number in whose place each comes."""
+    import pyarrow as pa
+
+    others = np.setdiff1d(np.arange(table.num_rows), gone)
+    order = np.argsort(np.concatenate([others, [row for row, _ in new]]), kind="stable")
+    columns = {name: [values[name] for _, values in new] for name in table.column_names}
+    return concat(kind, [table.take(others), from_columns(kind, columns)]).take(pa.array(order))
+
+
+def only_used(table: pa.Table) -> pa.Table:
+    """Some rows of a table, without what other rows had in their dictionaries: it would be written with them."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(at).cast(pa.string()).combine_chunks().dictionary_encode().cast(field.type)
+            table = table.set_column(at, field, column)
+    return table
+
+
+# -- how rows hang on those of segments -------------------------------------------------------------------------------
+
+
+def of_segments(kind: str, rows: pa.Table, segments: pa.Table) -> Mask:
+    """A mask of the rows of a table that are of one of these rows of the segments table, which have KEYS."""
+    of = TABLES[kind].of
+    if of == ADDRESS:
+        return segments_of(rows, segments) >= 0
+    if of == STRETCH:
+        out = np.zeros(rows.num_rows, bool)
+        out[overlaps(rows, segments)["late"]] = True
+        return out
+    assert of == EPISODE
+    return among(rows["episode_id"], segments["episode_id"])
+
+
+def follow(kind: str, rows: pa.Table, gone: pa.Table, kept: pa.Table) -> Mask:
+    """A mask of the rows that go with rows of the segments table: they are of some that go, and of none that stay."""
+    return of_segments(kind, rows, gone) & ~of_segments(kind, rows, kept)
+
+
+def among(column: Any, values: Any) -> Mask:
+    """A mask of a column of text: it has one of these values, of a column or of a collection; a null is none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(sorted(values), pa.string())
+    found: Mask = np.asarray(pc.is_in(column.cast(pa.string()), value_set=known, skip_nulls=True), bool)
+    return found
+
+
+def mention(table: pa.Table, values: Mapping[str, Set[str]]) -> bool:
+    """True if a row has one of these values in the column of that name, if the table has it."""
+    return any(among(table[name], values[name]).any() for name in values if name in table.column_names)
+
+
+def distinct(column: pa.ChunkedArray) -> list[str]:
+    """The values of a column of text, each once, in the order in which they come; without null."""
+    import pyarrow as pa
+
+    found: list[str] = column.cast(pa.string()).unique().drop_null().to_pylist()
+    return found
+
+
+def coded(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The distinct values of a column of text, and the place of each row's among them."""
+    import pyarrow as pa
+
+    found = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+
+
+def objects_of(rows: pa.Table) -> set[str]:
+    """The shards and chunk files that rows name, also those of other archives."""
+    return {key for name in ("shard", "chunks") for key in distinct(rows[name])}
+
+
+def addresses(table: pa.Table) -> list[Address]:
+    """The address of each row."""
+    return list(zip(*(table[name].to_pylist() for name in ADDRESS), strict=True))
+
+
+def segments_of(said: pa.Table, segments: pa.Table) -> Ints:
+    """The row of the segments table that each row of another one names; -1 where there is none. Both have ADDRESS."""
+    named, there = row_codes(said.select(ADDRESS), segments.select(ADDRESS))
+    found = places(named, there)
+    found[said["sequence"].to_numpy() < 0] = -1  # of pieces that a compaction cut nothing is said
+    return found
+
+
+def overlaps(late: pa.Table, segments: pa.Table) -> Steps:
+    """Where the steps of rows of one table are in rows of the other, in order of the first; both have STRETCH. The
+    stream is the row of the other one; late: the row of the first, step: which step of it comes first."""
+    stream, of_row = row_codes(late.select(STREAM), segments.select(STREAM))
+    position, length = (late[name].to_numpy() for name in ("position", "length"))
+    begins, counts = (segments[name].to_numpy() for name in ("position", "length"))
+    met = Steps(stream, position, position + length).meet(Steps(of_row, begins, begins + counts))
+    before = begins[met.right]
+    step = met.lo - position[met.left]
+    return Steps(met.right, met.lo - before, met.hi - before, follows=("step",), late=met.left, step=step)
+
+
+def news(kind: str, theirs: pa.Table, ours: pa.Table) -> pa.Table:
+    """Rows of a table that came after all that another one has of it, of what they are about."""
+    table = TABLES[kind]
+    if not theirs.num_rows or not ours.num_rows:
+        return theirs
+    (_, known), (row, new) = (_entries(rows.select((*table.about, *table.told))) for rows in (ours, theirs))
+    (about,) = row_codes(new.select(table.about))
+    before, now = row_codes(known, new)
+    there = np.isin(now, before)
+    at, last = np.arange(len(row)), np.full(len(row), -1)
+    np.maximum.at(last, about[there], at[there])
+    return theirs.take(np.unique(row[at > last[about]]))
+
+
+def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:
+    """The rows of a table, those with a list of fields once for each, and the number of the row of each."""
+    import pyarrow.compute as pc
+
+    if "fields" not in table.column_names:
+        return np.arange(table.num_rows), table
+    listed = table["fields"].combine_chunks()
+    row = pc.list_parent_indices(listed)
+    return row.to_numpy().astype(np.int64), table.take(row).set_column(
+        table.column_names.index("fields"), "fields", pc.list_flatten(listed)
+    )
