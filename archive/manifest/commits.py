@@ -47,7 +47,7 @@ _FIRST_FOLDER = "000000"
 _FEW = 8  # commits; more take longer to read one by one than to open the archive again
 _NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
 _chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
-_MOST_WINDOWS, _MOST_WAIT_S = 16, 10.0
+_MOST_WINDOWS, _MOST_WAIT_S = 24, 10.0
 _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
@@ -105,7 +105,7 @@ def newest(storage: Storage, first: Callable[[], list[int]] | None = None) -> Co
         return read(storage, numbers[-1])
     with storage.meanwhile(lambda cancelled: _is_there(storage, numbers[-1] + 1, cancelled)) as goes_on:
         head = read(storage, numbers[-1])
-        return _last(storage, head) if goes_on() else head
+        return [head, *following(storage, head)][-1] if goes_on() else head
 
 
 def newest_after(storage: Storage, known: Commit) -> Commit:
@@ -138,12 +138,6 @@ def _is_there(storage: Storage, number: int, cancelled: threading.Event) -> bool
     except MissingObjectError:
         return False
     return True
-
-
-def _last(storage: Storage, head: Commit) -> Commit:
-    for commit in following(storage, head):
-        head = commit
-    return head
 
 
 def following(storage: Storage, base: Commit) -> Iterator[Commit]:
@@ -303,15 +297,17 @@ class CommitLog:
                 self._windows = min(2 * self._windows, _MOST_WINDOWS)
 
     def _catch_up_in_turn(self, lost: int) -> None:
-        """Catch up, where writers meet after a wait by chance: over the longer the more of them there seem to be, who
-        has just won as well as who has lost, but over half of that with each further loss, so that none starves."""
+        """Catch up, where writers meet after a wait by chance: over the longer the more of them there seem to be. Who
+        has just won lets others go first; who has lost waits half as long after each further loss, but never less
+        than over two tries, so that those who lost most do not only meet one another."""
         most_s = min(self._windows * self._window_s, _MOST_WAIT_S)
         if lost == 0 and time.monotonic() - self._lost_at > 4 * most_s:  # that was long ago
             self._windows = 1
         if self._windows == 1:
             self._caught_up()
             return
-        time.sleep(_chance.uniform(0, most_s / 2 ** max(0, lost - 1)))
+        least_s, longest_s = (most_s / 2, most_s) if lost == 0 else (0, max(2 * self._window_s, most_s / 2**lost))
+        time.sleep(_chance.uniform(least_s, min(longest_s, _MOST_WAIT_S)))
         self._caught_up(near=0 if self._windows > _NEAR else _NEAR)
 
     def gone(self, keys: Collection[str], since: int) -> Collection[str]:
@@ -340,8 +336,8 @@ class CommitLog:
             "call commit() again: it will be committed once"
         )
         try:
-            self.storage.create_once(layout.commit_key(number), data, unclear=unclear)
-        except AlreadyExistsError:
+            self.storage.create_once(layout.commit_key(number), data, unclear=unclear, look=False)
+        except AlreadyExistsError:  # were it ours after all, the next try would find it by its transaction
             return False
         return True
 

@@ -153,12 +153,13 @@ class Storage(Connection):
 
         self.request("create", key, attempt)
 
-    def create_once(self, key: str, data: Data, *, unclear: Exception | None = None) -> None:
+    def create_once(self, key: str, data: Data, *, unclear: Exception | None = None, look: bool = True) -> None:
         """Makes an object as `create` does, and finds out whether it did where the answer is lost.
 
         Nobody else makes the same bytes (a nonce is among them, or it does not matter who does): if they are there,
         this did it; if there are others, AlreadyExistsError; if there are none, they are sent again. Where the store
-        does not say by the deadline, `unclear` is raised (by default AmbiguousWriteError).
+        does not say by the deadline, `unclear` is raised (by default AmbiguousWriteError). Without `look`, a first
+        answer that it is there is taken as it is: the caller finds its own by other means.
         """
         wait = Wait(2 * self.deadline_s, LOOK_AGAIN_S)  # once for sending, once for looking
         while True:
@@ -166,6 +167,9 @@ class Storage(Connection):
                 return self.create(key, data)
             except (AlreadyExistsError, AmbiguousWriteError) as e:
                 cause: StorageError | AlreadyExistsError = e
+                if isinstance(e, AlreadyExistsError) and not look:
+                    raise
+                look = True
             try:
                 if self._holds(key, b"".join(as_parts(data))):
                     return None
