@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
@@ -30,6 +32,15 @@ def few_of(cases: Sequence[Any], count: int) -> list[Any]:
 def examples(count: int) -> int:
     """How many examples hypothesis makes of a test: a third by default, so many as a soak."""
     return count if WHOLE else max(10, count // 3)
+
+
+def fresh_seed(bits: int = 40) -> int:
+    """A seed drawn anew. Where SEEDS_OF names something, as CI names the commit, it is that name's and this test's, so
+    that the same run can be had again."""
+    if name := os.environ.get("SEEDS_OF"):
+        text = f"{name} {os.environ.get('PYTEST_CURRENT_TEST', '')}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()) >> (256 - bits)
+    return secrets.randbits(bits)
 
 
 def sampled(cases: Iterable[T], count: int) -> Iterator[T]:

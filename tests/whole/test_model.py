@@ -2,8 +2,8 @@
 evict, checkpoint, journal, die and come back on other numbers of ranks, forks, labels, late fields, forgetting,
 pruning, compaction, merging, and operations that fail in between.
 
-Each run draws seeds anew for a minute. A failure names its seed, and a short history that fails, too, which becomes one
-of those below:
+Each run draws seeds anew for a minute (CI by the commit, so that a run can be repeated). A failure names its seed, and
+a short history that fails, too, which becomes one of those below:
 
     MODEL_SEED=123 python -m pytest tests/whole/test_model.py -k one_history
     MODEL_HISTORY='123 begin:7 append:12 ...' python -m pytest tests/whole/test_model.py -k one_history
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from tests.support.model import histories
 from tests.support.model.histories import History, HistoryError, Step
 from tests.support.model.perfect import Rank
 from tests.support.model.world import World
+from tests.support.sampling import fresh_seed
 
 PARTS, CPU_S = 4, 12.0  # what is under way then ends: a minute in all
 SOAKS, SOAK_STEPS = 20, 50_000  # 10^6 steps
@@ -36,7 +36,7 @@ SOAKS, SOAK_STEPS = 20, 50_000  # 10^6 steps
 
 def drawn() -> itertools.count[int]:
     """A fresh seed, and all that follow it."""
-    first = secrets.randbits(40)
+    first = fresh_seed()
     print(f"MODEL_SEED={first} and those after it")
     return itertools.count(first)
 
