@@ -4,13 +4,14 @@ library's errors, go out."""
 from __future__ import annotations
 
 from archive.store import smallfiles
-from archive.store.around import around
 from archive.store.bases import Roots, as_allowed, join_key, split_key
-from archive.store.counters import IOStats
-from archive.store.files import file_exists, read_file, write_file
-from archive.store.payload import Buffer, Filling
+from archive.store.connection import around
+from archive.store.counts import IOStats
+from archive.store.drivers import Buffer
 from archive.store.policies import policy
+from archive.store.reads import Filling
 from archive.store.root import local_path
+from archive.store.smallfiles import file_exists, read_file, write_file
 from archive.store.storage import Storage
 
 __all__ = [

@@ -14,7 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from archive.base import ByteRange, UnsafePathError
-from archive.store.payload import Buffer, Filling
+from archive.store.drivers import Buffer
+from archive.store.reads import Filling
 from archive.store.root import check_key, parse_root
 from archive.store.storage import Storage
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TypeVar
+from itertools import islice
 
 from archive.base import (
+    AccessDeniedError,
     AlreadyExistsError,
     AmbiguousWriteError,
     CorruptChunkError,
@@ -21,23 +23,25 @@ from archive.base import (
     MissingObjectError,
     NotExclusiveError,
     StorageError,
+    UsageError,
     Wait,
     in_order,
 )
-from archive.store import copying, deleting, filling, reading, scanning
-from archive.store.connecting import Connection
-from archive.store.drivers import Found
-from archive.store.payload import Buffer, Data, Filling, RangeLike, as_bytes, as_parts, total_bytes
+from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, Info
+from archive.store.reads import Reads
 from archive.store.retry import Attempt
 from archive.store.root import check_key, check_listed
 
-T = TypeVar("T")
-_LOOKS_AT_ONCE = 4  # beside what else is under way
+Data = Buffer | Sequence[Buffer]
+Errors = dict[str, StorageError]
+
 LOOK_BYTES = 256 * 1024  # of an object that may be another's
 LOOK_AGAIN_S = 0.05
+_LOOKS_AT_ONCE = 4  # beside what else is under way
+_BATCHES_AT_ONCE = 4  # of a thousand each: stores take a few thousand deletes a second below one prefix
 
 
-class Storage(Connection):
+class Storage(Reads):
     """Objects below one root, on any fsspec filesystem. Safe for several threads; pickles and survives fork."""
 
     def exclusive(self) -> bool:
@@ -49,76 +53,6 @@ class Storage(Connection):
     def lists_at_once(self) -> bool:
         """Whether `list` is known to give whatever was made before it began."""
         return self.driver.lists_at_once
-
-    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Bytes [start, stop) of an object, all of it by default, in one request.
-
-        MissingObjectError; ShortReadError if it ends before `stop`, or where `start` is at or past its end.
-        """
-        return as_bytes(reading.get_range(self, key, start, stop))
-
-    def get_head(self, key: str, max_bytes: int, cancelled: threading.Event | None = None) -> bytes:
-        """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
-
-        So what has a bound is read within it: ask for one byte more to know that there are more.
-        """
-        check_key(key)
-        driver = self.driver
-
-        def attempt(this: Attempt) -> bytes:
-            data = reading.read_once(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
-            self.stats.add(bytes_in=len(data))
-            return as_bytes(data)
-
-        return self.request("get", key, attempt, cancelled)
-
-    def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
-        """One request for each range, in any order; results in theirs. The first error cancels the rest."""
-        return reading.get_ranges(self, ranges)
-
-    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[Buffer, None, None]:
-        """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
-
-        Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
-        """
-        return reading.iter_ranges(self, ranges, max_bytes)
-
-    def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
-        """Fill memory of the caller's, several requests at once, and call `use` with the number of each that is done.
-
-        They are answered in any order; `use` is called in the thread that read it. At most `max_bytes` (and always
-        one filling) are under way. The first error, of `use` as well, ends it; nothing is written or used any more when
-        it is raised, and what the memory holds is undefined.
-        """
-        filling.fill(self, fillings, use, max_bytes)
-
-    @property
-    def scatters(self) -> bool:
-        """Whether `scatter` is to be had."""
-        return self.driver.scattering is not None
-
-    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
-        """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
-
-        again: this goes on with a range of which a part was read before; the request is counted once.
-        After an error what they hold is undefined.
-        """
-        reading.scatter(self, key, start, rooms, again=again)
-
-    def meanwhile(self, call: Callable[[threading.Event], T]) -> contextlib.AbstractContextManager[Callable[[], T]]:
-        """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.
-
-        The event that `call` is given is for the requests' `cancelled`.
-        """
-        return reading.meanwhile(self, call)
-
-    def get_all(self, keys: Sequence[str]) -> list[bytes]:
-        """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
-
-        def job(key: str) -> Job[bytes]:
-            return Job(lambda cancelled: as_bytes(reading.get_range(self, key, 0, None, cancelled)))
-
-        return reading.gather(self, [job(key) for key in keys])
 
     def put(self, key: str, data: Data) -> None:
         """Makes an object, whole or not at all; one of that name is replaced."""
@@ -139,7 +73,7 @@ class Storage(Connection):
         NotExclusiveError if the store has no such put (but see `single_writer`); nothing is written then.
         """
         check_key(key)
-        creating, parts = self.driver.creating, as_parts(data)
+        creating, parts = self.driver.creating, _as_parts(data)
         if creating is None:
             raise NotExclusiveError(
                 f"create {self.full_url(key)}: no create-only put is known for {self.root.protocol!r}, so two writers "
@@ -148,7 +82,7 @@ class Storage(Connection):
             )
 
         def attempt(this: Attempt) -> None:
-            self.stats.add(bytes_out=total_bytes(parts), head=int(self.single_writer))
+            self.stats.add(bytes_out=sum(map(len, parts)), head=int(self.single_writer))
             creating.create(key, parts, this.timeout_s)
 
         self.request("create", key, attempt)
@@ -171,7 +105,7 @@ class Storage(Connection):
                     raise
                 look = True
             try:
-                if self._holds(key, b"".join(as_parts(data))):
+                if self._holds(key, b"".join(_as_parts(data))):
                     return None
                 raise AlreadyExistsError(f"create {self.full_url(key)}: another is there already") from cause
             except MissingObjectError:
@@ -201,7 +135,8 @@ class Storage(Connection):
 
     def copies_from(self, source: Storage) -> bool:
         """Whether objects of `source` lie in the same store, which can copy them here by itself."""
-        return copying.can_copy(source, self)
+        same = (source.root.protocol, source.root.options) == (self.root.protocol, self.root.options)
+        return same and self.driver.copying is not None
 
     def copy_from(self, source: Storage, source_key: str, key: str, *, least_bytes: int = 0) -> None:
         """Has the store copy an object (see `copies_from`); none of its bytes are read here. Whole or not at all.
@@ -209,9 +144,24 @@ class Storage(Connection):
         Size and ETag of both are compared. CorruptChunkError, and nothing is left, if they are not the same, or the
         object is shorter than `least_bytes`. What the bytes are is not looked at.
         """
-        before = copying.copy(source, source_key, self, key, least_bytes)
-        after = copying.look(self, key)
-        if not copying.alike(before, after):
+        before = source._look(source_key)
+        if before.size < least_bytes:
+            raise CorruptChunkError(
+                f"{source.full_url(source_key)} has {before.size} bytes of {least_bytes}: it was not copied; run "
+                "`archive verify` there"
+            )
+        check_key(key)
+        here, there = self.driver.copying, source.driver.copying
+        if here is None or there is None:
+            raise UsageError(f"{self.full_url(key)}: its store does not copy objects by itself")
+
+        def attempt(this: Attempt) -> None:
+            self.stats.add(head=1)
+            here.copy(there.locate(source_key), key, this.timeout_s)
+
+        self.request("copy", key, attempt)
+        after = self._look(key)
+        if not _alike(before, after):
             self.delete([key])
             raise CorruptChunkError(
                 f"the store's copy of {source.full_url(source_key)} as {self.full_url(key)} is not the same ({after} "
@@ -222,27 +172,58 @@ class Storage(Connection):
         """Removes objects; one that is not there is no error."""
 
         def job(key: str) -> Job[None]:
-            return Job(lambda cancelled: deleting.delete_one(self, key, cancelled))
+            return Job(lambda cancelled: self._delete_one(key, cancelled))
 
         self._settle((job(key) for key in keys), max_ahead=2 * self.concurrency)
 
     def delete_many(
         self, keys: Iterable[str], *, per_second: float | None = None, told: Callable[[int], None] | None = None
-    ) -> dict[str, StorageError]:
+    ) -> Errors:
         """Removes objects, by a request for a thousand where the store takes that; one that is not there is no error.
 
         Gives the errors of those that are still there; goes on after them. DeadlineError if nothing answers any more.
         per_second: delete at most so many. told: called with how many more were tried, as it goes.
         """
-        return deleting.delete_many(self, keys, per_second, told)
+        if per_second is not None and per_second <= 0:
+            raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
+        deleting, errors = self.driver.deleting, Errors()
+
+        def job(batch: Sequence[str]) -> Job[tuple[Sequence[str], Sequence[str], Errors]]:
+            """The batch, the keys of it that are to be tried one by one, and what the store refused."""
+            if deleting is None:
+                return Job(lambda cancelled: (batch, batch, {}))
+            return Job(lambda cancelled: (batch, *self._delete_batch(deleting, batch, cancelled)))
+
+        batches = map(job, _paced(keys, per_second))
+        for batch, left, refused in in_order(self.engine().pool, batches, max_ahead=_BATCHES_AT_ONCE, settle=True):
+            errors |= refused | self._delete_singly(left)
+            if told is not None:
+                told(len(batch))
+        return errors
 
     def scan(self, prefix: str) -> Iterator[Found]:
         """Finds all objects below the folder `prefix` ("" for the root), however deep, in the store's own order.
 
-        A request a thousand where the store lists so many; read as it is iterated, and never cached.
+        A request a thousand where the store lists so many; one that fails goes on where the last one ended. Read as it
+        is iterated, and never cached.
         """
-        for page in scanning.pages(self, prefix):
+        folder = check_key(prefix.rstrip("/")) if prefix else ""
+        scanning, after = self.driver.scanning, ""
+        if scanning is None:
+            raise StorageError(f"scan {self.full_url(folder)}: this store's driver cannot say what lies below a folder")
+        found = scanning.scan(folder, after, self.deadline_s)
+
+        def attempt(this: Attempt) -> Sequence[Found]:
+            nonlocal found
+            if this.number > 1:
+                found = scanning.scan(folder, after, this.timeout_s)
+            return next(found, [])
+
+        while page := self.request("list", folder, attempt):
+            for one in page:
+                check_listed(one.key, self.full_url(folder))
             yield from page
+            after = page[-1].key
 
     def clock(self, prefix: str) -> datetime:
         """The time in UTC as the store tells it; nothing is written.
@@ -251,11 +232,25 @@ class Storage(Connection):
         mounted from elsewhere, or goes through any other filesystem of fsspec), it is when the newest object below the
         folder `prefix` was made: things are at least as old as they look by that.
         """
-        return scanning.clock(self, prefix)
+        folder, telling = check_key(prefix), self.driver.telling
+        now = telling and self.request("list", folder, lambda this: telling.now(folder, this.timeout_s))
+        made = [] if now else [one.modified for one in self.scan(folder)]
+        if not (now or made):
+            raise StorageError(f"clock of {self.full_url(folder)}: this store says no time, and nothing is there")
+        return now or max(made)
 
     def versioned(self) -> bool | None:
         """Whether what is deleted stays as an older version, which takes space; None where the store does not say."""
-        return scanning.versioned(self)
+        try:
+            versioning = self.driver.versioning
+        except ImportError:
+            return None
+        if versioning is None:
+            return None
+        try:
+            return self.request("head", "", lambda this: versioning.versioned(this.timeout_s))
+        except StorageError:  # refused, or not known to this store
+            return None
 
     def exists(self, key: str) -> bool:
         """Whether there is an object of that name now. For tools: it may be gone a moment later."""
@@ -281,15 +276,63 @@ class Storage(Connection):
 
         return self.request("head", check_key(key), attempt, cancelled)
 
+    def _look(self, key: str) -> Info:
+        """The store's word on an object: its size and ETag."""
+        check_key(key)
+        return self.request("head", key, lambda this: self.driver.head(key, this.timeout_s))
+
     def _put(self, key: str, data: Data, cancelled: threading.Event | None) -> None:
         check_key(key)
-        driver, parts = self.driver, as_parts(data)
+        driver, parts = self.driver, _as_parts(data)
 
         def attempt(this: Attempt) -> None:
-            self.stats.add(bytes_out=total_bytes(parts))
+            self.stats.add(bytes_out=sum(map(len, parts)))
             driver.put(key, parts, this.timeout_s)
 
         self.request("put", key, attempt, cancelled)
+
+    def _delete_one(self, key: str, cancelled: threading.Event) -> None:
+        driver = self.driver
+
+        def attempt(this: Attempt) -> None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                driver.delete(key, this.timeout_s)
+
+        self.request("delete", check_key(key), attempt, cancelled)
+
+    def _delete_batch(
+        self, deleting: DeleteMany, batch: Sequence[str], cancelled: threading.Event
+    ) -> tuple[Sequence[str], Errors]:
+        """Delete a batch; what of it is left, and what was refused. DeadlineError where nothing answers."""
+        try:
+            found = self.request(
+                "delete", batch[0], lambda this: deleting.delete_many(batch, this.timeout_s), cancelled
+            )
+        except DeadlineError:
+            raise
+        except AccessDeniedError as error:
+            return (), dict.fromkeys(batch, error)
+        except StorageError:  # clients that name one object alone, and stores that do not know such a request
+            return batch, {}
+        return list(found), {}
+
+    def _delete_singly(self, keys: Sequence[str]) -> Errors:
+        """Delete objects side by side; the errors of those that stay. DeadlineError where nothing answers."""
+
+        def error_of(key: str, cancelled: threading.Event) -> StorageError | None:
+            try:
+                self._delete_one(key, cancelled)
+            except DeadlineError:
+                raise
+            except StorageError as error:
+                return error
+            return None
+
+        def job(key: str) -> Job[StorageError | None]:
+            return Job(lambda cancelled: error_of(key, cancelled))
+
+        found = in_order(self.engine().pool, map(job, keys), max_ahead=2 * self.concurrency, settle=True)
+        return {key: error for key, error in zip(keys, found, strict=True) if error is not None}
 
     def _settle(self, jobs: Iterable[Job[None]], max_ahead: int) -> None:
         """Run jobs at once; return or raise once none of them runs any more."""
@@ -309,3 +352,34 @@ class Storage(Connection):
 
         found = self.request("list", folder, attempt, cancelled)
         return sorted(check_listed(name, self.full_url(folder)) for name in found)
+
+
+def _as_parts(data: Data) -> list[Buffer]:
+    """`data` as a list of flat byte buffers; anything with the buffer protocol will do."""
+    try:
+        return [_flat(memoryview(data))]  # type: ignore[arg-type]
+    except TypeError:
+        return [_flat(memoryview(part)) for part in data]  # type: ignore[arg-type]
+
+
+def _flat(view: memoryview) -> Buffer:
+    if isinstance(view.obj, bytes):  # itself, so that it is sent without a copy
+        return view.obj if view.nbytes == len(view.obj) else view
+    return view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
+
+
+def _paced(keys: Iterable[str], per_second: float | None) -> Iterator[Sequence[str]]:
+    """The keys in batches of at most PAGE, no faster than so many keys a second."""
+    size = PAGE if per_second is None else max(1, min(PAGE, int(per_second)))
+    source, due = iter(keys), time.monotonic()
+    while batch := [check_key(key) for key in islice(source, size)]:
+        if per_second is not None:
+            time.sleep(max(0.0, due - time.monotonic()))
+            due += len(batch) / per_second
+        yield batch
+
+
+def _alike(before: Info, after: Info) -> bool:
+    """Whether two are of the same bytes: ETags of uploads in parts (they have a "-") depend on the parts."""
+    plain = all(etag and "-" not in etag for etag in (before.etag, after.etag))
+    return before.size == after.size and (before.etag == after.etag or not plain)

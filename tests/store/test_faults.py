@@ -25,7 +25,7 @@ from archive.base.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.store.payload import Filling
+from archive.store.reads import Filling
 from archive.store.storage import Storage
 from tests.support import servers
 from tests.support.backends import Proxied, s3_options

@@ -22,9 +22,9 @@ from archive.base.errors import (
     StorageError,
     StorageFullError,
 )
-from archive.store.counters import IOStats
+from archive.store.counts import IOStats
 from archive.store.drivers import mounts, writeback
-from archive.store.reading import BATCHES_AHEAD, PIECES
+from archive.store.reads import BATCHES_AHEAD, PIECES
 from archive.store.storage import Storage
 
 DATA = bytes(range(250)) * 4

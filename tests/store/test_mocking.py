@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from archive.store.drivers.failures import Kind
-from archive.store.explaining import GaveUpError, explain
+from archive.store.retry import GaveUpError, explain
 from tests.support.places import ROOT
 
 CODE = """

@@ -17,7 +17,7 @@ import pytest
 
 from archive.base.errors import AlreadyExistsError, StorageError, UsageError
 from archive.base.parallel import Job, in_order
-from archive.store.counters import IOStats
+from archive.store.counts import IOStats
 from archive.store.drivers.failures import Kind, judge
 from archive.store.retry import CAP_S, longest_delay
 from archive.store.root import parse_root

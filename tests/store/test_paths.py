@@ -16,7 +16,7 @@ import archive
 from archive import cli
 from archive.base.errors import UsageError
 from archive.read.chunks.chunkcache import DiskCache
-from archive.store.files import file_exists, read_file, write_file
+from archive.store import file_exists, read_file, write_file
 from archive.store.root import local_path, parse_root, split_file
 
 

@@ -17,9 +17,9 @@ import pytest
 import archive
 from archive import opening
 from archive.base.errors import DeadlineError, StorageError
-from archive.store import patience as _patience
+from archive.store import retry
 from archive.store.drivers import plain
-from archive.store.patience import Patience
+from archive.store.retry import Patience
 from archive.store.storage import Storage
 from tests.support import servers
 
@@ -42,7 +42,7 @@ def test_nobody_listens(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(opening, "FIRST_ANSWER_S", 3.0)  # making a client takes a while, too
-    monkeypatch.setattr(_patience, "TELL_S", 0.2)
+    monkeypatch.setattr(retry, "TELL_S", 0.2)
     options = servers.s3fs_options(closed_port) | {"transport": transport}
     started = time.monotonic()
     with pytest.raises(DeadlineError, match=r"nothing can be reached there: check the address \(endpoint_url\)"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from archive.base import ArchiveError
-from archive.store.totals import totals
+from archive.store.counts import totals
 from tests.support import servers
 from tests.support.backends import BUCKET, Backend
 from tests.support.operations import Operation
@@ -91,7 +91,7 @@ class Scene:
 @contextmanager
 def scene(endpoint: str, transport: str, patch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """The server behind a proxy; credentials come from the environment, so that they can be renewed."""
-    patch.setattr("archive.store.connecting.DEADLINE_S", DEADLINE_S)
+    patch.setattr("archive.store.connection.DEADLINE_S", DEADLINE_S)
     with FaultProxy(endpoint) as proxy:
         direct = Backend("s3://", _options(endpoint, "obstore"), "seaweedfs", endpoint)
         through = replace(direct, storage_options=_options(proxy.endpoint, transport))

@@ -1,7 +1,4 @@
-"""Pure, no I/O: what all connections of this process have counted together, by kind of store, those that are gone too.
-
-Nothing is added up before somebody asks.
-"""
+"""Pure, no I/O: counts of requests and bytes, of one connection and of all of this process by kind of store."""
 
 from __future__ import annotations
 
@@ -9,15 +6,62 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 
 from archive.base import forking, in_child
 from archive.observe import Label, Sample, source
-from archive.store.counters import IOStats
 
 VERBS = ("get", "put", "create", "list", "delete", "head", "copy")
+# One lock for all counts: one inside would neither pickle nor survive a fork.
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
+
+
+@dataclass
+class IOStats:
+    """Requests sent (each try counts) by verb, payload bytes, retries, and calls that ended in an error.
+
+    answered_no: calls answered "not there" or "already there". That is often what is asked, so it is no error.
+    """
+
+    get: int = 0
+    put: int = 0
+    create: int = 0
+    list: int = 0
+    delete: int = 0
+    head: int = 0
+    copy: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    retries: int = 0
+    answered_no: int = 0
+    errors: int = 0
+
+    @property
+    def requests(self) -> int:
+        """All requests together."""
+        return sum(getattr(self, verb) for verb in VERBS)
+
+    def add(self, **counts: int) -> None:
+        """Add to several counts at once."""
+        with _lock: self._add(counts)  # fmt: skip  # noqa: E701 (an interrupt by line finds no gap before the release)
+
+    def _add(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+
+    def as_dict(self) -> dict[str, int]:
+        with _lock:
+            return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def snapshot(self) -> IOStats:
+        """A copy that stands still."""
+        return IOStats(**self.as_dict())
+
+    def __sub__(self, earlier: IOStats) -> IOStats:
+        before = earlier.as_dict()
+        return IOStats(**{name: count - before[name] for name, count in self.as_dict().items()})
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +77,7 @@ class _Counted:
         return self.stats - self.before
 
 
-_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
+_totals_lock = forking.own(sys.modules[__name__], "_totals_lock", threading.Lock)
 _open: set[_Counted] = set()
 _gone: deque[_Counted] = deque()  # not added to what follows yet: a collection of garbage may come at any moment
 _past: dict[str, IOStats] = {}
@@ -42,7 +86,7 @@ _past: dict[str, IOStats] = {}
 def follow(owner: object, store: str, stats: IOStats) -> None:
     """Count the requests of a connection among those of this process, from now on and after it is gone."""
     counted = _Counted(store, stats, stats.snapshot())
-    with _lock:
+    with _totals_lock:
         _fold()
         _open.add(counted)
     weakref.finalize(owner, _gone.append, counted).atexit = False
@@ -58,7 +102,7 @@ def _fold() -> None:
 
 def totals() -> dict[str, IOStats]:
     """What all connections of this process have counted, by kind of store."""
-    with _lock:
+    with _totals_lock:
         _fold()
         found = {store: stats.snapshot() for store, stats in _past.items()}
         for counted in list(_open):

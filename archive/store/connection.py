@@ -1,28 +1,38 @@
-"""Does I/O: one process's connection to the store behind a root, and requests over it with their retries."""
+"""Does I/O: one process's connection to the store behind a root, requests over it with their retries, and what lies
+between all connections of this process and their stores while somebody looks on."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from archive.base import StorageError, UsageError, forking, thread_pool
-from archive.store.around import wrapped
-from archive.store.counters import IOStats
+from archive.store.counts import IOStats, follow
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
-from archive.store.explaining import GaveUpError, described, explain, printable_cause
-from archive.store.patience import Patience
-from archive.store.retry import MAX_SHORT_READS, Attempt, run
+from archive.store.retry import (
+    MAX_SHORT_READS,
+    Attempt,
+    GaveUpError,
+    Patience,
+    described,
+    explain,
+    printable_cause,
+    run,
+)
 from archive.store.root import Root, parse_root
-from archive.store.totals import follow
 
 DEADLINE_S = 120.0
 
 T = TypeVar("T")
+Around = Callable[[str, Driver], Driver]  # the URL of a root, and its driver
+
+_around: list[Around] = []  # the innermost block, which is next to the store, first
 
 
 @dataclass(slots=True)
@@ -167,3 +177,22 @@ def _open(root: Root, deadline_s: float, concurrency: int, allowed: bool | tuple
     raise StorageError(  # out of the handler, or the failure itself would hang on to it with all that it says
         f"open {root.url}: {detail}; install the package that serves {root.protocol}:// and check storage_options"
     ) from printable_cause(failed, root.scrub)
+
+
+@contextmanager
+def around(wrap: Around) -> Iterator[None]:
+    """Have every connection of this process, open already or not, go through the driver that `wrap` gives for its root
+    and its own driver, until the block ends; whoever is forked meanwhile keeps it. Of nested blocks the inner one is
+    nearer to the store."""
+    _around.insert(0, wrap)
+    try:
+        yield
+    finally:
+        _around.remove(wrap)
+
+
+def wrapped(url: str, driver: Driver) -> Driver:
+    """The driver of a root, with all that lies around it."""
+    for wrap in tuple(_around):
+        driver = wrap(url, driver)
+    return driver

@@ -1,0 +1,373 @@
+"""Does I/O: byte ranges of objects, many at once and read ahead within bounds, also into memory of the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from archive.base import Gate, Job, ShortReadError, StorageError, UsageError, in_any_order, in_child, in_order
+from archive.store.connection import Connection
+from archive.store.drivers import Buffer, Driver, GetRanges, Kind, judge
+from archive.store.retry import Attempt
+from archive.store.root import check_key
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from archive.arrays import Memory
+
+BATCH_BYTES = 1024 * 1024
+SMALL_BATCH_BYTES = 4 * 1024 * 1024  # of ranges that are all smaller than a batch
+LARGE_BATCH_BYTES = 8 * 1024 * 1024  # where all of them are held anyway
+PIECE_BYTES = 8 * 1024 * 1024 + 64 * 1024  # the usual largest range
+PIECES = 10  # of memory that reads share: a shard and what is read ahead of it
+BATCHES_AHEAD = 2  # more only take memory, and from each other: there are no round trips to hide
+
+T = TypeVar("T")
+B = TypeVar("B", bytes, Buffer)
+
+
+class RangeLike(Protocol):
+    """Anything that names bytes [start, stop) of one object."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+Read = Callable[[str, Sequence[RangeLike], float], Sequence[B]]  # ranges of one key, and how long that may take
+
+
+class Filling(NamedTuple):
+    """Bytes of an object from `start` on, and memory for all of them, end to end."""
+
+    key: str
+    start: int
+    rooms: Sequence[memoryview]
+
+    @property
+    def size(self) -> int:
+        return sum(len(room) for room in self.rooms)
+
+
+class Reads(Connection):
+    """A connection, and all that reads objects over it."""
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes [start, stop) of an object, all of it by default, in one request.
+
+        MissingObjectError; ShortReadError if it ends before `stop`, or where `start` is at or past its end.
+        """
+        return _as_bytes(self._get_range(key, start, stop))
+
+    def get_head(self, key: str, max_bytes: int, cancelled: threading.Event | None = None) -> bytes:
+        """The first bytes of an object of unknown size, at most `max_bytes`, in one request; none of an empty one.
+
+        So what has a bound is read within it: ask for one byte more to know that there are more.
+        """
+        check_key(key)
+        driver = self.driver
+
+        def attempt(this: Attempt) -> bytes:
+            data = _read_once(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
+            self.stats.add(bytes_in=len(data))
+            return _as_bytes(data)
+
+        return self.request("get", key, attempt, cancelled)
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
+
+        def job(key: str) -> Job[bytes]:
+            return Job(lambda cancelled: _as_bytes(self._get_range(key, 0, None, cancelled)))
+
+        return self._gather([job(key) for key in keys])
+
+    def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
+        """One request for each range, in any order; results in theirs. The first error cancels the rest.
+
+        Ranges of one object are read together where the store can.
+        """
+        ranging = self.driver.ranging
+        if ranging is None:
+            return [_as_bytes(data) for data in self._gather([self._range_job(one) for one in ranges])]
+        read = _reading(ranging)
+        found = self._gather([self._batch_job(read, batch) for batch in _batches(ranges, LARGE_BATCH_BYTES)])
+        return [data for batch in found for data in batch]
+
+    def iter_ranges(self, ranges: Iterable[RangeLike], *, max_bytes: int) -> Generator[Buffer, None, None]:
+        """Ranges in order, read ahead by at most `max_bytes` (and always at least one range).
+
+        Closing it cancels what was read ahead. Let go of what you have used: its memory may then serve the next reads.
+        """
+        ranging = self.driver.ranging
+        if ranging is not None:
+            return self._iter_batches(ranging, ranges, max_bytes)
+        jobs = (self._range_job(one) for one in ranges)
+        return in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency, max_bytes=max_bytes)
+
+    def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
+        """Fill memory of the caller's, several requests at once, and call `use` with the number of each that is done.
+
+        They are answered in any order; `use` is called in the thread that read it. At most `max_bytes` (and always
+        one filling) are under way. The first error, of `use` as well, ends it; nothing is written or used any more when
+        it is raised, and what the memory holds is undefined.
+        """
+        gate = Gate()
+
+        def job(number: int, one: Filling) -> Job[None]:
+            def read(cancelled: threading.Event) -> None:
+                self._fill(one, gate, cancelled)
+                gate.through(lambda: use(number))
+
+            return Job(read, one.size)
+
+        jobs = (job(number, one) for number, one in enumerate(fillings))
+        try:
+            in_any_order(self.engine().pool, jobs, max_ahead=self.concurrency, max_bytes=max_bytes)
+        finally:
+            gate.close()
+
+    @property
+    def scatters(self) -> bool:
+        """Whether `scatter` is to be had."""
+        return self.driver.scattering is not None
+
+    def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
+        """Fill memory of the caller's, `rooms` one after the other, with the bytes of an object from `start` on.
+
+        again: this goes on with a range of which a part was read before; the request is counted once.
+        After an error what they hold is undefined.
+        """
+        stop = start + sum(len(room) for room in rooms)
+        self._check_range(key, start, stop)
+        scattering = self.driver.scattering
+        assert scattering is not None
+
+        def attempt(this: Attempt) -> None:
+            came = scattering.scatter(key, start, rooms, this.timeout_s)
+            self.stats.add(get=-int(again), bytes_in=came)
+            _check_length(came, start, stop, self.full_url(key))
+
+        self.request("get", key, attempt)
+
+    @contextlib.contextmanager
+    def meanwhile(self, call: Callable[[threading.Event], T]) -> Generator[Callable[[], T], None, None]:
+        """Run a call of requests beside the caller's own, until the block ends; what it gives waits for the result.
+
+        The event that `call` is given is for the requests' `cancelled`: it is set when the block ends. Where there is
+        no network in between, the call only runs when it is waited for.
+        """
+        cancelled = threading.Event()
+        if not self.driver.remote:
+            yield lambda: call(cancelled)
+            return
+        begun = self.engine().pool.submit(call, cancelled)
+        try:
+            yield begun.result
+        finally:
+            cancelled.set()
+            begun.cancel()
+
+    def _gather(self, jobs: Sequence[Job[T]]) -> list[T]:
+        """Run jobs at once; give their results in order. The first error cancels the rest."""
+        if len(jobs) == 1:
+            return [jobs[0].run(threading.Event())]
+        return list(in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency))
+
+    def _range_job(self, one: RangeLike) -> Job[Buffer]:
+        return Job(lambda cancelled: self._get_range(one.key, one.start, one.stop, cancelled), one.stop - one.start)
+
+    def _get_range(self, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None) -> Buffer:
+        """Bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
+        self._check_range(key, start, stop)
+        if start == stop:
+            return b""
+        driver = self.driver
+
+        def attempt(this: Attempt) -> Buffer:
+            data = _read_once(driver, key, start, stop, this.timeout_s)
+            self.stats.add(bytes_in=len(data))
+            return _measured(data, start, stop, self.full_url(key))
+
+        return self.request("get", key, attempt, cancelled)
+
+    def _iter_batches(
+        self, ranging: GetRanges, ranges: Iterable[RangeLike], max_bytes: int
+    ) -> Generator[Buffer, None, None]:
+        """Small ranges of one object are read in one go, where all are small by the caller's own thread: handing them
+        to another would take longer than reading them."""
+        wanted = list(ranges)
+        small = all(one.stop - one.start <= BATCH_BYTES for one in wanted)
+        read = _reading_into(ranging, _memory())
+        batch_bytes = min(SMALL_BATCH_BYTES if small else BATCH_BYTES, max_bytes // 2)
+        jobs = (self._batch_job(read, batch) for batch in _batches(wanted, batch_bytes))
+        ahead: Generator[Sequence[Buffer], None, None]
+        if small:
+            ahead = (job.run(threading.Event()) for job in jobs)
+        else:
+            ahead = in_order(self.engine().pool, jobs, max_ahead=BATCHES_AHEAD, max_bytes=max_bytes)
+        with contextlib.closing(ahead) as found:
+            for batch in found:
+                yield from batch
+                del batch
+
+    def _batch_job(self, read: Read[B], batch: Sequence[RangeLike]) -> Job[Sequence[B]]:
+        size = sum(one.stop - one.start for one in batch)
+        return Job(lambda cancelled: self._get_batch(read, batch, cancelled), size)
+
+    def _get_batch(self, read: Read[B], batch: Sequence[RangeLike], cancelled: threading.Event) -> Sequence[B]:
+        for one in batch:
+            self._check_range(one.key, one.start, one.stop)
+        key = batch[0].key
+
+        def attempt(this: Attempt) -> Sequence[B]:
+            found = read(key, batch, this.timeout_s)
+            requests = sum(one.stop > one.start for one in batch)
+            self.stats.add(get=requests - 1, bytes_in=sum(map(len, found)))
+            url = self.full_url(key)
+            return [_measured(data, one.start, one.stop, url) for data, one in zip(found, batch, strict=True)]
+
+        return self.request("get", key, attempt, cancelled)
+
+    def _fill(self, one: Filling, gate: Gate, cancelled: threading.Event) -> None:
+        stop = one.start + one.size
+        self._check_range(one.key, one.start, stop)
+        driver = self.driver
+
+        def attempt(this: Attempt) -> None:
+            pour = _Pour(one, gate)
+            driver.stream(one.key, one.start, stop, pour.take, this.timeout_s)
+            self.stats.add(bytes_in=pour.came)
+            _check_length(pour.came, one.start, stop, self.full_url(one.key))
+
+        self.request("get", one.key, attempt, cancelled)
+
+    def _check_range(self, key: str, start: int, stop: int | None) -> None:
+        check_key(key)
+        if start < 0 or (stop is not None and stop < start):
+            raise UsageError(f"get {self.full_url(key)}: ({start}, {stop}) is no half-open range from 0 upwards")
+
+
+def _read_once(
+    driver: Driver, key: str, start: int, stop: int | None, timeout_s: float, *, whole: bool = False
+) -> Buffer:
+    """Read once. `whole`: an object of unknown size is meant, as it is without `stop`; none of an empty one."""
+    try:
+        return driver.get(key, start, stop, timeout_s)
+    except Exception as error:
+        # The range "0-" asks for a whole object without asking for its size first; an empty one has no such bytes.
+        if start == 0 and (whole or stop is None) and judge(error).kind is Kind.RANGE:
+            return b""
+        raise
+
+
+@cache
+def _memory() -> Memory:
+    """The memory of all reads of this process: who reads run after run has the same pieces each time."""
+    from archive.arrays import Memory
+
+    return Memory(PIECE_BYTES, keep=PIECES)
+
+
+in_child(_memory.cache_clear)
+
+
+def _reading(ranging: GetRanges) -> Read[bytes]:
+    def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[bytes]:
+        return ranging.get_ranges(key, [(one.start, one.stop) for one in batch], timeout_s)
+
+    return read
+
+
+def _reading_into(ranging: GetRanges, memory: Memory) -> Read[Buffer]:
+    """Reads into memory that is used again what is large and fits into a piece of it."""
+    plain = _reading(ranging)
+
+    def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[Buffer]:
+        bounds = list(accumulate((one.stop - one.start for one in batch), initial=0))
+        if not BATCH_BYTES < bounds[-1] <= memory.piece_bytes:
+            return plain(key, batch, timeout_s)
+        piece = memory.take().data
+        rooms = [piece[start:stop] for start, stop in pairwise(bounds)]
+        found = ranging.get_ranges_into(key, [one.start for one in batch], rooms, timeout_s)
+        return [data.toreadonly() for data in found]
+
+    return read
+
+
+def _batches(ranges: Iterable[RangeLike], max_bytes: int) -> Iterator[list[RangeLike]]:
+    """Neighbours of the same object together, up to `max_bytes`; what is larger is alone."""
+    batch: list[RangeLike] = []
+    size = 0
+    for one in ranges:
+        if batch and (one.key != batch[0].key or size + one.stop - one.start > max_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += one.stop - one.start
+    if batch:
+        yield batch
+
+
+def _as_bytes(data: Buffer) -> bytes:
+    """`data` itself if it is of that type, else a copy."""
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def _measured(data: B, start: int, stop: int | None, url: str) -> B:
+    """`data` if it can be bytes [start, stop): ShortReadError for fewer, StorageError for more."""
+    if stop is not None:
+        _check_length(len(data), start, stop, url)
+    elif start and not data:
+        raise ShortReadError(f"get {url}: it has no byte {start}; it is damaged or not the object that was meant")
+    return data
+
+
+def _check_length(came: int, start: int, stop: int, url: str) -> None:
+    """ShortReadError if fewer bytes came than [start, stop) has, StorageError if there were more."""
+    wanted = stop - start
+    if came < wanted:
+        raise ShortReadError(f"{came} of the {wanted} bytes from {start} on came")
+    if came > wanted:
+        raise StorageError(
+            f"get {url}: {came} bytes came for the range ({start}, {stop}): the server or a proxy ignores "
+            "byte ranges; use one that honours them"
+        )
+
+
+class _Pour:
+    """Fills memory with pieces of bytes, one after the other. came: how many bytes there were."""
+
+    def __init__(self, filling: Filling, gate: Gate) -> None:
+        self.came = 0
+        self._rooms: Iterator[memoryview] = iter(filling.rooms)
+        self._room: np.ndarray[Any, Any] | None = None
+        self._gate = gate
+
+    def take(self, piece: Buffer) -> None:
+        """Put a piece behind what came before; StorageError once nobody waits for it any more."""
+        if not self._gate.through(lambda: self._take(piece)):
+            raise StorageError("nobody waits for this any more")
+
+    def _take(self, piece: Buffer) -> None:
+        import numpy as np  # copies without the interpreter's lock
+
+        rest = np.frombuffer(piece, np.uint8)
+        self.came += len(rest)
+        while len(rest):
+            if self._room is None or not len(self._room):
+                following = next(self._rooms, None)
+                if following is None:
+                    return  # more than was asked for: the length tells
+                self._room = np.frombuffer(following, np.uint8)
+            count = min(len(rest), len(self._room))
+            self._room[:count] = rest[:count]
+            self._room, rest = self._room[count:], rest[count:]
