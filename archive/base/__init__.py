@@ -50,7 +50,7 @@ from archive.base.jsontree import Decoder, Encoder, array_from_bytes, is_shape, 
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
-from archive.base.parallel import Gate, Job, in_any_order, in_order, side_by_side, thread_pool, usable_cores
+from archive.base.parallel import Gate, Task, in_any_order, in_order, side_by_side, thread_pool, usable_cores
 from archive.base.plaintext import MAX_PAGE_BYTES, logger, make_visible, one_line, size, tabulate, visible
 from archive.base.records import (
     COUNT,
@@ -104,7 +104,6 @@ __all__ = [
     "Form",
     "Gate",
     "IntegrityError",
-    "Job",
     "LetGoError",
     "Losses",
     "MisshapenError",
@@ -124,6 +123,7 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "SupersededError",
+    "Task",
     "Undo",
     "UnsafePathError",
     "UpgradeError",

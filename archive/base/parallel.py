@@ -78,7 +78,7 @@ in_child(_helpers.cache_clear)
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[T]):
+class Task(Generic[T]):
     """Something to run, told by an event when its result is no longer wanted, and the bytes it will hold."""
 
     run: Callable[[threading.Event], T]
@@ -87,7 +87,7 @@ class Job(Generic[T]):
 
 def in_order(
     pool: ThreadPoolExecutor,
-    jobs: Iterable[Job[T]],
+    jobs: Iterable[Task[T]],
     *,
     max_ahead: int,
     max_bytes: int | None = None,
@@ -125,7 +125,7 @@ def in_order(
             wait([future for future, _ in ahead])
 
 
-def in_any_order(pool: ThreadPoolExecutor, jobs: Iterable[Job[None]], *, max_ahead: int, max_bytes: int) -> None:
+def in_any_order(pool: ThreadPoolExecutor, jobs: Iterable[Task[None]], *, max_ahead: int, max_bytes: int) -> None:
     """Run jobs, which are taken as they are needed: at most `max_ahead` at once, and of `max_bytes` (but always one).
 
     The first error of any of them is raised at once, and the rest is cancelled; what runs then is not waited for.
@@ -190,7 +190,7 @@ def _fits(ahead: deque[tuple[Future[T], int]], held: int, size: int, max_ahead: 
     return not ahead or (len(ahead) < max_ahead and (max_bytes is None or held + size <= max_bytes))
 
 
-def _guarded(job: Job[T], cancelled: threading.Event, failed: Future[T]) -> T:
+def _guarded(job: Task[T], cancelled: threading.Event, failed: Future[T]) -> T:
     try:
         return job.run(cancelled)
     except BaseException as error:

@@ -107,7 +107,7 @@ class Record:
         return out | dict(self.more)
 
 
-class _Stored(NamedTuple):
+class _FieldForm(NamedTuple):
     """One field of a record, as the document has it."""
 
     name: str
@@ -119,7 +119,7 @@ class _Stored(NamedTuple):
 
 
 @cache
-def _stored_fields(cls: type[Record]) -> tuple[_Stored, ...]:
+def _stored_fields(cls: type[Record]) -> tuple[_FieldForm, ...]:
     hints = get_type_hints(cls, include_extras=True)
     return tuple(
         _stored_field(one, hints[one.name])
@@ -128,13 +128,13 @@ def _stored_fields(cls: type[Record]) -> tuple[_Stored, ...]:
     )
 
 
-def _stored_field(one: Field[Any], hint: Any) -> _Stored:
+def _stored_field(one: Field[Any], hint: Any) -> _FieldForm:
     about = one.metadata
     default = one.default if one.default_factory is MISSING else one.default_factory()
     required, always = default is MISSING or about.get("required", False), about.get("always", False)
     if default is None and not (always or about.get("null")):
         hint = next(each for each in get_args(hint) if each is not type(None))  # absent is not null
-    return _Stored(one.name, about.get("key") or one.name, _form(hint), default, required, always)
+    return _FieldForm(one.name, about.get("key") or one.name, _form(hint), default, required, always)
 
 
 def _read(cls: type[R], value: Any, at: str) -> R:

@@ -38,8 +38,8 @@ class Objects:
         self._columns: dict[str, pa.Array] = {}
 
     @cached_property
-    def _values(self) -> dict[str, _Values]:
-        found: dict[str, _Values] = {}
+    def _values(self) -> dict[str, _NamedValues]:
+        found: dict[str, _NamedValues] = {}
         for start in range(0, len(self._texts), _BATCH):
             part = self._texts.slice(start, _BATCH)
             rows, texts = start + np.flatnonzero(part.is_valid().to_numpy()), part.drop_null().to_pylist()
@@ -75,7 +75,7 @@ class Objects:
         return values is None or not values.is_mixed
 
 
-class _Values:
+class _NamedValues:
     """What some rows have of one name; batch by batch, rows ascend."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def _has_names(value: Any) -> bool:
 class _Taking(NamedTuple):
     """Takes the values of objects, one a row; `dumps` makes texts of those that are no scalars."""
 
-    found: dict[str, _Values]
+    found: dict[str, _NamedValues]
     dumps: Callable[[Any], str]
 
     def objects(self, prefix: str, rows: Ints, objects: list[dict[str, Any]], depth: int) -> None:
@@ -179,7 +179,7 @@ class _Taking(NamedTuple):
 
     def values(self, name: str, rows: Ints, values: list[Any], depth: int) -> None:
         kinds = set(map(type, values))
-        own = self.found.setdefault(name, _Values())
+        own = self.found.setdefault(name, _NamedValues())
         if dict in kinds and depth < _DEEPEST:
             inner = [i for i, value in enumerate(values) if _has_names(value)]
             if inner:

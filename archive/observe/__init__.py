@@ -4,14 +4,14 @@ Costs next to nothing where nobody looks: a few sums in memory, and no span with
 
 from __future__ import annotations
 
-from archive.observe.meters import FAMILIES, Family, Kind, Label, Sample, add, metrics, source
+from archive.observe.meters import FAMILIES, Family, Label, MetricKind, Sample, add, metrics, source
 from archive.observe.tracing import Operation, operation, timed
 
 __all__ = [
     "FAMILIES",
     "Family",
-    "Kind",
     "Label",
+    "MetricKind",
     "Operation",
     "Sample",
     "add",

@@ -19,7 +19,7 @@ from archive.base import forking, in_child
 _UNITS = {"": "", "By": "_bytes", "s": "_seconds"}
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What may be done with a metric: a counter only grows, a gauge is as it is now, a histogram has buckets."""
 
     COUNTER = "counter"
@@ -32,33 +32,33 @@ class Family:
     """A metric: its name, and unit ("By", "s" or none), as OpenTelemetry writes them."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     help: str
 
     @property
     def prometheus(self) -> str:
         """The name in Prometheus, the same as OpenTelemetry's exporter gives it."""
-        total = "_total" if self.kind is Kind.COUNTER else ""
+        total = "_total" if self.kind is MetricKind.COUNTER else ""
         return self.name.replace(".", "_") + _UNITS[self.unit] + total
 
 
-OPERATION = Family("archive.operation", Kind.HISTOGRAM, "s", "Time that operations took, by operation")
+OPERATION = Family("archive.operation", MetricKind.HISTOGRAM, "s", "Time that operations took, by operation")
 FAMILIES = (
     OPERATION,
-    Family("archive.operation.failures", Kind.COUNTER, "", "Operations that ended in an error, by operation"),
-    Family("archive.written", Kind.COUNTER, "By", "Steps made visible, as stored, by commit or checkpoint"),
-    Family("archive.requests", Kind.COUNTER, "", "Requests sent, each try counts, by verb and kind of store"),
-    Family("archive.received", Kind.COUNTER, "By", "Payload received, by kind of store"),
-    Family("archive.sent", Kind.COUNTER, "By", "Payload sent, by kind of store"),
-    Family("archive.retries", Kind.COUNTER, "", "Tries after the first, by kind of store"),
-    Family("archive.errors", Kind.COUNTER, "", "Requests that failed for good, by kind of store"),
-    Family("archive.answered.no", Kind.COUNTER, "", "Requests answered as expected: not there, or already there"),
-    Family("archive.resume.needed", Kind.COUNTER, "By", "Bytes of the steps of shares that were read"),
-    Family("archive.resume.received", Kind.COUNTER, "By", "What was received while shares were read"),
-    Family("archive.resume.planned", Kind.COUNTER, "", "Requests to read shares, by what plans say"),
-    Family("archive.resume.requests", Kind.COUNTER, "", "Requests to read shares, as they were sent"),
-    Family("archive.journal.behind", Kind.GAUGE, "s", "Age of the oldest addition of a writer that is not durable"),
+    Family("archive.operation.failures", MetricKind.COUNTER, "", "Operations that ended in an error, by operation"),
+    Family("archive.written", MetricKind.COUNTER, "By", "Steps made visible, as stored, by commit or checkpoint"),
+    Family("archive.requests", MetricKind.COUNTER, "", "Requests sent, each try counts, by verb and kind of store"),
+    Family("archive.received", MetricKind.COUNTER, "By", "Payload received, by kind of store"),
+    Family("archive.sent", MetricKind.COUNTER, "By", "Payload sent, by kind of store"),
+    Family("archive.retries", MetricKind.COUNTER, "", "Tries after the first, by kind of store"),
+    Family("archive.errors", MetricKind.COUNTER, "", "Requests that failed for good, by kind of store"),
+    Family("archive.answered.no", MetricKind.COUNTER, "", "Requests answered as expected: not there, or already there"),
+    Family("archive.resume.needed", MetricKind.COUNTER, "By", "Bytes of the steps of shares that were read"),
+    Family("archive.resume.received", MetricKind.COUNTER, "By", "What was received while shares were read"),
+    Family("archive.resume.planned", MetricKind.COUNTER, "", "Requests to read shares, by what plans say"),
+    Family("archive.resume.requests", MetricKind.COUNTER, "", "Requests to read shares, as they were sent"),
+    Family("archive.journal.behind", MetricKind.GAUGE, "s", "Age of the oldest addition of a writer not yet durable"),
 )
 BOUNDS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 25.0, 120.0, 600.0)  # of the buckets of a histogram
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from archive.base import __version__, one_line
-from archive.observe.meters import BOUNDS_S, FAMILIES, OPERATION, Family, Kind, add, add_time, samples
+from archive.observe.meters import BOUNDS_S, FAMILIES, OPERATION, Family, MetricKind, add, add_time, samples
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
@@ -163,9 +163,9 @@ def _histogram(provider: MeterProvider) -> Histogram:
 
 
 def _observe(meter: Meter, family: Family) -> None:
-    if family.kind is Kind.COUNTER:
+    if family.kind is MetricKind.COUNTER:
         meter.create_observable_counter(family.name, [_callback(family)], family.unit, family.help)
-    elif family.kind is Kind.GAUGE:
+    elif family.kind is MetricKind.GAUGE:
         meter.create_observable_gauge(family.name, [_callback(family)], family.unit, family.help)
 
 

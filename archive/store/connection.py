@@ -17,9 +17,9 @@ from archive.store.counts import IOStats, follow
 from archive.store.drivers import OWN_OPTIONS, Driver, Place, SingleWriterDriver, open_driver, similar_protocols
 from archive.store.retry import (
     MAX_SHORT_READS,
-    Attempt,
     GaveUpError,
     Patience,
+    Try,
     described,
     explain,
     printable_cause,
@@ -133,12 +133,10 @@ class Connection:
             driver = SingleWriterDriver(driver)
         return Engine(os.getpid(), driver, thread_pool(self.concurrency, "archive-storage"))
 
-    def request(
-        self, verb: str, key: str, attempt: Callable[[Attempt], T], cancelled: threading.Event | None = None
-    ) -> T:
+    def request(self, verb: str, key: str, attempt: Callable[[Try], T], cancelled: threading.Event | None = None) -> T:
         """Run one request with its retries, counted; raise one of the library's errors for what fails."""
 
-        def counted(this: Attempt) -> T:
+        def counted(this: Try) -> T:
             self.stats.add(**{verb: 1, "retries": int(this.number > 1)})
             return attempt(this)
 

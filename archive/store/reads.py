@@ -9,10 +9,10 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from archive.base import Gate, Job, ShortReadError, StorageError, UsageError, in_any_order, in_child, in_order
+from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order
 from archive.store.connection import Connection
 from archive.store.drivers import Buffer, Driver, GetRanges, Kind, judge
-from archive.store.retry import Attempt
+from archive.store.retry import Try
 from archive.store.root import check_key
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Filling(NamedTuple):
         return sum(len(room) for room in self.rooms)
 
 
-class Reads(Connection):
+class ObjectReader(Connection):
     """A connection, and all that reads objects over it."""
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -75,7 +75,7 @@ class Reads(Connection):
         check_key(key)
         driver = self.driver
 
-        def attempt(this: Attempt) -> bytes:
+        def attempt(this: Try) -> bytes:
             data = _read_once(driver, key, 0, max_bytes, this.timeout_s, whole=True)[:max_bytes]
             self.stats.add(bytes_in=len(data))
             return _as_bytes(data)
@@ -85,8 +85,8 @@ class Reads(Connection):
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
 
-        def job(key: str) -> Job[bytes]:
-            return Job(lambda cancelled: _as_bytes(self._get_range(key, 0, None, cancelled)))
+        def job(key: str) -> Task[bytes]:
+            return Task(lambda cancelled: _as_bytes(self._get_range(key, 0, None, cancelled)))
 
         return self._gather([job(key) for key in keys])
 
@@ -122,12 +122,12 @@ class Reads(Connection):
         """
         gate = Gate()
 
-        def job(number: int, one: Filling) -> Job[None]:
+        def job(number: int, one: Filling) -> Task[None]:
             def read(cancelled: threading.Event) -> None:
                 self._fill(one, gate, cancelled)
                 gate.through(lambda: use(number))
 
-            return Job(read, one.size)
+            return Task(read, one.size)
 
         jobs = (job(number, one) for number, one in enumerate(fillings))
         try:
@@ -151,7 +151,7 @@ class Reads(Connection):
         scattering = self.driver.scattering
         assert scattering is not None
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             came = scattering.scatter(key, start, rooms, this.timeout_s)
             self.stats.add(get=-int(again), bytes_in=came)
             _check_length(came, start, stop, self.full_url(key))
@@ -176,14 +176,14 @@ class Reads(Connection):
             cancelled.set()
             begun.cancel()
 
-    def _gather(self, jobs: Sequence[Job[T]]) -> list[T]:
+    def _gather(self, jobs: Sequence[Task[T]]) -> list[T]:
         """Run jobs at once; give their results in order. The first error cancels the rest."""
         if len(jobs) == 1:
             return [jobs[0].run(threading.Event())]
         return list(in_order(self.engine().pool, jobs, max_ahead=2 * self.concurrency))
 
-    def _range_job(self, one: RangeLike) -> Job[Buffer]:
-        return Job(lambda cancelled: self._get_range(one.key, one.start, one.stop, cancelled), one.stop - one.start)
+    def _range_job(self, one: RangeLike) -> Task[Buffer]:
+        return Task(lambda cancelled: self._get_range(one.key, one.start, one.stop, cancelled), one.stop - one.start)
 
     def _get_range(self, key: str, start: int, stop: int | None, cancelled: threading.Event | None = None) -> Buffer:
         """Bytes [start, stop) of an object, to its end without `stop`, in one request; as the client gives them."""
@@ -192,7 +192,7 @@ class Reads(Connection):
             return b""
         driver = self.driver
 
-        def attempt(this: Attempt) -> Buffer:
+        def attempt(this: Try) -> Buffer:
             data = _read_once(driver, key, start, stop, this.timeout_s)
             self.stats.add(bytes_in=len(data))
             return _measured(data, start, stop, self.full_url(key))
@@ -219,16 +219,16 @@ class Reads(Connection):
                 yield from batch
                 del batch
 
-    def _batch_job(self, read: Read[B], batch: Sequence[RangeLike]) -> Job[Sequence[B]]:
+    def _batch_job(self, read: Read[B], batch: Sequence[RangeLike]) -> Task[Sequence[B]]:
         size = sum(one.stop - one.start for one in batch)
-        return Job(lambda cancelled: self._get_batch(read, batch, cancelled), size)
+        return Task(lambda cancelled: self._get_batch(read, batch, cancelled), size)
 
     def _get_batch(self, read: Read[B], batch: Sequence[RangeLike], cancelled: threading.Event) -> Sequence[B]:
         for one in batch:
             self._check_range(one.key, one.start, one.stop)
         key = batch[0].key
 
-        def attempt(this: Attempt) -> Sequence[B]:
+        def attempt(this: Try) -> Sequence[B]:
             found = read(key, batch, this.timeout_s)
             requests = sum(one.stop > one.start for one in batch)
             self.stats.add(get=requests - 1, bytes_in=sum(map(len, found)))
@@ -242,7 +242,7 @@ class Reads(Connection):
         self._check_range(one.key, one.start, stop)
         driver = self.driver
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             pour = _Pour(one, gate)
             driver.stream(one.key, one.start, stop, pour.take, this.timeout_s)
             self.stats.add(bytes_in=pour.came)
@@ -288,7 +288,7 @@ def _reading(ranging: GetRanges) -> Read[bytes]:
 
 
 def _reading_into(ranging: GetRanges, memory: Memory) -> Read[Buffer]:
-    """Reads into memory that is used again what is large and fits into a piece of it."""
+    """ObjectReader into memory that is used again what is large and fits into a piece of it."""
     plain = _reading(ranging)
 
     def read(key: str, batch: Sequence[RangeLike], timeout_s: float) -> Sequence[Buffer]:

@@ -47,7 +47,7 @@ _jitter = random.SystemRandom()  # the program's own stream of random numbers is
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Try:
     """What one try may know: its number from 1, and the time left."""
 
     number: int
@@ -76,7 +76,7 @@ def longest_delay(attempt: int) -> float:
 
 
 def run(
-    call: Callable[[Attempt], T],
+    call: Callable[[Try], T],
     *,
     deadline_s: float,
     cancelled: threading.Event | None = None,
@@ -97,7 +97,7 @@ def run(
     while True:
         number += 1
         try:
-            return call(Attempt(number, max(0.01, deadline_s - (time.monotonic() - started))))
+            return call(Try(number, max(0.01, deadline_s - (time.monotonic() - started))))
         except Exception as error:
             _part(error, handled)
             failure, elapsed = judge(error), time.monotonic() - started

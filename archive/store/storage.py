@@ -19,17 +19,17 @@ from archive.base import (
     AmbiguousWriteError,
     CorruptChunkError,
     DeadlineError,
-    Job,
     MissingObjectError,
     NotExclusiveError,
     StorageError,
+    Task,
     UsageError,
     Wait,
     in_order,
 )
 from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, Info
-from archive.store.reads import Reads
-from archive.store.retry import Attempt
+from archive.store.reads import ObjectReader
+from archive.store.retry import Try
 from archive.store.root import check_key, check_listed
 
 Data = Buffer | Sequence[Buffer]
@@ -41,7 +41,7 @@ _LOOKS_AT_ONCE = 4  # beside what else is under way
 _BATCHES_AT_ONCE = 4  # of a thousand each: stores take a few thousand deletes a second below one prefix
 
 
-class Storage(Reads):
+class Storage(ObjectReader):
     """Objects below one root, on any fsspec filesystem. Safe for several threads; pickles and survives fork."""
 
     def exclusive(self) -> bool:
@@ -61,8 +61,8 @@ class Storage(Reads):
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
         """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
 
-        def job(key: str, data: Data) -> Job[None]:
-            return Job(lambda cancelled: self._put(key, data, cancelled))
+        def job(key: str, data: Data) -> Task[None]:
+            return Task(lambda cancelled: self._put(key, data, cancelled))
 
         self._settle((job(key, data) for key, data in items), max_ahead=self.concurrency)
 
@@ -81,7 +81,7 @@ class Storage(Reads):
                 "single_writer=True if nobody else writes here"
             )
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             self.stats.add(bytes_out=sum(map(len, parts)), head=int(self.single_writer))
             creating.create(key, parts, this.timeout_s)
 
@@ -155,7 +155,7 @@ class Storage(Reads):
         if here is None or there is None:
             raise UsageError(f"{self.full_url(key)}: its store does not copy objects by itself")
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             self.stats.add(head=1)
             here.copy(there.locate(source_key), key, this.timeout_s)
 
@@ -171,8 +171,8 @@ class Storage(Reads):
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects; one that is not there is no error."""
 
-        def job(key: str) -> Job[None]:
-            return Job(lambda cancelled: self._delete_one(key, cancelled))
+        def job(key: str) -> Task[None]:
+            return Task(lambda cancelled: self._delete_one(key, cancelled))
 
         self._settle((job(key) for key in keys), max_ahead=2 * self.concurrency)
 
@@ -188,11 +188,11 @@ class Storage(Reads):
             raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
         deleting, errors = self.driver.deleting, Errors()
 
-        def job(batch: Sequence[str]) -> Job[tuple[Sequence[str], Sequence[str], Errors]]:
+        def job(batch: Sequence[str]) -> Task[tuple[Sequence[str], Sequence[str], Errors]]:
             """The batch, the keys of it that are to be tried one by one, and what the store refused."""
             if deleting is None:
-                return Job(lambda cancelled: (batch, batch, {}))
-            return Job(lambda cancelled: (batch, *self._delete_batch(deleting, batch, cancelled)))
+                return Task(lambda cancelled: (batch, batch, {}))
+            return Task(lambda cancelled: (batch, *self._delete_batch(deleting, batch, cancelled)))
 
         batches = map(job, _paced(keys, per_second))
         for batch, left, refused in in_order(self.engine().pool, batches, max_ahead=_BATCHES_AT_ONCE, settle=True):
@@ -213,7 +213,7 @@ class Storage(Reads):
             raise StorageError(f"scan {self.full_url(folder)}: this store's driver cannot say what lies below a folder")
         found = scanning.scan(folder, after, self.deadline_s)
 
-        def attempt(this: Attempt) -> Sequence[Found]:
+        def attempt(this: Try) -> Sequence[Found]:
             nonlocal found
             if this.number > 1:
                 found = scanning.scan(folder, after, this.timeout_s)
@@ -260,8 +260,8 @@ class Storage(Reads):
         """How many bytes each of a few objects has, by a request each; 0 of one that is not there."""
         asked = [*keys]
 
-        def job(key: str) -> Job[int | None]:
-            return Job(lambda cancelled: self._bytes_of(key, cancelled))
+        def job(key: str) -> Task[int | None]:
+            return Task(lambda cancelled: self._bytes_of(key, cancelled))
 
         found = in_order(self.engine().pool, map(job, asked), max_ahead=_LOOKS_AT_ONCE)
         return {key: size or 0 for key, size in zip(asked, found, strict=True)}
@@ -269,7 +269,7 @@ class Storage(Reads):
     def _bytes_of(self, key: str, cancelled: threading.Event | None = None) -> int | None:
         driver = self.driver
 
-        def attempt(this: Attempt) -> int | None:
+        def attempt(this: Try) -> int | None:
             with contextlib.suppress(FileNotFoundError):
                 return driver.head(key, this.timeout_s).size
             return None
@@ -285,7 +285,7 @@ class Storage(Reads):
         check_key(key)
         driver, parts = self.driver, _as_parts(data)
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             self.stats.add(bytes_out=sum(map(len, parts)))
             driver.put(key, parts, this.timeout_s)
 
@@ -294,7 +294,7 @@ class Storage(Reads):
     def _delete_one(self, key: str, cancelled: threading.Event) -> None:
         driver = self.driver
 
-        def attempt(this: Attempt) -> None:
+        def attempt(this: Try) -> None:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 driver.delete(key, this.timeout_s)
 
@@ -328,13 +328,13 @@ class Storage(Reads):
                 return error
             return None
 
-        def job(key: str) -> Job[StorageError | None]:
-            return Job(lambda cancelled: error_of(key, cancelled))
+        def job(key: str) -> Task[StorageError | None]:
+            return Task(lambda cancelled: error_of(key, cancelled))
 
         found = in_order(self.engine().pool, map(job, keys), max_ahead=2 * self.concurrency, settle=True)
         return {key: error for key, error in zip(keys, found, strict=True) if error is not None}
 
-    def _settle(self, jobs: Iterable[Job[None]], max_ahead: int) -> None:
+    def _settle(self, jobs: Iterable[Task[None]], max_ahead: int) -> None:
         """Run jobs at once; return or raise once none of them runs any more."""
         for _ in in_order(self.engine().pool, jobs, max_ahead=max_ahead, settle=True):
             pass
@@ -345,7 +345,7 @@ class Storage(Reads):
         folder = check_key(prefix.rstrip("/")) if prefix else ""
         driver = self.driver
 
-        def attempt(this: Attempt) -> list[str]:
+        def attempt(this: Try) -> list[str]:
             names, requests = driver.list(folder, this.timeout_s)
             self.stats.add(list=requests - 1)
             return names

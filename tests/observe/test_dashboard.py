@@ -10,7 +10,7 @@ import numpy as np
 
 import archive
 import resharding
-from archive.observe import FAMILIES, Kind
+from archive.observe import FAMILIES, MetricKind
 from tests.support.documents import DOCS
 
 PAGE = (DOCS / "how-to" / "observing.md").read_text("utf-8")
@@ -60,4 +60,4 @@ def test_it_is_a_dashboard() -> None:
 def test_the_page_has_each_metric() -> None:
     for family in FAMILIES:
         assert f"`{family.prometheus}`" in PAGE
-    assert {family.kind for family in FAMILIES} == set(Kind)
+    assert {family.kind for family in FAMILIES} == set(MetricKind)

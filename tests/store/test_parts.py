@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from archive.base.errors import AlreadyExistsError, StorageError, UsageError
-from archive.base.parallel import Job, in_order
+from archive.base.parallel import Task, in_order
 from archive.store.counts import IOStats
 from archive.store.drivers.failures import Kind, judge
 from archive.store.retry import CAP_S, longest_delay
@@ -184,7 +184,7 @@ def test_jobs_come_in_order_and_within_bounds(max_ahead: int, max_bytes: int | N
         time.sleep(0.002 * (number % 3))
         return number
 
-    jobs = (Job(functools.partial(work, number), size=10) for number in range(40))
+    jobs = (Task(functools.partial(work, number), size=10) for number in range(40))
     with ThreadPoolExecutor(8) as pool:
         for expected, number in enumerate(in_order(pool, jobs, max_ahead=max_ahead, max_bytes=max_bytes)):
             with lock:
@@ -205,7 +205,7 @@ def test_stopping_early_starts_nothing_more_and_tells_what_runs() -> None:
                 told.set()
         return number
 
-    jobs = [Job(functools.partial(work, number)) for number in range(9)]
+    jobs = [Task(functools.partial(work, number)) for number in range(9)]
     with ThreadPoolExecutor(1) as pool:
         results = in_order(pool, jobs, max_ahead=9)
         assert next(results) == 0
