@@ -125,9 +125,9 @@ class Archive(Upkeep):
     @property
     def ledgers(self) -> list[str]:
         """The names of the ledgers of prompts, as of this commit."""
-        from archive.ledger import loading
+        from archive.ledger import names
 
-        return loading.names(self._storage, self._head)
+        return names(self._storage, self._head)
 
     def ledger(self, name: str, run: str = DEFAULT_RUN) -> LedgerView:
         """What has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`, `counts`,

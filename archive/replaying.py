@@ -10,7 +10,7 @@ import numpy as np
 
 from archive.base import NotFoundError, UsageError
 from archive.facade import Archive
-from archive.ledger import Batch, Key, LedgerView, batches
+from archive.ledger import Key, LedgerView, TrainedBatch
 from archive.manifest import DEFAULT_RUN
 from archive.opening import open
 from archive.read import Episodes
@@ -31,7 +31,7 @@ class Replayed(NamedTuple):
 class Replay:
     """Steps of a run again, in order: `len()`, slices of it, and iteration."""
 
-    def __init__(self, found: Sequence[Batch], every: Episodes) -> None:
+    def __init__(self, found: Sequence[TrainedBatch], every: Episodes) -> None:
         self._batches = found
         self._every = every
 
@@ -46,7 +46,7 @@ class Replay:
     def __iter__(self) -> Iterator[Replayed]:
         return map(self._replayed, self._batches)
 
-    def _replayed(self, batch: Batch) -> Replayed:
+    def _replayed(self, batch: TrainedBatch) -> Replayed:
         return Replayed(batch.step, batch.at, batch.keys, self._every[self._places(batch.episodes)])
 
     def _places(self, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -83,7 +83,7 @@ def replay(run: Archive | Run | str, *, from_step: int | None = None, ledger: st
     if isinstance(run, str):
         run = open(run)
     found = run.runs[DEFAULT_RUN] if isinstance(run, Archive) else run
-    every = batches(_only(found, ledger).trained)
+    every = _only(found, ledger).batches
     return Replay([one for one in every if from_step is None or one.step >= from_step], found.archived)
 
 

@@ -25,7 +25,7 @@ from archive.committing import RowCommits
 from archive.fields import Schema
 from archive.journal import JournalPipeline
 from archive.journaled import Journaled
-from archive.ledger import Archived, Ledger, Ledgers, Seen, TakenOver, left_in_flight, loading
+from archive.ledger import Ledger, Ledgers
 from archive.maintain import check_newest
 from archive.manifest import Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
@@ -75,9 +75,7 @@ class Writer(Journaled):
         self._committed: deque[Sequence[Work]] = deque()  # by the saver's thread; not taken note of yet
         self._buffers: dict[str, BufferWriter] = {}
         holders = dict if resume is None else resume.holders
-        archived = Archived(storage, log.catch_up, (place.session, None), self._settle_episodes)
-        taken = TakenOver(self._ledger_rows, holders, archived, self._left_in_flight)
-        self._ledgers = Ledgers(self, place, self._ids, taken)
+        self._ledgers = Ledgers(self, storage, log, place, self._ids, holders)
         self._journal = self._journal_of(self._pipeline, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
@@ -391,11 +389,3 @@ class Writer(Journaled):
                 return False
             self.commit()
             return True
-
-    def _ledger_rows(self, name: str) -> Seen:
-        """What this session takes over of a ledger: nothing of its own."""
-        return loading.seen(self._storage, self._log.catch_up(), name, self.session, {}, columns=loading.FOLDED)
-
-    def _left_in_flight(self, name: str) -> int:
-        """How many keys of a ledger an earlier session of the run left, if this one went on from none."""
-        return left_in_flight(self._storage, self._log.head, name, self.run)

@@ -8,7 +8,7 @@ from typing import Any
 from archive.base import NotFoundError, cached_property, one_line
 from archive.checkpoint.checkpointlist import Checkpoints
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.ledger import LedgerView, loading, of_run
+from archive.ledger import LedgerView, names, of_run
 from archive.manifest import Commit, EpisodeIndex, Mark, RunEntry
 from archive.read import Episodes
 from archive.views import plots, reports
@@ -46,7 +46,7 @@ class Run:
     @property
     def ledgers(self) -> list[str]:
         """The names of the ledgers of prompts in the archive."""
-        return loading.names(self._every._storage, self._every._head)
+        return names(self._every._storage, self._every._head)
 
     def ledger(self, name: str) -> LedgerView:
         """What has become of prompts, as its newest session sees it."""

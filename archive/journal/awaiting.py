@@ -15,7 +15,7 @@ from archive import tables
 from archive.journal.bases import Base
 from archive.journal.entries import Stretch
 from archive.journal.tails import RankTail
-from archive.ledger import loading
+from archive.ledger import taken_back
 from archive.manifest import Commit, Rows, RunEntry, Snapshot, chains
 from archive.store import Storage
 from archive.tables import NO_ENV, among
@@ -34,7 +34,7 @@ def awaited_steps(
     if not any(tail.held.gone for tail in found.values()):
         return {}
     known = {rank: base.trained(rank) for rank in found}
-    waiting = loading.taken_back(storage, head, entry.session, known, fresh_rows("ledger", entry, found))
+    waiting = taken_back(storage, head, entry.session, known, fresh_rows("ledger", entry, found))
     return _steps(storage, head, entry, found, waiting) if waiting else {}
 
 

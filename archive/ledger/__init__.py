@@ -3,27 +3,22 @@ and what is to be done again."""
 
 from __future__ import annotations
 
-from archive.ledger import loading
-from archive.ledger.archived import Archived
-from archive.ledger.batches import Batch, batches
-from archive.ledger.folding import Seen
-from archive.ledger.ledger import Ledger, Ledgers, TakenOver
-from archive.ledger.terms import Group, Key, Rollout
-from archive.ledger.views import LedgerView, left_in_flight, of_run
+from archive.ledger.fold import LedgerRows
+from archive.ledger.keys import Key
+from archive.ledger.ledger import Ledger, Ledgers
+from archive.ledger.queries import Group, Rollout
+from archive.ledger.view import LedgerView, TrainedBatch, names, of_run, taken_back
 
 __all__ = [
-    "Archived",
-    "Batch",
     "Group",
     "Key",
     "Ledger",
+    "LedgerRows",
     "LedgerView",
     "Ledgers",
     "Rollout",
-    "Seen",
-    "TakenOver",
-    "batches",
-    "left_in_flight",
-    "loading",
+    "TrainedBatch",
+    "names",
     "of_run",
+    "taken_back",
 ]

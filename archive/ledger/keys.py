@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from archive.arrays import Ints
 from archive.base import CorruptManifestError, UsageError, check_text
-from archive.ledger.terms import Key
-from archive.tables import among
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+Key = str | int
 
 _PLAIN = {str, int}
 _MAX_BITS = 1024  # of an integer
@@ -29,20 +25,23 @@ def normalised(given: Any) -> list[Key]:
     kinds = set(map(type, keys))
     if not kinds <= _PLAIN:
         keys = [_plain(key) for key in keys]
-    if kinds != {str}:
-        _check_sizes(keys)
+    if kinds != {str} and any(type(key) is int and key.bit_length() > _MAX_BITS for key in keys):
+        # Python would not read it again from its text
+        raise UsageError(f"a key of a ledger is an integer of more than {_MAX_BITS} bits; nothing was changed")
     if len(set(keys)) < len(keys):
         seen: set[Key] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise UsageError(f"key {twice!r:.80} is given twice in one call; nothing was changed")
-    if not _is_text(keys):
+    try:
+        "".join(key for key in keys if type(key) is str).encode()  # all are looked at together
+    except UnicodeEncodeError:
         for key in keys:
             check_text(str(key), "key")
     return keys
 
 
 def _listed(given: Any) -> list[Any]:
-    if _is_one(given):
+    if isinstance(given, str) or (isinstance(given, SupportsIndex) and not hasattr(given, "__len__")):
         return [given]
     if isinstance(given, np.ndarray):
         return list(given.reshape(-1).tolist()) if given.ndim < 2 else list(given)
@@ -51,31 +50,12 @@ def _listed(given: Any) -> list[Any]:
     return list(given)
 
 
-def _check_sizes(keys: Iterable[Key]) -> None:
-    """Refuse integers that Python would not read again from their text."""
-    if any(type(key) is int and key.bit_length() > _MAX_BITS for key in keys):
-        raise UsageError(f"a key of a ledger is an integer of more than {_MAX_BITS} bits; nothing was changed")
-
-
-def _is_one(given: Any) -> bool:
-    return isinstance(given, str) or (isinstance(given, SupportsIndex) and not hasattr(given, "__len__"))
-
-
 def _plain(key: Any) -> Key:
     if isinstance(key, str):
         return str(key)
     if not isinstance(key, (bool, np.bool_, np.ndarray)) and isinstance(key, SupportsIndex):
         return index(key)
     raise UsageError(f"a key of a ledger is a string or an integer, not {key!r:.80}; nothing was changed")
-
-
-def _is_text(keys: Iterable[Key]) -> bool:
-    """Whether the strings can be stored; all are looked at together."""
-    try:
-        "".join(key for key in keys if type(key) is str).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def texts(keys: Iterable[Key]) -> list[str]:
@@ -107,7 +87,7 @@ def _parsed(text: str) -> Key:
     return key  # type: ignore[no-any-return]
 
 
-class Places:
+class TextIndex:
     """Where texts stand among millions, some 12 bytes each."""
 
     def __init__(self, texts: Any) -> None:
@@ -118,9 +98,6 @@ class Places:
         self._order = np.argsort(hashes, kind="stable").astype(np.int32)
         self._hashes = hashes[self._order]
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def of(self, wanted: Sequence[str]) -> list[int | None]:
         """The place of each of these; None where it is not there."""
         hashes = np.fromiter(map(hash, wanted), np.int64, len(wanted))
@@ -130,47 +107,3 @@ class Places:
             some = self._order[low[i] : high[i]].tolist()
             out[i] = next((place for place in some if self.texts[place].as_py() == wanted[i]), None)
         return out
-
-
-class Ended:
-    """Keys of which every round has ended, some 50 bytes each: which round was their last, and how it ended."""
-
-    def __init__(self, keys: pa.Array, rounds: Ints, states: Sequence[str], state: Ints) -> None:
-        """keys: JSON texts; state: of each, as its place in `states`."""
-        self.keys = keys
-        self.rounds = rounds.astype(np.int32)
-        self._states = states
-        self._state = state.astype(np.int8)
-        self._places = Places(keys)
-
-    @classmethod
-    def none(cls) -> Ended:
-        """No keys."""
-        import pyarrow as pa
-
-        return cls(pa.array([], pa.string()), np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def last(self, keys: Sequence[Key]) -> dict[Key, tuple[int, str]]:
-        """Of those of these keys that are there: the last round, and how it ended."""
-        if not len(self):
-            return {}
-        found = zip(keys, self._places.of(texts(keys)), strict=True)
-        return {
-            key: (int(self.rounds[place]), self._states[self._state[place]])
-            for key, place in found
-            if place is not None
-        }
-
-    def counts(self) -> dict[str, int]:
-        """How many ended how."""
-        counts = np.bincount(self._state, minlength=len(self._states)).tolist()
-        return {state: count for state, count in zip(self._states, counts, strict=True) if count}
-
-    def columns(self, without: Iterable[Key]) -> tuple[pa.Array, Ints, list[str]]:
-        """Key (as text), last round and state of all, but for these keys."""
-        left = ~among(self.keys, texts(without))
-        state = [self._states[code] for code in self._state[left].tolist()]
-        return self.keys.filter(left), self.rounds[left].astype(np.int64), state

@@ -1,12 +1,15 @@
-"""Pure, no I/O: one round of a key, from when it was drawn until it is trained on or dropped. A value: changes make new
-ones, so that what a call has changed is taken back by putting the old ones in place."""
+"""Pure, no I/O: one round of a prompt, from when it is drawn until it is trained on or dropped. A round is a value: a
+change makes a new one, so a call is taken back by putting the old ones in place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
-from archive.ledger.terms import DRAWN, DROPPED, SEALED, STARTED
+DRAWN, STARTED, SEALED, TRAINED, DROPPED, CURSOR = "drawn", "started", "sealed", "trained", "dropped", "cursor"
+STATES = (DRAWN, STARTED, SEALED, TRAINED, DROPPED)  # of keys, in the order in which they come
+WHOLE_KEY = -1  # in place of a sibling: all of them
 
 # how far a rollout is; the last two: as an earlier session left it
 WAITING, RUNNING, DONE, LOST, LEFT_WAITING, LEFT_RUNNING = range(6)
@@ -16,7 +19,7 @@ _NONE: Mapping[int, str] = {}
 
 class Round(NamedTuple):
     """`rollouts`: a byte a sibling, how far it is; `sealed`: sibling -> id of its episode; `owner`: the rank that has
-    it; `ended`: how, or empty. What has ended keeps no rollouts."""
+    it; `ended`: how, or empty. A round that has ended keeps no rollouts."""
 
     number: int
     rollouts: bytes
@@ -24,24 +27,27 @@ class Round(NamedTuple):
     owner: int
     ended: str = ""
 
-    @classmethod
-    def drawn(cls, number: int, siblings: int, owner: int) -> Round:
-        """So many rollouts, none of which was started."""
-        return cls(number, bytes(siblings), _NONE, owner)
+    def told(self, sibling: int, far: int, episode_id: str | None = None) -> Round:
+        """The round with one rollout that far; one that it did not know of yet is added, as an earlier session's."""
+        rollouts = bytearray(self.rollouts.ljust(sibling + 1, bytes([LEFT_WAITING])))
+        rollouts[sibling] = far
+        sealed = {s: episode for s, episode in self.sealed.items() if s != sibling}
+        if episode_id is not None:
+            sealed[sibling] = episode_id
+        return Round(self.number, bytes(rollouts), sealed, self.owner)
+
+    def moved(self, sibling: int, far: int, owner: int, episode_id: str | None = None) -> Round:
+        """The round after `owner` has said that one rollout is that far: dropped, if all of them are."""
+        return self.told(sibling, far, episode_id)._replace(owner=owner).unless_given_up()
+
+    def unless_given_up(self) -> Round:
+        """The round itself; ended as dropped if all of its rollouts are."""
+        given_up = self.rollouts and self.rollouts.count(LOST) == len(self.rollouts)
+        return self.end(DROPPED) if given_up else self
 
     def end(self, state: str) -> Round:
-        """Trained, or dropped."""
-        return Round(self.number, b"", _NONE, self.owner, state)
-
-    def moved(self, sibling: int, to: int, owner: int, episode_id: str | None = None) -> Round:
-        """One rollout is this far now; it is of the rank that says so."""
-        rollouts = bytearray(self.rollouts)
-        rollouts[sibling] = to
-        sealed = self.sealed if episode_id is None else {**self.sealed, sibling: episode_id}
-        if to != DONE:
-            sealed = {s: episode for s, episode in sealed.items() if s != sibling}
-        made = Round(self.number, bytes(rollouts), sealed, owner)
-        return made.end(DROPPED) if made.given_up else made
+        """The round after it was trained on or dropped."""
+        return unsealed(self.number, b"", self.owner, state)[0]
 
     @property
     def missing(self) -> list[int]:
@@ -49,18 +55,13 @@ class Round(NamedTuple):
         return [s for s, far in enumerate(self.rollouts) if far not in (DONE, LOST)]
 
     @property
-    def left(self) -> list[int]:
+    def left(self) -> tuple[int, ...]:
         """Siblings that an earlier session drew or started, and that nobody has taken up since."""
-        return [s for s, far in enumerate(self.rollouts) if far >= LEFT_WAITING]
-
-    @property
-    def given_up(self) -> bool:
-        """Whether all rollouts are dropped."""
-        return bool(self.rollouts) and self.rollouts.count(LOST) == len(self.rollouts)
+        return _left(self.rollouts)
 
     @property
     def complete(self) -> bool:
-        """Whether it can be trained on."""
+        """True if it can be trained on."""
         done = self.rollouts.count(DONE)
         return bool(done) and done + self.rollouts.count(LOST) == len(self.rollouts)
 
@@ -80,3 +81,14 @@ class Round(NamedTuple):
 
 
 Rounds = tuple[Round, ...]  # of one key: those that have not ended, and the last
+
+
+@lru_cache(4096)
+def unsealed(number: int, rollouts: bytes, owner: int, ended: str = "") -> Rounds:
+    """The rounds of a key that has one, of which nothing is sealed: one object for the millions that are alike."""
+    return (Round(number, rollouts, _NONE, owner, ended),)
+
+
+@lru_cache(4096)
+def _left(rollouts: bytes) -> tuple[int, ...]:
+    return tuple(s for s, far in enumerate(rollouts) if far >= LEFT_WAITING)

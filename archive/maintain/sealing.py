@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from archive.ledger import LedgerView, loading, of_run
+from archive.ledger import LedgerView, names, of_run
 from archive.manifest import Commit, Mark, read_of
 from archive.store import Storage
 from archive.tables import of_segments
@@ -29,7 +29,7 @@ def awaited(storage: Storage, head: Commit) -> Iterator[pa.ChunkedArray]:
     that goes on from its newest checkpoint (which knows nothing of what was trained on since)."""
     if not head.ledger:
         return
-    for name in loading.names(storage, head):
+    for name in names(storage, head):
         for run, entry in head.runs.items():
             yield of_run(storage, head, name, run).awaited
             for mark in {mark.commit: mark for mark in entry.marks.values()}.values():

@@ -7,8 +7,7 @@ import pytest
 
 from archive import tables
 from archive.base import CorruptManifestError
-from archive.ledger import Seen
-from archive.ledger.folding import fold
+from archive.ledger import LedgerRows
 from archive.tables import MOST_SIBLINGS
 from tests.support.fuzzing.plans import ledger_seeds
 
@@ -29,5 +28,5 @@ def test_so_many_siblings_take_no_memory(name: str, value: int) -> None:
 def test_one_sibling_alone_is_not_trained_on() -> None:
     """ "trained" ends a round for all its siblings, or says nothing."""
     table = rows("state", ["drawn"] * 3 + ["trained"])
-    found = fold(Seen(table, table.slice(0, 0)))
-    assert found.open["a"][0].state == "sealed"
+    found = LedgerRows(table, table.slice(0, 0)).prompts()
+    assert found.rounds["a"][0].state == "sealed"

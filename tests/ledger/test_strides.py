@@ -13,7 +13,7 @@ import pytest
 
 import resharding
 from archive.base import UsageError
-from archive.ledger.cursors import lowest
+from archive.ledger.prompts import lowest
 from tests.support.archives import fresh
 from tests.support.checkpoints import steps
 from tests.support.journals import NEVER_S, die

@@ -10,6 +10,7 @@ import pytest
 
 import archive
 from archive.ledger import Group, Rollout
+from archive.ledger import ledger as ledger_module
 from tests.support.checkpoints import fresh, reopened, steps
 
 
@@ -301,7 +302,7 @@ def test_an_interrupted_call_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         ledger = w.ledger("prompts")
         ledger.draw(["a"])
         with monkeypatch.context() as patched:
-            patched.setattr(type(ledger), "_say", interrupted)
+            patched.setattr(ledger_module, "LedgerCall", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ledger.draw(["b"])
         assert ledger.state("b") is None

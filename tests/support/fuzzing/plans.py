@@ -15,8 +15,8 @@ import pyarrow as pa
 import archive
 import resharding
 from archive import tables
-from archive.ledger import Seen
-from archive.ledger.folding import awaited, dealt, fold, in_flight
+from archive.ledger import LedgerRows
+from archive.ledger.fold import dealt
 from tests.support.fuzzing.mutating import mutated_table
 from tests.support.fuzzing.objects import attempted
 
@@ -89,9 +89,9 @@ def fold_rows(table: pa.Table) -> None:
     """What a session makes of rows that a table held, if it may hold them."""
     rows = tables.loads(tables.dumps(table), "ledger", where="x")
     for undone in (rows.slice(0, 0), rows):
-        found = fold(Seen(rows, undone))
-        dealt(found, 2, lambda episode: 1 if episode == "e4" else None)
-    awaited(Seen(rows, undone)), in_flight(Seen(rows, undone))
+        seen = LedgerRows(rows, undone)
+        dealt(seen.prompts(), 0, 2, lambda episode: 1 if episode == "e4" else None)
+    seen.awaited(), seen.in_flight
 
 
 def mutated_rows(table: pa.Table, rng: Random) -> pa.Table:
