@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 import archive
-from archive.base import treecodec
+from archive.base import jsontree
 
 SCRIPT = "<script>window.hacked = 1</script>"
 PICTURE = "<img src=x onerror='window.hacked = 2'>"
@@ -65,7 +65,7 @@ def _deeper() -> Iterator[None]:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100 * DEEP)
     try:
-        with patch.object(treecodec, "MAX_DEPTH", 2 * DEEP):
+        with patch.object(jsontree, "MAX_DEPTH", 2 * DEEP):
             yield
     finally:
         sys.setrecursionlimit(before)

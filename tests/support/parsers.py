@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from archive import tables
-from archive.base import durations, jsontree
+from archive.base import jsontree, seconds_of
 from tests.support.fuzzing import bombs, foreign, live, manifests, objects, plans, values, whole
 from tests.support.fuzzing.mutating import mutated_bytes, mutated_json
 
@@ -79,7 +79,7 @@ PARSERS: dict[str, Parser] = {
         lambda tmp: values.CONDITIONS, values.mutated_condition, reader=lambda tmp: values.condition_reader(),
         bombs=bombs.condition_bombs,
     ),
-    "duration": text_parser(lambda text: durations.seconds_of(text, "older_than"), "24h", "7d", "90m", "1w", "3s"),
+    "duration": text_parser(lambda text: seconds_of(text, "older_than"), "24h", "7d", "90m", "1w", "3s"),
     "url": text_parser(values.read_url, "s3://b/a/b", "memory://x", "file:///tmp/x", "/tmp/x", "gs://b@c/d?e=f"),
     "plan": Parser(plans.plan_seeds, mutated_json, reader=lambda tmp: plans.plan_reader(), plain=json_text,
         bombs=bombs.text_bombs),
