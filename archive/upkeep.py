@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from archive.checkpoint import Checkpoint, Keep
     from archive.journal import Tails
-    from archive.maintain import ForgetPlan, Info, Tag, Tags, Usage
-    from archive.maintain.pruning import Progress, PrunePlan
+    from archive.maintain import ForgetPlan, Info, Progress, PrunePlan, Tag, Tags, Usage
 
 
 class Upkeep(ABC):
@@ -133,12 +132,12 @@ class Upkeep(ABC):
         UsageError if the policy says nothing, or wants none of the checkpoints. The plan's `.commit()` raises
         ConflictError if by then something else would go than it says.
         """
-        from archive.maintain import asked, forgetting
-        from archive.maintain.redaction import Redaction
+        from archive.maintain import Redaction, asked
+        from archive.maintain import forget as forgetting
 
         found = asked(keep, episodes, where, ids, run, redact=redact)
-        redacting = None if not redact else Redaction(self.storage, self.layout, found.ids or ())
-        planned = forgetting.plan(self._log(), found, self._committed, redacting)
+        redaction = Redaction(self.storage, self.layout, found.ids or ()) if redact else None
+        planned = forgetting.plan(self._log(), found, self._committed, redaction)
         return planned if dry_run else planned.commit()
 
     def undo(self) -> Self:
@@ -244,9 +243,9 @@ class Upkeep(ABC):
         progress: told (objects deleted, of how many).
         """
         from archive.base import seconds_of
-        from archive.maintain import pruning
+        from archive.maintain import prune
 
-        planned = pruning.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
+        planned = prune.plan(self._log(), seconds_of(older_than, "older_than"), self._committed, force=force)
         return planned if dry_run else planned.commit(per_second=per_second, progress=progress)
 
     def _look_after_tails(self, log: CommitLog, who: Place, start: Resume | None) -> None:
@@ -270,7 +269,7 @@ class Upkeep(ABC):
         """What a writer does after each checkpoint, to let go as it was told; UsageError if that makes no sense."""
         if forget is None:
             return None
-        from archive.maintain import forgetting
+        from archive.maintain import forget as forgetting
 
         forgetting.check_writer(log.head, who.run, keep, forget)
         return forgetting.after_checkpoint(self.storage, log.archive_id, who, forget)

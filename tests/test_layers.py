@@ -42,8 +42,6 @@ ROOMS = (
     "archive.checkpoint",
     "archive.journal",
     "archive.maintain",
-    "archive.maintain.redaction",
-    "archive.maintain.pruning",
     "archive",
     "archive.ring",
     "archive.datasets",

@@ -15,7 +15,7 @@ from archive.cli.progress import bar
 
 if TYPE_CHECKING:
     from archive import Keep
-    from archive.maintain import ForgetPlan, Report
+    from archive.maintain import Report, UpkeepPlan
 
 YES = click.option("--yes", is_flag=True, help="Do it; without this, say what would be done.")
 
@@ -147,7 +147,8 @@ def forget(
     """
     keep = _keep(keep_last, keep_every, keep_within, keep_best)
     plan = target.open().forget(keep, ids=ids or None, dry_run=not yes, **asked)
-    target.answer(plan.to_json(), lambda: _show_plan(plan))
+    ending = "nothing is to be forgotten" if plan.empty else "nothing is forgotten yet: add --yes to do it"
+    target.answer(plan.to_json(), lambda: _show_plan(plan, "" if plan.made or plan.obstacles else ending))
 
 
 def _keep(last: int | None, every: int | None, within: str | None, best: str | None) -> Keep | None:
@@ -159,17 +160,18 @@ def _keep(last: int | None, every: int | None, within: str | None, best: str | N
     return Keep(last, every, None if best is None else best_of(best), within)
 
 
-def _show_plan(plan: ForgetPlan) -> None:
-    from archive.maintain import CHECKPOINT_COLUMNS, EPISODE_COLUMNS
-
+def _show_plan(plan: UpkeepPlan, ending: str) -> None:
+    """Print what goes and what stays; `ending`, where it is not done yet."""
     for name, value in plan.about.items():
         if value is not None:
             output.say(f"{name}: {value}")
-    if plan.checkpoints:
-        output.table(plan.checkpoint_rows(), CHECKPOINT_COLUMNS)
-    output.table(plan.episode_rows(), EPISODE_COLUMNS)
-    if plan.made is None and not plan.obstacles:
-        output.say("nothing is to be forgotten" if plan.empty else "nothing is forgotten yet: add --yes to do it")
+    for _, columns, rows in plan.tables:
+        if rows:
+            output.table([dict(zip(columns, row, strict=True)) for row in rows], columns)
+    for warning in plan.warnings:
+        output.say(warning)
+    if ending:
+        output.say(ending)
 
 
 @click.command()
@@ -225,8 +227,8 @@ def prune(target: Target, older_than: str, yes: bool, force: bool, per_second: f
     if yes:
         with bar("prune", [arc]) as advance:
             plan = plan.commit(per_second=per_second, progress=advance)
-    ending = "" if yes or plan.empty else "\nnothing is deleted yet: add --yes"
-    target.answer(plan.to_json(), lambda: output.say(plan.told + ending))
+    ending = "" if yes or plan.empty else "nothing is deleted yet: add --yes"
+    target.answer(plan.to_json(), lambda: _show_plan(plan, ending))
     if plan.errors:
         raise click.exceptions.Exit(1)
 

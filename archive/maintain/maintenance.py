@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archive.base import ArchiveError, layout
 from archive.checkpoint import StagedFile, checkpoint_at
 from archive.journal import Tails, tails
-from archive.maintain import agreement, leftovers, missing, sealing
+from archive.maintain import agreement, leftovers, missing
+from archive.maintain.objects import retained, retained_reach
 from archive.maintain.report import Finding, Report, judged
-from archive.maintain.retained import retained, retained_reach
 from archive.manifest import (
     METADATA,
     Commit,
@@ -30,7 +30,7 @@ from archive.manifest import (
 from archive.read import fetching
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
-from archive.tables import CHUNK_FILE, among
+from archive.tables import CHUNK_FILE, among, of_segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,7 +204,12 @@ def _without_episode(archive: Opened) -> Iterator[tuple[str, str, str]]:
     files = archive.head.files("ledger")
     ledger = tablefiles.load(archive.storage, "ledger", files, ["ledger", "key", "episode_id"])
     if ledger.num_rows:
-        yield from sealing.of_unknown(ledger, archive.snapshot.columns(["episode_id"]))
+        import pyarrow as pa
+
+        segments = archive.snapshot.columns(["episode_id"])
+        unknown = ledger["episode_id"].is_valid().to_numpy() & ~of_segments("ledger", ledger, segments)
+        for row in ledger.filter(pa.array(unknown)).to_pylist():
+            yield row["ledger"], row["key"], row["episode_id"]
 
 
 def _check_staged(

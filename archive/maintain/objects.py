@@ -1,45 +1,74 @@
-"""The objects that commits lead to, how many bytes they have, and to which other archives refer."""
+"""Does I/O: the objects of an archive: those that are stored, those that retained commits lead to, those that commits
+have ever named, and those that other archives refer to."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Container, Iterable, Mapping, Set
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
-from archive.base import CorruptManifestError, CorruptStateError, layout, plainjson
-from archive.manifest import Commit, FileRef, Pin, attempts, new_session, tablefiles
+from archive.base import CorruptManifestError, CorruptStateError, escape, layout, plainjson
+from archive.maintain.tags import read_tags
+from archive.manifest import (
+    Commit,
+    FileRef,
+    Pin,
+    Reach,
+    RunEntry,
+    Walk,
+    attempts,
+    commits,
+    files_there,
+    new_session,
+    tablefiles,
+)
 from archive.store import Storage
-from archive.tables import among
+from archive.tables import among, distinct
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FOLDERS = ("journal", "manifest", "shards", "states")  # what a prune may delete lies there
 _FEW = 100  # objects, that are asked for by name: a LIST of all there are takes the longer, the more there are
-_FOLDERS = ("journal", "manifest", "shards", "states")
+_AT_ONCE = 256  # manifest files
+_LOSES_ROWS = frozenset(("compact", "forget", "undo", "restore"))  # kinds that may name less than the one before
+
 Sizes = dict[str, int]  # key -> bytes
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+
+
+class Stored(NamedTuple):
+    """An object, or all of a shard that is a directory: its bytes, and when the newest of them was put."""
+
+    bytes: int
+    modified: datetime
+
+
+def stored(storage: Storage, folders: Iterable[str] = FOLDERS) -> dict[str, Stored]:
+    """All that lies in these folders, by key: a request a thousand."""
+    out: dict[str, Stored] = {}
+    for folder in folders:
+        for one in storage.scan(folder):
+            key = unit(one.key)
+            before = out.get(key, Stored(0, one.modified))
+            out[key] = Stored(before.bytes + one.bytes, max(before.modified, one.modified))
+    return out
+
+
+def unit(key: str) -> str:
+    """What goes or stays as one: the object or, of a shard that is a directory, its folder."""
+    return "/".join(key.split("/")[:2]) if key.startswith("shards/") else key
 
 
 def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
     """How many bytes each object has, as the store says; a shard that is a directory is one. 0: it is gone already."""
     if len(keys) <= _FEW and not any(key.endswith(".zarr") for key in keys):
         return storage.sizes(sorted(keys))
-    out = dict.fromkeys(sorted(keys), 0)
-    for folder in sorted({key.partition("/")[0] for key in keys} & {*_FOLDERS}):
-        for one in storage.scan(folder):
-            key = one.key if one.key in out else "/".join(one.key.split("/")[:2])
-            if key in out:
-                out[key] += one.bytes
-    return out
-
-
-def no_longer(storage: Storage, before: Collection[str], after: Collection[str]) -> Sizes:
-    """The objects that were led to before and are not after, but for the lists of prunes: who was stalled reads them.
-
-    CorruptManifestError if there is one that a prune could not delete.
-    """
-    keys = {key for key in before if not key.endswith(layout.PRUNED)}.difference(after)
-    check_made(storage, keys)
-    return sizes(storage, keys)
+    there = stored(storage, sorted({key.partition("/")[0] for key in keys} & {*FOLDERS}))
+    return {key: there[key].bytes if key in there else 0 for key in sorted(keys)}
 
 
 def check_made(storage: Storage, keys: Iterable[str]) -> None:
@@ -51,6 +80,50 @@ def check_made(storage: Storage, keys: Iterable[str]) -> None:
             f"a table of the archive at {storage.url} has {strange[0]!r:.200} among the objects, which is no shard, no "
             "staged object and no manifest file: nothing was deleted and nothing committed; run `archive verify`"
         )
+
+
+def read_pins(storage: Storage) -> dict[str, str]:
+    """Key of a shard or chunk file -> URL of an archive that refers to it."""
+    keys = [f"pins/{name}" for name in storage.list("pins") if name.endswith(".json")]
+    out: dict[str, str] = {}
+    for key, data in zip(keys, storage.get_all(keys), strict=True):
+        where = storage.full_url(key)
+        value = plainjson.parse(data, what=where, error=CorruptStateError, max_depth=plainjson.MAX_DEPTH)
+        pin = Pin.from_json(value, what=where, error=CorruptStateError, remedy="put it back from a copy")
+        out |= dict.fromkeys(pin.objects, pin.url)
+    return out
+
+
+# -- what commits lead to ----------------------------------------------------------------------------------------------
+
+
+def retained(storage: Storage, head: Commit) -> list[Commit]:
+    """The newest commit, and those that tags name."""
+    return [head, *commits.read_all(storage, {tag.commit for tag in read_tags(storage, head)} - {head.number}, head)]
+
+
+def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> Reach:
+    """What the retained commits lead to, together: nothing of it is forgotten or pruned."""
+    out, walk = Reach(), walk or Walk(storage)
+    for commit in retained(storage, head):
+        out.add(walk.reach(commit))
+    return out
+
+
+def forgotten(storage: Storage, head: Commit) -> dict[str, int]:
+    """The objects that were forgotten, and by which commit."""
+    table = tablefiles.load(storage, "forgotten", head.files("forgotten"), ["key", "commit"])
+    return dict(zip(table["key"].to_pylist(), table["commit"].to_pylist(), strict=True))
+
+
+def no_longer(storage: Storage, before: Collection[str], after: Collection[str]) -> Sizes:
+    """The objects that were led to before and are not after, but for the lists of prunes: who was stalled reads them.
+
+    CorruptManifestError if there is one that a prune could not delete.
+    """
+    keys = {key for key in before if not key.endswith(layout.PRUNED)}.difference(after)
+    check_made(storage, keys)
+    return sizes(storage, keys)
 
 
 def note_forgotten(
@@ -69,21 +142,109 @@ def note_forgotten(
         "forgotten", {"key": list(gone), "bytes": list(gone.values()), "commit": [parent.number + 1] * len(gone)}
     )
     older = tablefiles.load(storage, "forgotten", present[keep:])
-    table = tables.concat("forgotten", [_without(older, back), new])
+    table = tables.concat("forgotten", [without(older, back), new])
     return (*present[:keep], tablefiles.write(storage, new_session(), "forgotten", table)) if table.num_rows else ()
 
 
-def _without(table: pa.Table, keys: Collection[str]) -> pa.Table:
+def without(table: pa.Table, keys: Collection[str]) -> pa.Table:
+    """Rows of a table of objects, but for these."""
     return table.filter(~among(table["key"], keys))
 
 
-def read_pins(storage: Storage) -> dict[str, str]:
-    """Key of a shard or chunk file -> URL of an archive that refers to it."""
-    keys = [f"pins/{name}" for name in storage.list("pins") if name.endswith(".json")]
-    out: dict[str, str] = {}
-    for key, data in zip(keys, storage.get_all(keys), strict=True):
-        where = storage.full_url(key)
-        value = plainjson.parse(data, what=where, error=CorruptStateError, max_depth=plainjson.MAX_DEPTH)
-        pin = Pin.from_json(value, what=where, error=CorruptStateError, remedy="put it back from a copy")
-        out |= dict.fromkeys(pin.objects, pin.url)
-    return out
+def running(head: Commit) -> set[str]:
+    """The sessions that may still commit, escaped."""
+    return {escape(entry.session) for entry in head.runs.values()}
+
+
+class Journaled:
+    """How far checkpoints have the journals of sessions."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, int], int] = {}  # session (escaped), rank -> how many checkpoints have
+
+    @classmethod
+    def of(cls, head: Commit) -> Journaled:
+        """The journals of the runs' newest sessions, as of a commit."""
+        out = cls()
+        out.note(head.runs)
+        return out
+
+    def note(self, runs: Mapping[str, RunEntry]) -> None:
+        """So far they are, as these entries say."""
+        for entry in runs.values():
+            for rank, number in (entry.journal or {}).items():
+                self._numbers[escape(entry.session), rank] = number
+
+    def awaited(self, key: str) -> bool:
+        """True if it is the key of an object that may still be recovered, or committed by its session."""
+        place = layout.journal_place(key)
+        return place is not None and place[2] >= self._numbers.get(place[:2], 1 << 63)
+
+    def passed(self, key: str) -> bool:
+        """True if it is the key of one that a checkpoint has: only its steps are needed, if it has any."""
+        place = layout.journal_place(key)
+        return place is not None and place[2] < self._numbers.get(place[:2], 0)
+
+
+class History:
+    """What commits have named, as they are noted one after the other, oldest first; each table is read once.
+
+    named: manifest file or staged object -> the newest commit that names it.  lost_rows: commits with less rows than
+    the one before.  journaled: of all sessions that ever were.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.head: Commit | None = None
+        self.named: dict[str, int] = {}
+        self.lost_rows: list[int] = []
+        self.journaled = Journaled()
+        self._let_go: dict[int, int | None] = {}  # by number
+        self._chunks: list[FileRef] = []  # not read yet, and lists of prunes
+        self._lists: list[FileRef] = []
+        self._shards: set[str] = set()
+        self._pruned: set[str] = set()
+
+    def follow(self, head: Commit) -> None:
+        """Read the commits since the last one that was noted."""
+        known = 0 if self.head is None else self.head.number
+        for commit in commits.read_all(self._storage, range(known + 1, head.number + 1), head):
+            self.note(commit)
+
+    def note(self, commit: Commit) -> None:
+        """One more commit."""
+        self.head = commit
+        record = commit.checkpoint
+        staged = () if record is None else (*(one.key for one in record.ranks), *record.borrowed)
+        self.named.update(dict.fromkeys((*(ref.path for ref in files_there(commit)), *staged), commit.number))
+        self.journaled.note(commit.own_runs)  # which has those that it changes
+        self._let_go[commit.number] = commit.let_go
+        self._chunks += [] if commit.chunks is None else [commit.chunks]
+        self._lists += [] if commit.pruned is None else [commit.pruned]
+        if commit.kind in _LOSES_ROWS:
+            self.lost_rows.append(commit.number)
+
+    def let_go(self, settled: int) -> int:
+        """The newest commit up to `settled` that let go of rows and is not undone as of the newest one; 0: none."""
+        number = 0 if self.head is None else self.head.number
+        while number and (number := min(self._let_go.get(number) or 0, number)) > settled:
+            number -= 1
+        return number
+
+    @property
+    def pruned(self) -> Set[str]:
+        """All that prunes have listed."""
+        if self._lists:
+            self._pruned.update(tablefiles.load(self._storage, "pruned", self._lists, ["key"])["key"].to_pylist())
+            self._lists = []
+        return self._pruned
+
+    def shards(self, there: Container[str]) -> Set[str]:
+        """The shards and objects of journals with steps that commits have named, by those chunk files that are
+        there."""
+        found = [ref for ref in self._chunks if ref.path in there]
+        for at in range(0, len(found), _AT_ONCE):
+            table = tablefiles.load(self._storage, "chunks", found[at : at + _AT_ONCE], ["shard"])
+            self._shards.update(distinct(table["shard"]))
+        self._chunks = []
+        return self._shards

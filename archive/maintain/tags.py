@@ -18,6 +18,7 @@ from archive.base import (
     cached_property,
     check_text,
     one_line,
+    tabulate,
 )
 from archive.checkpoint import Checkpoint
 from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
@@ -45,6 +46,15 @@ class Tag:
 COLUMNS = tuple(one.name for one in fields(Tag))
 
 
+def read_tags(storage: Storage, head: Commit) -> list[Tag]:
+    """The tags of an archive in the order in which they were given, as of a commit."""
+    return [Tag(**row) for row in _table(storage, head).to_pylist()]
+
+
+def _table(storage: Storage, head: Commit) -> pa.Table:
+    return tablefiles.load(storage, "tags", head.files("tags")).drop_columns(["commit"]).rename_columns(COLUMNS)
+
+
 class Tags(Mapping[str, Tag]):
     """The tags of an archive by name, in the order in which they were given. As of one commit."""
 
@@ -55,8 +65,7 @@ class Tags(Mapping[str, Tag]):
     @cached_property
     def table(self) -> pa.Table:
         """One row a tag: name, commit, checkpoint, run, by, created_at."""
-        found = tablefiles.load(self._storage, "tags", self._head.files("tags"))
-        return found.drop_columns(["commit"]).rename_columns(COLUMNS)
+        return _table(self._storage, self._head)
 
     @cached_property
     def _by_name(self) -> dict[str, Tag]:
@@ -88,10 +97,7 @@ class Tags(Mapping[str, Tag]):
         return reports.rows("Tags", COLUMNS, self._rows).notebook()
 
     def __repr__(self) -> str:
-        told = [COLUMNS, *(["-" if value is None else one_line(str(value)) for value in row] for row in self._rows)]
-        widths = [max(map(len, column)) for column in zip(*told, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in told)
-        return "\n".join([one_line(f"<{len(self)} tags at {self._storage.url}>"), *(lines if self else ())])
+        return "\n".join([one_line(f"<{len(self)} tags at {self._storage.url}>"), *tabulate(COLUMNS, self._rows)])
 
 
 def opened_at(storage: Storage, name: str) -> int:
@@ -124,23 +130,20 @@ def check_name(name: str) -> None:
 
 
 def _added(name: str, number: int | None, by: str | None, parent: Commit, attempt: Attempt) -> Addition:
-    storage = attempt.storage
-    _check_new(Tags(storage, parent), name, storage.url)
-    row = _row(storage, parent, parent.number if number is None else number)
-    columns = {"name": [name], "by": [by], "created_at": [datetime.now(UTC)], **{k: [v] for k, v in row.items()}}
-    return {"tags": tables.from_columns("tags", columns)}, {}
-
-
-def _check_new(tags: Tags, name: str, url: str) -> None:
+    tags = Tags(attempt.storage, parent)
     if name in tags:
         there = tags[name]
         what = f"commit {there.commit}" + (f", checkpoint {there.checkpoint!r}" if there.checkpoint else "")
         raise AlreadyExistsError(
-            f"there is a tag {name!r} at {url} already, for {what}: a tag stays what it is, give another name"
+            f"there is a tag {name!r} at {attempt.storage.url} already, for {what}: a tag stays what it is, give "
+            "another name"
         )
+    row = {"name": name, "by": by, "created_at": datetime.now(UTC)}
+    row |= _named(attempt.storage, parent, parent.number if number is None else number)
+    return {"tags": tables.from_columns("tags", {column: [value] for column, value in row.items()})}, {}
 
 
-def _row(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
+def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
     """What the tag names: the commit or, where some of what that led to was let go of since, the newest one, if that
     still has its checkpoint."""
     if not 0 < number <= parent.number:

@@ -10,7 +10,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import layout, size
-from archive.maintain.retained import Journaled, retained_reach
+from archive.maintain.objects import Journaled, retained_reach
 from archive.manifest import (
     Commit,
     EpisodeIndex,

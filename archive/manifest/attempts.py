@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from archive import tables
-from archive.base import DuplicateEpisodeError
+from archive.base import DuplicateEpisodeError, layout
 from archive.manifest import tablefiles
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef
@@ -90,11 +90,15 @@ class Attempt:
     """The tries of one change to become a commit. What an earlier one wrote or read serves those that follow: on these,
     nothing is written or read that the change does not need.
 
-    number: how many were lost before this one. crowded: others were committing at the same time when it began.
+    number: how many were lost before this one. crowded: others were committing at the same time when it began. is_dry:
+    nothing is written, as the commit is not to be made.
     """
 
-    def __init__(self, storage: Storage, ids: KnownIds | None = None, *, crowded: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, ids: KnownIds | None = None, *, crowded: bool = False, is_dry: bool = False
+    ) -> None:
         self.storage = storage
+        self.is_dry = is_dry
         self.number = 0
         self.fresh: pa.Table | None = None  # rows whose ids were looked at
         self._ids = KnownIds() if ids is None else ids
@@ -102,6 +106,12 @@ class Attempt:
         self._joined: dict[tuple[str, ...], FileRef] = {}  # by the paths of what was joined
         self._written: dict[str, tuple[pa.Table, FileRef]] = {}
         self._fetched: dict[str, bytes] = {}
+
+    def write(self, session: str, kind: str, table: pa.Table) -> FileRef:
+        """The new file of a table; of a dry run, it is named alone."""
+        if self.is_dry:
+            return FileRef(layout.manifest_key("planned", session, kind), 0, 0, table.num_rows)
+        return tablefiles.write(self.storage, session, kind, table)
 
     def once(self, session: str, kind: str, table: pa.Table) -> FileRef:
         """The new file of a table, which is written once as long as the table is the same at each try."""

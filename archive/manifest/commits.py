@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, overload
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "empty",
-    "first_numbers", "following", "loads", "loads_of", "missing", "newest", "newest_after", "read", "read_of",
+    "EMPTY", "MAX_OBJECT_BYTES", "CommitLog", "Commits", "completed", "dumps", "empty", "first_numbers",
+    "following", "loads", "loads_of", "missing", "newest", "newest_after", "read", "read_all", "read_of",
 ]  # fmt: skip
 
 X = TypeVar("X")
 Build = Callable[[Commit, Attempt], Commit]
 _FIRST_FOLDER = "000000"
+_AT_ONCE = 256  # commits
 _FEW = 8  # commits; more take longer to read one by one than to open the archive again
 _NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
 _chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
@@ -73,6 +74,17 @@ def loads_of(storage: Storage, data: bytes, number: int, head: Commit) -> Commit
     """As `read_of`, of bytes that were fetched."""
     found = served(storage, loads(data, number, storage.full_url(layout.commit_key(number))))
     return _checked_of(storage, found, number, head)
+
+
+def read_all(storage: Storage, numbers: Iterable[int], head: Commit) -> Iterator[Commit]:
+    """These commits of the archive that `head` is of, each once, oldest first, many at once; `head` is as it is."""
+    wanted = sorted(set(numbers))
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = [number for number in wanted[at : at + _AT_ONCE] if number != head.number]
+        data = storage.get_all([layout.commit_key(number) for number in some])
+        yield from (loads_of(storage, one, number, head) for number, one in zip(some, data, strict=True))
+    if head.number in wanted:
+        yield head
 
 
 def _checked_of(storage: Storage, commit: Commit, number: int, head: Commit) -> Commit:

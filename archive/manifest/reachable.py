@@ -6,16 +6,16 @@ archive/FORMAT.md, Letting go, says what that is. Requests and memory are in pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from archive.base import CorruptManifestError, layout
+from archive.base import CorruptManifestError
 from archive.manifest import liveview, tablefiles
 from archive.manifest.commit import Commit
-from archive.manifest.commits import loads_of
+from archive.manifest.commits import read_all
 from archive.manifest.index import EpisodeIndex
 from archive.manifest.records import FileRef
 from archive.manifest.tablefiles import Snapshot
@@ -25,7 +25,6 @@ from archive.tables import SHARDED, distinct
 if TYPE_CHECKING:
     import pyarrow as pa
 
-X = TypeVar("X")
 Place = tuple[int, int | None]  # of a checkpoint: its commit, and the one with whose tables it is read, if another
 _AT_ONCE = 256  # commits read together
 _BYTES_AT_ONCE = 64 * 1024 * 1024  # of manifest files
@@ -125,21 +124,15 @@ class Walk:
         places = checkpoint_places(self._storage, head) if places is None else places
         wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
         new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
-        serving = dict(self._commits(head, {manifest for (_, manifest), _ in new if manifest is not None}))
-        for some in _slices(new, _AT_ONCE):
-            found = serving | dict(self._commits(head, {number for (number, _), _ in some} - serving.keys()))
+        serving = {one.number: one for one in read_all(self._storage, _serving(new), head)}
+        for at in range(0, len(new), _AT_ONCE):
+            some = new[at : at + _AT_ONCE]
+            lacking = {number for (number, _), _ in some} - serving.keys()
+            found = serving | {one.number: one for one in read_all(self._storage, lacking, head)}
             for place, whole in some:
                 tables = found[_tables_of(place)]
                 self._needs[place, whole] = self.needs(found[place[0]], tables, whole=whole)
         return [self._needs[one] for one in wanted]
-
-    def _commits(self, head: Commit, numbers: Iterable[int]) -> Iterator[tuple[int, Commit]]:
-        wanted = set(numbers)
-        if head.number in wanted:
-            yield head.number, head
-        for some in _slices(sorted(wanted - {head.number}), _AT_ONCE):
-            data = self._storage.get_all([layout.commit_key(number) for number in some])
-            yield from ((n, loads_of(self._storage, one, n, head)) for n, one in zip(some, data, strict=True))
 
     def _add_rows(self, out: Reach, kind: str, refs: Iterable[FileRef]) -> None:
         """What the rows of these files name; each file is read when it is first met."""
@@ -151,8 +144,8 @@ class Walk:
             out.add(self._rows[ref.path])
 
 
-def _slices(items: Sequence[X], count: int) -> Iterator[Sequence[X]]:
-    return (items[at : at + count] for at in range(0, len(items), count))
+def _serving(wanted: Iterable[tuple[Place, bool]]) -> set[int]:
+    return {manifest for (_, manifest), _ in wanted if manifest is not None}
 
 
 def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np.int64]]:

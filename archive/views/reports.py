@@ -77,12 +77,10 @@ def plan(about: Mapping[str, Any], moved: Mapping[tuple[int, int], int], ranks: 
     return Report("Plan", title, [facts(about), summaries.plan(moved, ranks, dropped, about)])
 
 
-def letting_go(
-    about: Mapping[str, Any], checkpoints: Sequence[Mapping[str, Any]], episodes: Sequence[Mapping[str, Any]]
-) -> Report:  # fmt: skip
-    """What is let go of: checkpoints, and groups of episodes, each with its reason."""
-    told = [facts(about), summaries.told("Checkpoints", checkpoints), summaries.told("Episodes", episodes)]
-    return Report("Forget", "What is forgotten", told)
+def plan_of(verb: str, about: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Report:
+    """A plan of what goes and what stays: rows by the title of their table, each with its reason."""
+    told = [facts(about), *(summaries.told(title, rows) for title, rows in tables.items())]
+    return Report(verb, verb, told)
 
 
 def episodes(title: str, about: Mapping[str, Any], found: pa.Table, fields: Mapping[str, str]) -> Report:

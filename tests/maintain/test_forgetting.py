@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep
 from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
-from archive.maintain import standing, verify
+from archive.maintain import survivors, verify
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.compactions import Job, of_checkpoint
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten, told
@@ -332,6 +332,6 @@ def test_an_episode_never_becomes_an_earlier_one() -> None:
         w.add_episode(steps(range(90, 94)), episode_id="other")
         w.add_episode(steps(range(95, 99)), episode_id="gone")
     snapshot = arc.refresh().snapshot
-    rows = standing._Rows(snapshot)
+    rows = survivors._Rows(snapshot)
     stays = np.array([True, True, False, True, False])
-    assert standing._as_before(snapshot, rows, stays).tolist() == [True, True, True, True, False]
+    assert survivors._as_before(rows, stays).tolist() == [True, True, True, True, False]

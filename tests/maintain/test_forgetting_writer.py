@@ -10,7 +10,7 @@ import pytest
 import archive
 from archive import Keep
 from archive.errors import ConflictError, SupersededError, UsageError
-from archive.maintain import forgetting
+from archive.maintain import forget as forgetting
 from archive.testing import assert_whole
 from tests.support.archives import reopened
 from tests.support.checkpoints import fresh, serials, steps

@@ -187,7 +187,7 @@ def told_to_end(case: Case, pid: int) -> Ended:
 
 AHEAD = (
     "numpy.ma", "pandas", "zarrs", "pyarrow.parquet", "pyarrow.compute", "zarr", "archive.writer", "archive.upkeep",
-    "archive.maintain.pruning", "archive.shard",
+    "archive.maintain", "archive.shard",
 )  # fmt: skip
 
 

@@ -1,45 +1,87 @@
-"""Which checkpoints stay when an archive lets go, each with its reasons: what the policy wants, and what is
+"""What a forgetting is asked for, and which checkpoints stay, each with its reasons: what the policy wants, and what is
 protected from any policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from archive.base import MissingObjectError, NotFoundError, UsageError, jsontree
 from archive.checkpoint import Candidate, Clock, Keep, read_clock
-from archive.maintain.asking import Asked
+from archive.maintain.plans import CheckpointFate
+from archive.maintain.tags import read_tags
 from archive.manifest import Commit, Mark, RunEntry, read_of, tablefiles
 from archive.store import Storage
 
-_COLUMNS = ("commit", "run", "session", "name", "step", "whole", "created_at", "metrics", "manifest")
+UNREFERENCED, SUPERSEDED = "unreferenced", "superseded"
 EVERY, OTHER_RUN = "all checkpoints stay", "of another run"
-
-
-@dataclass(frozen=True)
-class CheckpointFate:
-    """A checkpoint, and why it stays; without a reason it goes."""
-
-    commit: int
-    run: str
-    name: str
-    step: int
-    created_at: datetime
-    session: str
-    whole: bool
-    manifest: int | None
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def stays(self) -> bool:
-        """Whether there is a reason to keep it."""
-        return bool(self.reasons)
-
+_COLUMNS = ("commit", "run", "session", "name", "step", "whole", "created_at", "metrics", "manifest")
+_REMEDY = (
+    "say which checkpoints stay, by keep=archive.Keep(last=5, every=100, within='7d', best=('return', 3)), or which "
+    "episodes go, by episodes='unreferenced', episodes='superseded', where=... or ids=[...]"
+)
 
 Row = Mapping[str, Any]
 Reasons = dict[int, list[str]]  # commit -> why it stays
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which checkpoints are to stay (None: all), and which episodes may go.
+
+    episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
+    run: nothing of other runs may go.  anyhow: a policy that wants none of the checkpoints leaves what is protected.
+    redact: nothing of these episodes may be left.
+    """
+
+    keep: Keep | None = None
+    episodes: str | None = None
+    where: Any = None
+    ids: tuple[str, ...] | None = None
+    run: str | None = None
+    anyhow: bool = False
+    redact: bool = False
+
+    @property
+    def lets_episodes_go(self) -> bool:
+        """True if any episode may go."""
+        return any(given is not None for given in (self.episodes, self.where, self.ids))
+
+    def __str__(self) -> str:
+        given = {"keep": self.keep, "episodes": self.episodes, "where": self.where, "run": self.run}
+        parts = [f"{name}={value}" for name, value in given.items() if value is not None]
+        ids = [] if self.ids is None else [f"{len(self.ids)} ids"]
+        return ", ".join([*parts, *ids, *(["redact"] if self.redact else [])])
+
+
+def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> Asked:
+    """What was asked for; UsageError where that is nothing, or makes no sense."""
+    if redact and (ids is None or any(given is not None for given in (episodes, where, run))):
+        raise UsageError(
+            "redact=True takes all that there is of some episodes: give their ids=[...], and keep= at most, not "
+            "episodes=, where= or run="
+        )
+    if keep is not None and not isinstance(keep, Keep):
+        raise UsageError(f"keep={keep!r}: {_REMEDY}")
+    if keep == Keep():
+        raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
+    if episodes not in (None, UNREFERENCED, SUPERSEDED):
+        raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
+    found = Asked(keep, episodes, where, None if ids is None else _names(ids), run, redact=redact)
+    if keep is None and not found.lets_episodes_go:
+        raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
+    return found
+
+
+def _names(ids: Any) -> tuple[str, ...]:
+    names = (ids,) if isinstance(ids, str) else tuple(ids)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"ids={ids!r:.200}: give the ids of one or several episodes")
+    return tuple(dict.fromkeys(names))
+
+
+# -- what the policy wants ---------------------------------------------------------------------------------------------
 
 
 def fates(storage: Storage, head: Commit, asked: Asked) -> list[CheckpointFate]:
@@ -49,17 +91,17 @@ def fates(storage: Storage, head: Commit, asked: Asked) -> list[CheckpointFate]:
     is not there.
     """
     rows = tablefiles.load(storage, "checkpoints", head.files("checkpoints"), _COLUMNS).to_pylist()
-    reasons: Reasons = {row["commit"]: [] for row in rows}
+    reasons: Reasons = {row["commit"]: [EVERY] if asked.keep is None else [] for row in rows}
     if asked.run is not None and asked.run not in head.runs:
         raise NotFoundError(
             f"there is no run {asked.run!r} at {storage.url}; its runs: {', '.join(head.runs) or 'none'}"
         )
-    if asked.keep is None:
-        reasons = {commit: [EVERY] for commit in reasons}
-    else:
+    if asked.keep is not None:
         clock = read_clock(storage) if asked.keep.ages else Clock()
         for run in dict.fromkeys(row["run"] for row in rows):
-            _by_policy([row for row in rows if row["run"] == run], asked, clock, reasons)
+            mine = [row for row in rows if row["run"] == run]
+            for commit, why in _wanted(mine, asked.keep, clock, is_meant=asked.run in (None, run)):
+                reasons[commit] += why
         _check_wants(rows, asked, reasons)
     for commit, reason in (*_newest(rows, head), *_resumed(storage, rows, head), *_tagged(storage, rows, head)):
         reasons[commit].append(reason)
@@ -71,15 +113,17 @@ def _fate(row: Row, reasons: tuple[str, ...]) -> CheckpointFate:
     return CheckpointFate(**given, reasons=reasons)
 
 
-def _by_policy(rows: list[Row], asked: Asked, clock: Clock, reasons: Reasons) -> None:
+def _wanted(rows: list[Row], keep: Keep, clock: Clock, *, is_meant: bool) -> Iterator[tuple[int, list[str]]]:
     """What the policy wants of one run: of each by itself, so that one cannot push out another's."""
-    keep = asked.keep or Keep()
-    if asked.run not in (None, rows[0]["run"]):
-        found = {row["commit"]: [OTHER_RUN] for row in rows}
-    else:
-        found = keep.reasons([_candidate(row, clock) for row in rows if row["whole"]], clock.now)
-    for commit, why in found.items():
-        reasons[commit] += why
+    if not is_meant:
+        yield from ((row["commit"], [OTHER_RUN]) for row in rows)
+        return
+    candidates = [
+        Candidate(row["commit"], row["step"], jsontree.loads(row["metrics"] or "{}"), clock.made.get(row["commit"]))
+        for row in rows
+        if row["whole"]
+    ]
+    yield from keep.reasons(candidates, clock.now).items()
 
 
 def _check_wants(rows: list[Row], asked: Asked, reasons: Reasons) -> None:
@@ -91,10 +135,6 @@ def _check_wants(rows: list[Row], asked: Asked, reasons: Reasons) -> None:
             f"{asked.keep} wants none of the {len(meant)} checkpoints, so that all would go but what is protected: "
             + (remedy if whole else "none of them is whole, so let go of episodes alone, without keep=")
         )
-
-
-def _candidate(row: Row, clock: Clock) -> Candidate:
-    return Candidate(row["commit"], row["step"], jsontree.loads(row["metrics"] or "{}"), clock.made.get(row["commit"]))
 
 
 # -- what is protected -------------------------------------------------------------------------------------------------
@@ -133,7 +173,7 @@ def _resumed(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[
 
 
 def has_own(entry: RunEntry) -> bool:
-    """Whether a run's newest session has a whole checkpoint with its buffers."""
+    """True if a run's newest session has a whole checkpoint with its buffers."""
     return entry.latest_replay is not None and entry.latest_replay.session == entry.session
 
 
@@ -153,13 +193,6 @@ def _tagged(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[i
     """What tags name: a checkpoint, or all that there were as of a commit."""
     for tag in read_tags(storage, head):
         for row in rows:
-            same = (row["run"], row["name"]) == (tag["run"], tag["checkpoint"])
-            named = row["commit"] == tag["target"] or same
-            if named if tag["checkpoint"] is not None else row["commit"] <= tag["target"]:
-                yield row["commit"], f"tag {tag['name']!r}"
-
-
-def read_tags(storage: Storage, head: Commit) -> list[dict[str, Any]]:
-    """The rows of the table of tags."""
-    found: list[dict[str, Any]] = tablefiles.load(storage, "tags", head.files("tags")).to_pylist()
-    return found
+            named = row["commit"] == tag.commit or (row["run"], row["name"]) == (tag.run, tag.checkpoint)
+            if named if tag.checkpoint is not None else row["commit"] <= tag.commit:
+                yield row["commit"], f"tag {tag.name!r}"

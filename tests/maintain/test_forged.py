@@ -13,7 +13,7 @@ import pytest
 import archive
 from archive import Keep
 from archive.errors import CorruptManifestError, IntegrityError, UnsafePathError
-from archive.maintain.pruning import choosing
+from archive.maintain import prune
 from tests.support.letting_go import Ring, forgotten
 from tests.support.pruning import NOW, aged, keys_of, left_behind, sound, why
 from tests.support.tampering import body, change_table, commit_files, set_column
@@ -118,7 +118,7 @@ def test_lists_of_prunes_stay(root: Path) -> None:
     assert made.pruned.path not in forgotten(arc)
     named_forgotten(root, made.pruned.path)
     arc = archive.open(root)
-    assert why(arc.prune(dry_run=False, **NOW))[choosing.LIST] == 1
+    assert why(arc.prune(dry_run=False, **NOW))[prune.LIST] == 1
     assert made.pruned.path in keys_of(arc)
     old = left_behind(arc)
     aged(root, 25)

@@ -17,7 +17,7 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import LetGoError, SupersededError
-from archive.maintain.pruning import PrunePlan, choosing
+from archive.maintain import PrunePlan, prune
 from archive.manifest import Attempt, Commit, CommitLog
 from archive.store import Storage
 from tests.support.backends import Backend
@@ -171,7 +171,7 @@ def test_what_is_committed_between_plan_and_prune_stays(tmp_path: Path, monkeypa
 
     before_its_commit(monkeypatch, "prune", restore)
     done = plan.commit()
-    assert {one.key for one in plan.going if one.why == choosing.LET_GO} <= keys_of(arc)
+    assert {one.key for one in plan.going if one.why == prune.LET_GO} <= keys_of(arc)
     assert done.deleted == 3
     assert len(all_told(arc)[1]) == 5
     assert sound(arc)

@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, UsageError
-from archive.maintain import drafting, moving, verify
+from archive.maintain import draft, moving, verify
 from archive.manifest import CommitLog, tablefiles
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
@@ -453,7 +453,7 @@ def test_a_checkpoint_that_only_tables_of_before_serve_stands_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arc = filled(tmp_path)
-    monkeypatch.setattr(drafting, "serves", lambda *_: False)
+    monkeypatch.setattr(draft, "_serves", lambda *_: False)
     refused(arc, r"can be read with tables of before alone: step-1 \(commit 4\)")
 
 

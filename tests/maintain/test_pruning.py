@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import ConflictError, UsageError
-from archive.maintain.pruning import PrunePlan, choosing
+from archive.maintain import PrunePlan, prune
 from archive.manifest import Attempt, Commit, commits, tablefiles
 from archive.testing import assert_whole, small_archive
 from tests.support.backends import Backend
@@ -61,7 +61,7 @@ def test_what_was_forgotten_goes_and_what_stays_reads_as_before(backend: Backend
     assert gone
     plan = arc.prune(**NOW)
     assert {one.key for one in plan.going} >= gone
-    assert why(plan)[choosing.LET_GO] == len(gone)
+    assert why(plan)[prune.LET_GO] == len(gone)
     assert keys_of(arc) == before  # a plan deletes nothing
     told = archive.open(backend.url, storage_options=backend.storage_options).episodes.read()
     done = plan.commit()
@@ -100,7 +100,7 @@ def test_what_a_crash_left_behind_goes_when_it_is_old(tmp_path: Path) -> None:
     plan = arc.prune(dry_run=False)
     assert {one.key for one in plan.going} == set(old)
     assert {one.reason for one in plan.going} == {"left behind"}
-    assert why(plan)[choosing.YOUNG] == len(young)
+    assert why(plan)[prune.YOUNG] == len(young)
     assert keys_of(arc) >= set(young)
     assert keys_of(arc).isdisjoint(old)
     assert sound(arc)
@@ -116,7 +116,7 @@ def test_where_nothing_was_forgotten_every_commit_can_still_be_opened(tmp_path: 
     before = [archive.open(tmp_path, commit=n).episodes.read() for n in range(1, arc.head.number + 1)]
     plan = arc.prune(dry_run=False, **NOW)
     assert plan.empty
-    assert why(plan)[choosing.EARLIER] > 0
+    assert why(plan)[prune.EARLIER] > 0
     for number, told in enumerate(before, 1):
         np.testing.assert_equal(archive.open(tmp_path, commit=number).episodes.read(), told)
 
@@ -133,7 +133,7 @@ def test_commits_from_the_last_forgetting_on_can_still_be_opened(tmp_path: Path)
     before = [archive.open(tmp_path, commit=n).episodes.read() for n in range(first, last + 1)]
     plan = arc.prune(dry_run=False, **NOW)
     assert plan.made is not None
-    assert why(plan)[choosing.EARLIER] > 0
+    assert why(plan)[prune.EARLIER] > 0
     for number, told in enumerate(before, first):
         np.testing.assert_equal(archive.open(tmp_path, commit=number).episodes.read(), told)
 
@@ -153,7 +153,7 @@ def test_what_rows_of_such_commits_name_stays_when_others_take_their_place(tmp_p
 
     arc._log().append("compact/by hand", replaced)
     plan = arc.prune(dry_run=False, **NOW)
-    assert any(group.kind == "shards" and group.why == choosing.EARLIER for group in plan.groups)
+    assert any(group.kind == "shards" and group.why == prune.EARLIER for group in plan.groups)
     np.testing.assert_equal(archive.open(tmp_path, commit=earlier).episodes.read(), told)
 
 
@@ -167,8 +167,8 @@ def test_what_only_earlier_commits_need_goes_too(tmp_path: Path) -> None:
     ring.w.close()
     let_go(arc.refresh())
     plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[choosing.SUPERSEDED] > 0
-    assert {one.reason for one in plan.going if one.why == choosing.SUPERSEDED} == {"forgotten"}
+    assert why(plan)[prune.SUPERSEDED] > 0
+    assert {one.reason for one in plan.going if one.why == prune.SUPERSEDED} == {"forgotten"}
     head = arc.refresh().head
     lead = {
         ref.path
@@ -202,7 +202,7 @@ def test_what_was_forgotten_a_while_ago_stays_for_the_wait(tmp_path: Path) -> No
     let_go(arc)
     plan = arc.prune("24h")
     assert plan.empty
-    assert why(plan)[choosing.WAITING] == len(forgotten(arc))
+    assert why(plan)[prune.WAITING] == len(forgotten(arc))
     aged(tmp_path, 23.9)
     assert arc.prune("24h").empty
     aged(tmp_path, 0.2)
@@ -231,12 +231,12 @@ def test_the_wait_counts_from_the_newest_forgetting_where_the_one_before_was_und
     else:
         Ring(arc.refresh(), begin=50).w.close()
     plan = arc.prune("24h", dry_run=False)
-    assert (choosing.SUPERSEDED in why(plan)) == (not again)
+    assert (prune.SUPERSEDED in why(plan)) == (not again)
     if again:
         np.testing.assert_equal(archive.open(tmp_path, commit=before - 4).episodes.read(), told)
         assert arc.undo().head.kind == "undo"
         aged(tmp_path, 25)
-        assert choosing.SUPERSEDED not in why(arc.prune("24h"))
+        assert prune.SUPERSEDED not in why(arc.prune("24h"))
     assert sound(arc)
 
 
@@ -248,7 +248,7 @@ def test_what_a_session_has_put_that_may_still_commit_stays(tmp_path: Path) -> N
     put = left_behind(arc, "running")
     aged(tmp_path, 1000)
     plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[choosing.RUNNING] > len(put)
+    assert why(plan)[prune.RUNNING] > len(put)
     assert keys_of(arc) >= set(put)
     w.commit()
     w.close()
@@ -276,7 +276,7 @@ def test_what_another_archive_refers_to_stays(tmp_path: Path) -> None:
     keys = left_behind(arc)
     arc.storage.put("pins/0-0.json", json.dumps({"archive": "0", "url": "memory://x", "objects": keys}).encode())
     plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[choosing.PINNED] >= len(keys)
+    assert why(plan)[prune.PINNED] >= len(keys)
     assert keys_of(arc) >= set(keys)
     other = archive.open(tmp_path / "target", allow_bases=True)
     assert len(other.episodes.read()) == len(other.episodes) > 0
@@ -294,7 +294,7 @@ def test_what_nobody_knows_stays(tmp_path: Path) -> None:
     elsewhere = ["notes.txt", "requests/1-00000000.json", "damaged/x", "others/1"]
     arc.storage.put_many((key, b"mine") for key in keys + elsewhere)
     plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[choosing.STRANGE] == len(keys)
+    assert why(plan)[prune.STRANGE] == len(keys)
     assert {one.key for one in arc.storage.scan("")} >= {*keys, *elsewhere}
 
 
@@ -307,7 +307,7 @@ def test_commits_sessions_and_lists_stay(tmp_path: Path) -> None:
     left_behind(arc, "again")
     plan = arc.prune(dry_run=False, **NOW)
     assert keys_of(arc, "commits", "sessions") >= before
-    assert why(plan)[choosing.LIST] == 1
+    assert why(plan)[prune.LIST] == 1
     for commit in arc.refresh().commits:
         if commit.pruned is not None:
             assert tablefiles.load(arc.storage, "pruned", [commit.pruned]).num_rows == commit.removed["objects"]
@@ -319,7 +319,7 @@ def test_the_list_of_a_prune_stays_where_the_next_commit_lets_go(tmp_path: Path)
     ref = arc.prune(dry_run=False, **NOW).made.pruned  # type: ignore[union-attr]
     arc.forget(Keep(last=1), episodes="unreferenced", dry_run=False)
     plan = arc.prune(dry_run=False, **NOW)
-    assert why(plan)[choosing.LIST] == 1
+    assert why(plan)[prune.LIST] == 1
     assert ref is not None
     assert ref.path in keys_of(arc)
     w.add_episode({"x": np.arange(3)})
@@ -376,7 +376,7 @@ def test_a_plan_that_is_old_deletes_what_of_it_still_goes_and_nothing_else(tmp_p
     archive.open(tmp_path).undo()
     later = left_behind(arc, "later")
     done = plan.commit()
-    assert not {one.key for one in plan.going if one.why == choosing.LET_GO} - keys_of(arc)
+    assert not {one.key for one in plan.going if one.why == prune.LET_GO} - keys_of(arc)
     assert keys_of(arc) >= set(later)
     assert done.deleted < plan.objects
     assert len(arc.refresh().checkpoints) == 6
@@ -414,7 +414,7 @@ def test_objects_that_cannot_be_deleted_are_told_and_tried_again(
     head = arc.refresh().head.number
     again = arc.prune(dry_run=False)  # without a wait: it was listed
     assert ([one.key for one in again.going], again.made, again.deleted) == ([keys[0]], None, 1)
-    assert why(again)[choosing.UNFINISHED] == 1
+    assert why(again)[prune.UNFINISHED] == 1
     assert arc.refresh().head.number == head
 
 

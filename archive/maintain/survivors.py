@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.arrays import Ints
+from archive.arrays import Ints, Mask
 from archive.base import CorruptManifestError, NotFoundError
 from archive.checkpoint import StagedFile
-from archive.maintain.asking import SUPERSEDED, Asked
-from archive.maintain.keeping import has_own, read_tags
+from archive.ledger import LedgerView, names, of_run
 from archive.maintain.objects import read_pins
-from archive.maintain.sealing import awaited
+from archive.maintain.plans import EpisodeGroup
+from archive.maintain.retention import SUPERSEDED, Asked, has_own
+from archive.maintain.tags import read_tags
 from archive.manifest import (
     CheckpointRecord,
     Commit,
     EpisodeIndex,
+    Mark,
     Rows,
     RunEntry,
     Snapshot,
@@ -34,12 +36,12 @@ from archive.manifest import (
     value_set,
 )
 from archive.read import Episodes, Reader
+from archive.store import Storage
 from archive.tables import ADDRESS, among
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 HELD = "held by checkpoints that stay"
 RUNNING = "of a session that may still commit"
 PINNED = "referred to by other archives"
@@ -52,22 +54,7 @@ _AT_ONCE = 16  # staged objects
 
 
 @dataclass(frozen=True)
-class EpisodeGroup:
-    """Episodes that fare alike, for one reason. `steps`: those that they have as of now.
-
-    superseded: that what goes is not these episodes, but steps of theirs that newer ones took the place of.
-    """
-
-    stays: bool
-    reason: str
-    episodes: int
-    steps: int
-    examples: tuple[str, ...]
-    superseded: bool = False
-
-
-@dataclass(frozen=True)
-class Standing:
+class Survivors:
     """Which rows stay, and the groups of episodes. `goes`: how many episodes go. `protected`: why some stay that were
     asked for, but for what checkpoints hold."""
 
@@ -81,9 +68,7 @@ class _Rows:
     """The segments table by episode: `code` is a number for the id of each row."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        import pyarrow as pa
-
-        ids = snapshot.columns(["episode_id"])["episode_id"].cast(pa.string()).combine_chunks().dictionary_encode()
+        ids = _text(snapshot, "episode_id").combine_chunks().dictionary_encode()
         self.snapshot = snapshot
         self.names: pa.Array = ids.dictionary
         self.code: Ints = ids.indices.to_numpy().astype(np.int64)
@@ -91,51 +76,57 @@ class _Rows:
         self.current: Mask = self.index.episode_of_row >= 0
 
     def marked(self, rows: Mask | Ints) -> Mask:
-        """Of which episodes any of these rows is."""
+        """A mask of the episodes that any of these rows is of."""
         out = np.zeros(len(self.names), bool)
         out[self.code[rows]] = True
         return out
 
-    def plain(self, name: str) -> Any:
-        return self.snapshot.columns([name])[name].to_numpy()
 
-    def text(self, name: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-
-        return self.snapshot.columns([name])[name].cast(pa.string())
+def _plain(snapshot: Snapshot, name: str) -> Any:
+    return snapshot.columns([name])[name].to_numpy()
 
 
-def standing(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Standing:
+def _text(snapshot: Snapshot, name: str) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    return snapshot.columns([name])[name].cast(pa.string())
+
+
+def survivors(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Survivors:
     """How the rows fare, with these checkpoints kept. NotFoundError for an id that no episode has."""
     rows = _Rows(snapshot)
     if not asked.lets_episodes_go:
         every = np.ones(len(rows.code), bool)
         nobody = np.zeros(len(rows.names), bool)
-        return Standing(every, tuple(_groups(rows, every, [(NOT_ASKED, ~nobody)], nobody)), 0)
-    held = _held(snapshot, kept)
-    chosen = _chosen(rows, asked)
+        return Survivors(every, tuple(_groups(rows, every, [(NOT_ASKED, ~nobody)], nobody, GOES)), 0)
+    held, chosen, protected = _held(snapshot, kept), _chosen(rows, asked), _protected(rows, asked)
     held_ids = rows.marked(held)
-    protected = _protected(rows, asked)
     reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
     may_go = chosen[rows.code] & (~rows.current if asked.episodes == SUPERSEDED else True)
     stays = ~may_go | held | np.any([mask for _, mask in reasons[1:]], axis=0)[rows.code]
     stays |= held_ids[rows.code] & (rows.current | (asked.episodes is None))
-    stays = _as_before(snapshot, rows, stays)
+    stays = _as_before(rows, stays)
     gone = ~rows.marked(stays)
     kept_for = tuple(reason for reason, mask in protected if (mask & chosen).any())
-    return Standing(stays, tuple(_groups(rows, stays, reasons, gone, asked)), int(gone.sum()), kept_for)
+    groups = _groups(rows, stays, reasons, gone, CHOSEN if asked.episodes is None else GOES)
+    return Survivors(stays, tuple(groups), int(gone.sum()), kept_for)
+
+
+def held(snapshot: Snapshot, commit: Commit) -> Ints:
+    """The rows that hold what is live in a checkpoint, and the rest of their episodes; none where only tables of an
+    earlier commit have them, to which an earlier forgetting left it."""
+    if commit.live is None:
+        return np.zeros(0, np.int64)
+    try:
+        return held_rows(snapshot, commit)
+    except CorruptManifestError:
+        return np.zeros(0, np.int64)
 
 
 def _held(snapshot: Snapshot, kept: Sequence[Commit]) -> Mask:
-    """The rows that hold what is live in these checkpoints, and the rest of their episodes."""
     out = np.zeros(snapshot.rows, bool)
     for commit in kept:
-        if commit.live is None:
-            continue
-        try:
-            out[held_rows(snapshot, commit)] = True
-        except CorruptManifestError:  # what an earlier forgetting left to the tables of an earlier commit
-            continue
+        out[held(snapshot, commit)] = True
     return out
 
 
@@ -147,7 +138,7 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
     out = np.ones(len(rows.names), bool)
     if asked.run is not None:
         sessions = rows.snapshot.commit.runs[asked.run].sessions
-        out &= ~rows.marked(~among(rows.text("session"), sessions))
+        out &= ~rows.marked(~among(_text(rows.snapshot, "session"), sessions))
     if asked.ids is not None:
         wanted = value_set("ids", asked.ids, pa.string())
         missing = wanted.filter(pc.invert(pc.is_in(wanted, value_set=rows.names))).to_pylist()
@@ -168,54 +159,57 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
 
 def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
     """Why -> episodes all of whose rows stay. Whoever names ids knows which finished rollouts are to be made again."""
-    head = rows.snapshot.commit
-    found = [(RUNNING, rows.marked(_running(rows, head))), (PINNED, rows.marked(_pinned(rows)))]
+    snapshot = rows.snapshot
+    storage, head = snapshot.storage, snapshot.commit
+    pins = read_pins(storage)  # of shards with steps, and of files with their chunk rows
+    pinned = among(_text(snapshot, "shard"), pins) | among(_text(snapshot, "chunks"), pins)
+    found = [(RUNNING, rows.marked(_running(snapshot))), (PINNED, rows.marked(pinned))]
     if asked.ids is None:
-        found.append((AWAITED, _awaited(rows)))
-    for tag in read_tags(rows.snapshot.storage, head):
-        if tag["checkpoint"] is None:
-            found.append((f"tag {tag['name']!r}", rows.marked(rows.plain("commit") <= tag["target"])))
+        awaited = [among(rows.names, ids) for ids in _awaited(storage, head)]
+        found.append((AWAITED, np.any([np.zeros(len(rows.names), bool), *awaited], axis=0)))
+    for tag in read_tags(storage, head):
+        if tag.checkpoint is None:
+            found.append((f"tag {tag.name!r}", rows.marked(_plain(snapshot, "commit") <= tag.commit)))
     return found
 
 
-def _running(rows: _Rows, head: Commit) -> Mask:
+def _running(snapshot: Snapshot) -> Mask:
     """Rows that a run's newest session wrote after its newest whole checkpoint, those with live steps which that left
     out, and ends of what it may go on with."""
     import pyarrow.compute as pc
 
-    session, rank, sequence = rows.text("session"), rows.plain("rank"), rows.plain("sequence")
-    out = np.zeros(len(rows.code), bool)
-    for entry in head.runs.values():
-        out[_left_open(rows, entry.session)] = True
+    session = _text(snapshot, "session")
+    rank, sequence = (_plain(snapshot, name) for name in ("rank", "sequence"))
+    out = np.zeros(snapshot.rows, bool)
+    for entry in snapshot.commit.runs.values():
+        out[_left_open(snapshot, entry.session)] = True
         mine: Mask = pc.equal(session, entry.session).to_numpy()
-        newest = _newest(rows.snapshot, head, entry)
-        out |= _left_out(rows.snapshot, newest)
-        since = {} if newest is None else newest.sequences
+        newest = _newest(snapshot, entry)
+        out |= _left_out(snapshot, newest)
         limit = np.zeros(int(rank.max(initial=0)) + 1, np.int64)
-        for number, up_to in since.items():
+        for number, up_to in ({} if newest is None else newest.sequences).items():
             if number < len(limit):
                 limit[number] = up_to
         out |= mine & (sequence >= limit[rank])
     return out
 
 
-def _left_open(rows: _Rows, session: str) -> Ints:
+def _left_open(snapshot: Snapshot, session: str) -> Ints:
     """The newest rows of episodes that have not ended, as a session sees them: it may go on with these."""
     import pyarrow.compute as pc
 
-    ends = pc.or_(pc.fill_null(rows.snapshot.columns(["last"])["last"], False), rows.text("reason").is_valid())
-    tails = EpisodeIndex(rows.snapshot, branch=(session, None)).chains.lasts()
-    written = Rows(rows.snapshot.columns(ADDRESS))
-    seen = written.seen(rows.snapshot.branches.sight(session), tails)
+    ends = pc.or_(pc.fill_null(snapshot.columns(["last"])["last"], False), _text(snapshot, "reason").is_valid())
+    tails = EpisodeIndex(snapshot, branch=(session, None)).chains.lasts()
+    seen = Rows(snapshot.columns(ADDRESS)).seen(snapshot.branches.sight(session), tails)
     out: Ints = tails[~ends.to_numpy()[tails] & seen]
     return out
 
 
-def _newest(snapshot: Snapshot, head: Commit, entry: RunEntry) -> CheckpointRecord | None:
+def _newest(snapshot: Snapshot, entry: RunEntry) -> CheckpointRecord | None:
     """The newest whole checkpoint, with its buffers, of the run's newest session."""
     if not has_own(entry) or entry.latest_replay is None:
         return None
-    return read_of(snapshot.storage, entry.latest_replay.commit, head).checkpoint
+    return read_of(snapshot.storage, entry.latest_replay.commit, snapshot.commit).checkpoint
 
 
 def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
@@ -231,31 +225,34 @@ def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
     return out
 
 
-def _pinned(rows: _Rows) -> Mask:
-    """Rows whose steps, or whose chunk rows, another archive refers to."""
-    pins = read_pins(rows.snapshot.storage)
-    return among(rows.text("shard"), pins) | among(rows.text("chunks"), pins)
+def _awaited(storage: Storage, head: Commit) -> Iterator[pa.ChunkedArray]:
+    """Ids of episodes that are sealed in a ledger and not trained on: as the newest session of each run sees it, and as
+    one would that goes on from its newest checkpoint (which knows nothing of what was trained on since)."""
+    for name in names(storage, head) if head.ledger else ():
+        for run, entry in head.runs.items():
+            yield of_run(storage, head, name, run).awaited
+            for mark in {mark.commit: mark for mark in entry.marks.values()}.values():
+                yield _ledger_at(storage, head, name, mark).awaited
 
 
-def _awaited(rows: _Rows) -> Mask:
-    """Episodes that a ledger waits for."""
-    out = np.zeros(len(rows.names), bool)
-    for ids in awaited(rows.snapshot.storage, rows.snapshot.commit):
-        out |= among(rows.names, ids)
-    return out
+def _ledger_at(storage: Storage, head: Commit, name: str, mark: Mark) -> LedgerView:
+    """A ledger as of a checkpoint."""
+    record = read_of(storage, mark.commit, head).checkpoint
+    if record is None:
+        return LedgerView(storage, head, name, mark.session, {})
+    trained = None if record.recovered is None else record.recovered.trained
+    return LedgerView(storage, head, name, mark.session, record.sequences, trained)
 
 
 # -- what stays is as before -------------------------------------------------------------------------------------------
 
 
-def _as_before(snapshot: Snapshot, rows: _Rows, stays: Mask) -> Mask:
+def _as_before(rows: _Rows, stays: Mask) -> Mask:
     """The rows that stay, and all rows of episodes that would be made up of other rows without those that go."""
-    import pyarrow as pa
-
     if stays.all():
         return stays
-    places = np.flatnonzero(stays)
-    marks = snapshot.columns(list(dict.fromkeys((*chains.COLUMNS, *chains.DETAIL)))).take(pa.array(places))
+    places, snapshot = np.flatnonzero(stays), rows.snapshot
+    marks = snapshot.take(places, list(dict.fromkeys((*chains.COLUMNS, *chains.DETAIL))))
     left = EpisodeIndex(Snapshot.of(snapshot.storage, snapshot.commit, marks))
     differ = rows.marked(np.setxor1d(places[left.chains.rows], np.flatnonzero(rows.current & stays)))
     return stays | differ[rows.code]
@@ -265,20 +262,17 @@ def _as_before(snapshot: Snapshot, rows: _Rows, stays: Mask) -> Mask:
 
 
 def _groups(
-    rows: _Rows, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, asked: Asked | None = None
+    rows: _Rows, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, why: str
 ) -> Iterator[EpisodeGroup]:
-    """Each episode once, by the first reason that it has; and the rows that go of those that stay."""
-    length = rows.plain("length")
+    """Each episode once, by the first reason that it has; and the rows that go of those that stay. why: others go."""
+    length = _plain(rows.snapshot, "length")
     steps = np.bincount(rows.code, length * rows.current, len(rows.names)).astype(np.int64)
     left = ~gone
-    for reason, mask in reasons:
+    for reason, mask in (*reasons, ("complete as of now", left)):
         if (left & mask).any():
             yield _group(rows, True, reason, left & mask, steps)
-        left &= ~mask
-    if left.any():
-        yield _group(rows, True, "complete as of now", left, steps)
+        left = left & ~mask
     if gone.any():
-        why = CHOSEN if asked is not None and asked.episodes is None else GOES
         yield _group(rows, False, why, gone, steps)
     tails = ~stays & ~gone[rows.code]
     if tails.any():

@@ -1,0 +1,329 @@
+"""Forgetting: what goes and what stays as of a commit, and the commit that lets go; undoing that, and restoring.
+
+Nothing is deleted: `undo` brings back what was forgotten, until it is pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from archive.base import ConflictError, MissingObjectError, NotFoundError, UsageError, logger
+from archive.checkpoint import Keep
+from archive.maintain.draft import Decision, Draft, as_commit, draft, redraft, with_since, with_tables
+from archive.maintain.objects import no_longer, note_forgotten
+from archive.maintain.plans import ForgetPlan
+from archive.maintain.redaction import Redaction
+from archive.maintain.retention import UNREFERENCED, Asked, fates
+from archive.maintain.survivors import survivors
+from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
+    Commit,
+    CommitLog,
+    Mark,
+    Place,
+    Requirement,
+    RunEntry,
+    Snapshot,
+    Walk,
+    commits,
+    new_session,
+    read_of,
+    sessions,
+    tablefiles,
+)
+from archive.observe import operation
+from archive.store import Storage
+from archive.tables import ADDRESS, FOLLOWING, Address, addresses
+
+CHECKPOINTS = "checkpoints"
+MOST_TRIES = 16
+_BETWEEN = frozenset({"compact", "merge", "restore"})  # what an undo cannot go back behind
+_ROWS = ("segments", "checkpoints", *FOLLOWING)  # tables that a forgetting takes rows from
+
+Shown = Callable[[Commit], None]
+
+
+def plan(log: CommitLog, asked: Asked, shown: Shown, redaction: Redaction | None = None) -> ForgetPlan:
+    """What a forgetting would do to the newest commit. Writes nothing. shown: called with the commit, once made."""
+    decision = decide(log.storage, log.catch_up(), asked)
+    dry = Attempt(log.storage, is_dry=True)
+    made = None if decision.empty else _Forgetting(log.storage, asked, redaction).drafted(decision, dry)
+    gone = {} if made is None else made.gone
+
+    def carry(plan: ForgetPlan) -> ForgetPlan:
+        commit = _commit(log, _Forgetting(log.storage, asked, redaction, decision), f"forget/{new_session()}")
+        shown(commit)
+        return replace(plan, made=commit)
+
+    return ForgetPlan(
+        url=log.storage.url, as_of=decision.parent.number, asked=str(asked), checkpoints=tuple(decision.fates),
+        episodes=decision.survivors.groups, episodes_gone=decision.survivors.goes, objects=len(gone),
+        bytes=sum(gone.values()), redacted=None if redaction is None else redaction.told(decision, made), _carry=carry,
+    )  # fmt: skip
+
+
+def decide(storage: Storage, parent: Commit, asked: Asked) -> Decision:
+    """What stays and what goes, as of a commit."""
+    every = fates(storage, parent, asked)
+    marks = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
+    kept = commits.read_all(storage, marks | {one.commit for one in every if one.stays}, parent)
+    known = {one.number: one for one in kept}
+    snapshot = Snapshot(storage, parent)
+    return Decision(snapshot, every, survivors(snapshot, asked, list(known.values())), known)
+
+
+# -- after checkpoints -------------------------------------------------------------------------------------------------
+
+
+def check_writer(head: Commit, run: str, keep: Keep | None, forget: str) -> None:
+    """Refuse a writer that would forget nothing, or what nobody knows."""
+    if forget not in (CHECKPOINTS, UNREFERENCED):
+        raise UsageError(f"forget={forget!r}: give {CHECKPOINTS!r}, {UNREFERENCED!r} or None")
+    known = head.runs.get(run)
+    if keep == Keep() or (keep is None and (known is None or known.keep is None)):
+        raise UsageError(f"forget={forget!r} lets go of what keep= does not want: give keep=archive.Keep(last=5), say")
+
+
+def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: str) -> Callable[[Commit], None]:
+    """A call that lets go, after a checkpoint of a writer, of what the policy of its run does not want."""
+    episodes = UNREFERENCED if forget == UNREFERENCED else None
+
+    def let_go(made: Commit) -> None:
+        log = CommitLog(storage, archive_id, made)  # of its own: the writer's is not to wait for it
+        entry = log.catch_up().runs[place.run]
+        if entry.keep is None:
+            return
+        asked = Asked(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
+        try:
+            _commit(log, _Forgetting(storage, asked), f"{place.session}/forget/{made.number}", [place.newest])
+        except NothingToForgetError:
+            return
+
+    return let_go
+
+
+# -- the commit --------------------------------------------------------------------------------------------------------
+
+
+class NothingToForgetError(ConflictError):
+    """By now nothing is to go."""
+
+
+class _Forgetting:
+    """The change of a forgetting: it is drafted anew for each commit that it is to follow.
+
+    planned: what it may let go of, if that was shown before; None: whatever is to go then.
+    """
+
+    def __init__(
+        self, storage: Storage, asked: Asked, redaction: Redaction | None = None, planned: Decision | None = None
+    ) -> None:
+        self.asked = asked
+        self._storage = storage
+        self._redaction = redaction
+        self._planned = planned
+        self._done: tuple[Decision, Draft] | None = None  # by an earlier try
+
+    def adds(self, parent: Commit, attempt: Attempt) -> Addition:
+        """What the commit says that is to follow this one."""
+        if attempt.number == MOST_TRIES:
+            raise ConflictError(
+                f"others committed {MOST_TRIES} times at {self._storage.url} while {self.asked} was to be committed; "
+                "nothing was forgotten: ask again. A writer that forgets does so after its next checkpoint"
+            )
+        decision, made = self._redrafted(parent, attempt) or self._first(parent, attempt)
+        removed = {
+            "checkpoints": len(decision.fates) - len(decision.kept), "episodes": decision.survivors.goes,
+            "objects": len(made.gone), "bytes": sum(made.gone.values()), **self._redacted(decision, made),
+        }  # fmt: skip
+        return {}, {
+            **made.says, "removed": removed, "forgotten": note_forgotten(self._storage, parent, made.gone)
+        }  # fmt: skip
+
+    def drafted(self, decision: Decision, attempt: Attempt) -> Draft:
+        """What was decided as a commit, but for its table of what was forgotten."""
+        if self._redaction is not None:
+            decision = self._redaction.applied(decision, is_dry=attempt.is_dry)
+        return draft(decision, partial(attempt.write, new_session()))
+
+    def _first(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft]:
+        decision = self._decided(parent)
+        if decision.empty:
+            raise NothingToForgetError(f"nothing at {self._storage.url} is to be forgotten any more: plan again")
+        self._done = decision, self.drafted(decision, attempt)
+        return self._done
+
+    def _redrafted(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft] | None:
+        """What an earlier try has drafted, as it would follow this commit; None if it must be decided anew."""
+        if self._done is None or self._redaction is not None:
+            return None
+        decision, done = self._done
+        made = redraft(done, decision, parent, self.asked.run, partial(attempt.write, new_session()))
+        return None if made is None else (decision, made)
+
+    def _redacted(self, decision: Decision, made: Draft) -> dict[str, int]:
+        """Of how many episodes nothing is left; ConflictError if something stands in the way by now."""
+        if self._redaction is None:
+            return {}
+        told = self._redaction.told(decision, made)
+        if told.obstacles:
+            raise ConflictError(
+                f"the redaction at {self._storage.url} was not done: {'; '.join(told.obstacles)}. Plan again"
+            )
+        return {"redacted": told.episodes}
+
+    def _decided(self, parent: Commit) -> Decision:
+        """What goes as of this commit, if that is what was planned."""
+        planned = self._planned
+        if planned is not None and parent.digest == planned.parent.digest:
+            return planned
+        found = decide(self._storage, parent, self.asked)
+        if planned is not None and _goes(planned) != _goes(found):
+            raise ConflictError(
+                f"the archive at {self._storage.url} changed since commit {planned.parent.number}, so that something "
+                "else would be forgotten than was planned; nothing was committed: plan again"
+            )
+        return found
+
+
+def _commit(
+    log: CommitLog, forgetting: _Forgetting, transaction: str, requires: Sequence[Requirement] = ()
+) -> Commit:  # fmt: skip
+    with operation("forget") as done:
+        made = log.commit(transaction, Change("forget", forgetting.adds, requires))
+    gone = (made.removed.get("checkpoints", 0), made.removed.get("episodes", 0))
+    logger.info(
+        "commit %d let go of %d checkpoints and %d episodes (%s), %.1f s", made.number, *gone, forgetting.asked,
+        done.seconds,
+    )  # fmt: skip
+    return made
+
+
+def _goes(decision: Decision) -> tuple[set[int], set[Address]]:
+    """The checkpoints and segments that go."""
+    table = decision.snapshot.take(decision.gone, ADDRESS)
+    return {one.commit for one in decision.fates if not one.stays}, set(addresses(table))
+
+
+# -- undo --------------------------------------------------------------------------------------------------------------
+
+
+def undo(log: CommitLog) -> Commit:
+    """Bring back what the newest forgetting let go of that is not undone yet; what came since stays."""
+    return log.commit(f"undo/{new_session()}", Change("undo", _undone))
+
+
+def to_undo(log: CommitLog) -> Commit:
+    """The forgetting that `undo` would bring back now; UsageError if there is none."""
+    return _newest_forgetting(log.storage, log.catch_up())
+
+
+def _undone(parent: Commit, attempt: Attempt) -> Addition:
+    storage = attempt.storage
+    forgot = _newest_forgetting(storage, parent)
+    since = _since(storage, parent, forgot.number)
+    between = [one for one in since if one.kind in _BETWEEN]
+    if between:
+        raise ConflictError(
+            f"commit {between[0].number} at {storage.url}, of kind {between[0].kind!r}, came after what commit "
+            f"{forgot.number} forgot, so it cannot be undone; nothing was committed. arc.restore(commit="
+            f"{forgot.number - 1}) goes back before both, and leaves what came since"
+        )
+    before = read_of(storage, forgot.number - 1, parent)
+    write = partial(attempt.write, new_session())
+    files = {kind: with_since(storage, kind, getattr(before, kind), parent, forgot.number, write) for kind in _ROWS}
+    runs = {run: _with_tables_before(entry, before.runs.get(run), forgot.number) for run, entry in parent.runs.items()}
+    says = {"runs": parent.runs_with(runs), "undoes": forgot.number, "let_go": before.let_go or 0, **files}
+    return _brought_back(storage, parent, says, since, f"commit {forgot.number} cannot be undone")
+
+
+def _newest_forgetting(storage: Storage, parent: Commit) -> Commit:
+    """The newest commit that let go and is not undone; an error if it is not one that can be."""
+    if not parent.let_go:
+        raise UsageError(f"nothing was forgotten at {storage.url} that is not undone yet: there is nothing to undo")
+    found = read_of(storage, parent.let_go, parent)
+    if found.kind != "forget":
+        raise ConflictError(
+            f"commit {found.number} at {storage.url}, of kind {found.kind!r}, is the newest that let go of something, "
+            f"and only a 'forget' can be undone: use arc.restore(commit={found.number - 1})"
+        )
+    return found
+
+
+def _with_tables_before(entry: RunEntry, before: RunEntry | None, forgot: int) -> RunEntry:
+    """A run's entry whose newest checkpoints are read with the tables that they were read with before."""
+    known: Mapping[str, Mark] = {} if before is None else before.marks
+
+    def manifest(name: str, mark: Mark) -> int | None:
+        if mark.manifest != forgot:
+            return mark.manifest
+        return known[name].manifest if name in known else None
+
+    return with_tables(entry, manifest)
+
+
+# -- restore -----------------------------------------------------------------------------------------------------------
+
+
+def restore(log: CommitLog, number: int) -> Commit:
+    """Make the archive as it was as of a commit. Each run gets a new session, so that nobody who writes now goes on."""
+    return log.commit(f"restore/{new_session()}", Change("restore", partial(_restored, number)))
+
+
+def _restored(number: int, parent: Commit, attempt: Attempt) -> Addition:
+    storage = attempt.storage
+    if not 0 < number < parent.number:
+        raise UsageError(f"commit={number}: give the number of a commit before the newest, {parent.number}")
+    try:
+        then = read_of(storage, number, parent)
+    except MissingObjectError as e:
+        raise NotFoundError(f"commit {number} is not in the archive at {storage.url}") from e
+    runs = {run: _fenced(entry, parent.runs.get(run), parent.number + 1) for run, entry in then.runs.items()}
+    says = {
+        "runs": runs, "run_files": None, "undoes": number, "let_go": parent.number + 1, "branches": then.branches,
+        "bases": {**parent.bases, **then.bases}, **{kind: getattr(then, kind) for kind in _ROWS},
+    }  # fmt: skip
+    return _brought_back(storage, parent, says, _since(storage, parent, number), f"commit {number} cannot be restored")
+
+
+def _fenced(entry: RunEntry, now: RunEntry | None, number: int) -> RunEntry:
+    """A run as it was, with a session of its own, which nobody has; `number`: of the commit that opens it."""
+    known = dict.fromkeys([*entry.sessions, *(now.sessions if now else ())])
+    superseded = tuple(known)[-sessions.REMEMBERED_SESSIONS :]
+    return replace(
+        entry, session=new_session(), opened=number, superseded=superseded, sequences={}, resumed_from=None,
+        journal=None, stands_for=entry.stands_for or entry.session,
+    )  # fmt: skip
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _since(storage: Storage, head: Commit, number: int) -> list[Commit]:
+    """The commits after this one, oldest first."""
+    return list(commits.read_all(storage, range(number + 1, head.number + 1), head))
+
+
+def _brought_back(
+    storage: Storage, parent: Commit, says: Mapping[str, Any], since: Sequence[Commit], cannot: str
+) -> Addition:
+    """The same with the table of what was forgotten; ConflictError if it leads to what was pruned since."""
+    walk = Walk(storage)
+    try:
+        reach = walk.reach(as_commit(parent, says)).keys
+    except MissingObjectError as e:
+        raise ConflictError(f"{cannot}: something of it was pruned ({e}); nothing was committed") from e
+    for commit in since:
+        lists = [] if commit.pruned is None else [commit.pruned]
+        if lost := reach.intersection(tablefiles.load(storage, "pruned", lists, ["key"])["key"].to_pylist()):
+            raise ConflictError(
+                f"{cannot}: {storage.full_url(min(lost))}, and maybe more, was pruned by commit {commit.number} at "
+                f"{storage.url}; nothing was committed"
+            )
+    gone = no_longer(storage, walk.reach(parent).keys, reach | {ref.path for ref in parent.files("forgotten")})
+    return {}, {**says, "forgotten": note_forgotten(storage, parent, gone, back=reach)}

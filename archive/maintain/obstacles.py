@@ -1,0 +1,213 @@
+"""What stands in the way of a redaction: tables, staged objects and journals that would still lead to something of the
+episodes, and what to do about it. Each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from archive.base import CorruptStateError, jsontree, layout, one_line
+from archive.checkpoint import UNCONSUMED, StagedFile
+from archive.journal import Read, parse
+from archive.maintain.draft import Decision, Draft
+from archive.maintain.objects import Journaled, read_pins
+from archive.maintain.survivors import RUNNING, held
+from archive.maintain.tags import Tag, read_tags
+from archive.manifest import Branches, Commit, FileRef, checkpoint_places, commits, read_of, tablefiles
+from archive.store import Storage, split_key
+from archive.tables import LISTED, TABLES, among, mention, objects_of
+
+MAX_NAMED = 10  # checkpoints that a sentence names
+_AT_ONCE = 32  # objects of journals in memory
+_RESAVE = "save another checkpoint, with other columns if it borrows these, and let go of those named by keep="
+_REMOVE = f"remove the episodes from the buffer, {_RESAVE}"
+_COPY = "copy the other episodes to another archive by resharding.filter(..., copy=True), and delete this one"
+_END = "save a checkpoint without them, or open another writer of their run, which ends that session"
+
+
+def obstacles(
+    storage: Storage, decision: Decision, made: Draft | None, ids: Set[str], shards: Set[str]
+) -> Iterator[str]:
+    """A sentence for each kind of thing that would still lead to these episodes or shards. made: the commit; None where
+    nothing goes."""
+    mentions, head, snapshot = _Mentions(storage, ids, shards), decision.parent, decision.snapshot
+    mine = np.flatnonzero(among(snapshot.columns(["episode_id"])["episode_id"], ids))
+    live = [number for number, one in decision.known.items() if np.isin(mine, held(snapshot, one)).any()]
+    if live:
+        yield f"some of the episodes are live in checkpoints: {_checkpoints(decision, live)}; {_REMOVE}"
+    if RUNNING in decision.survivors.protected:
+        yield f"some of the episodes are {RUNNING}: {_END}"
+    if _journaled_since(storage, head, ids):
+        yield f"what a running session has journaled since its newest checkpoint names some of them: {_END}"
+    objects = shards | objects_of(snapshot.take(mine, ["shard", "chunks"]))
+    pins = read_pins(storage)
+    if urls := {pins[key] for key in objects & pins.keys()}:
+        yield f"other archives refer to shards that must go: {_listed(sorted(urls))}; copy them, and delete these"
+    bases = {split_key(key)[0] for key in objects} - {None}
+    if urls := {head.base_urls.get(str(base), str(base)) for base in bases}:
+        yield f"their steps lie in other archives: {_listed(sorted(urls))}; {_COPY}"
+    if tags := [tag.name for tag in read_tags(storage, head) if _in_tag(storage, head, tag, mentions)]:
+        yield f"tags lead to them, and a tag stays: {_listed(tags)}; {_COPY}"
+    if made is not None:
+        yield from _in_checkpoints(storage, decision, made, mentions)
+
+
+def _in_tag(storage: Storage, head: Commit, tag: Tag, mentions: _Mentions) -> bool:
+    """True if what a tag retains leads to them."""
+    target = read_of(storage, tag.commit, head)
+    if mentions.in_tables(target):
+        return True
+    places = checkpoint_places(storage, target)
+    numbers = {number for place in places for number in place if number is not None}
+    known = {one.number: one for one in commits.read_all(storage, numbers, head)}
+    return any(
+        mentions.in_staged(known[number]) or mentions.in_tables(known[manifest or number])
+        for number, manifest in places
+    )
+
+
+def _in_checkpoints(storage: Storage, decision: Decision, made: Draft, mentions: _Mentions) -> Iterator[str]:
+    """Checkpoints that stay whose staged objects name them, or which only tables of before serve, where those do."""
+    number = decision.parent.number + 1
+    earlier = {commit: manifest or commit for commit, manifest in made.places if manifest != number}
+    serving = {one.number: one for one in commits.read_all(storage, earlier.values(), decision.parent)}
+    named = sorted(commit for commit, _ in made.places if mentions.in_staged(decision.known[commit]))
+    if named:
+        yield f"objects of checkpoints name some of them: {_checkpoints(decision, named)}; {_RESAVE}"
+    old = sorted(commit for commit, manifest in earlier.items() if mentions.in_tables(serving[manifest]))
+    if old:
+        yield f"checkpoints can be read with tables of before alone: {_checkpoints(decision, old)}; {_RESAVE}"
+
+
+def _checkpoints(decision: Decision, numbers: Iterable[int]) -> str:
+    """Their names and commits; a compaction publishes one again, under another number."""
+    records = {number: decision.known[number].checkpoint for number in numbers}
+    return _listed([f"{'' if one is None else one.name} (commit {number})" for number, one in records.items()])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(map(one_line, names[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+# -- in tables and staged objects --------------------------------------------------------------------------------------
+
+
+class _Mentions:
+    """Looks for ids of episodes, and for shards in which their steps lie."""
+
+    def __init__(self, storage: Storage, ids: Set[str], shards: Set[str]) -> None:
+        self._storage = storage
+        self._names = {"episode_id": ids, "shard": shards}
+        self._ids = ids
+        self._known: dict[str, bool] = {}  # file of a table, or staged object -> whether it mentions them
+
+    def in_tables(self, commit: Commit) -> bool:
+        """True if a row of the tables that a commit names is of them, or lies in these shards."""
+        return any(self._in_file(kind, ref) for kind in LISTED for ref in commit.files(kind))
+
+    def in_staged(self, commit: Commit) -> bool:
+        """True if the staged objects of a checkpoint, or those that it borrows columns from, name them."""
+        record = commit.checkpoint
+        if record is None:
+            return False
+        nonces: dict[str, str | None] = dict.fromkeys(record.borrowed)
+        nonces |= {one.key: one.nonce for one in record.ranks}
+        return any(self._in_object(key, nonce) for key, nonce in nonces.items())
+
+    def _in_file(self, kind: str, ref: FileRef) -> bool:
+        if ref.path not in self._known:
+            names = [name for name in self._names if name in TABLES[kind].columns]
+            table = tablefiles.load(self._storage, kind, [ref], names) if names else None
+            self._known[ref.path] = table is not None and mention(table, self._names)
+        return self._known[ref.path]
+
+    def _in_object(self, key: str, nonce: str | None) -> bool:
+        if key not in self._known:
+            file = StagedFile(self._storage, key, nonce)
+            kinds = [kind for kind in ("segments", "ledger") if file.has(f"{kind}.parquet")]
+            named = any(mention(table, {"episode_id": self._ids}) for table in file.tables(*kinds))
+            self._known[key] = named or any(_says(value, self._ids) for value in _values(file))
+        return self._known[key]
+
+
+def _values(file: StagedFile) -> Iterator[Any]:
+    """What a staged object says in JSON: of open episodes, attributes, progress, what was not consumed, states."""
+    index = file.index
+    yield from ([*one.open_episodes.values()] for one in index.buffers.values())
+    yield from (dict(one.skeleton) for one in index.states.values())
+    own = [one.member for of in index.attributes.values() for one in of.values() if one.object == file.key]
+    members = file.files([*own, *([UNCONSUMED] if file.has(UNCONSUMED) else [])])
+    texts = [data.decode() for data in members] + ([] if index.progress is None else [index.progress])
+    yield from map(jsontree.loads, texts)
+
+
+def _says(value: Any, ids: Set[str]) -> bool:
+    """True if a string anywhere in it, also a key, is one of the ids."""
+    if isinstance(value, str):
+        return value in ids
+    if isinstance(value, Mapping):
+        return any(_says(one, ids) for one in chain(value.keys(), value.values()))
+    return isinstance(value, (list, tuple)) and any(_says(one, ids) for one in value)
+
+
+# -- in journals -------------------------------------------------------------------------------------------------------
+
+
+def journals_naming(decision: Decision) -> set[str]:
+    """The objects of journals with kept rows that name an episode whose rows go: in rows that end it, rows of ledgers,
+    or attributes. Those of sessions that may have heard of it are read."""
+    import pyarrow as pa
+
+    table = decision.snapshot.columns(["shard", "session", "episode_id"])
+    kept, gone = table.filter(pa.array(decision.rows)), table.filter(pa.array(~decision.rows))
+    sessions = _hearing(decision.snapshot.branches, gone["session"].unique().to_pylist())
+    found = zip(kept["shard"].to_pylist(), kept["session"].to_pylist(), strict=True)
+    keys = {key for key, session in found if session in sessions and key and layout.journal_place(key)}
+    return _naming(decision.snapshot.storage, keys, {*gone["episode_id"].to_pylist()})
+
+
+def _hearing(branches: Branches, sessions: Iterable[str]) -> set[str]:
+    """These sessions, and those that went on from them: what is in a buffer is spoken of later, too."""
+    out = set(sessions)
+    for session, origin in branches.origins.items():  # in the order in which they were opened
+        if origin.session in out:
+            out.add(session)
+    return out
+
+
+def _journaled_since(storage: Storage, head: Commit, ids: Set[str]) -> set[str]:
+    """Objects that can still be recovered, and name one of these episodes, or are damaged."""
+    if not any(entry.journal for entry in head.runs.values()):
+        return set()
+    journaled = Journaled.of(head)
+    return _naming(storage, {one.key for one in storage.scan("journal/") if journaled.awaited(one.key)}, ids)
+
+
+def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
+    """Those of these objects that name one of the episodes, or are damaged."""
+    out, wanted = set(), sorted(keys)
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = wanted[at : at + _AT_ONCE]
+        objects = zip(some, storage.get_all(some), strict=True)
+        out |= {key for key, data in objects if _is_named(data, key, storage.full_url(key), ids)}
+    return out
+
+
+def _is_named(data: bytes, key: str, where: str, ids: Set[str]) -> bool:
+    try:
+        return _names(parse(data, key, where), ids, key)
+    except CorruptStateError:  # nobody knows what it says
+        return True
+
+
+def _names(found: Read, ids: Set[str], where: str) -> bool:
+    """True if what it says is of one of these episodes."""
+    rows = [found.table(kind, where) for kind in ("segments", "ledger")]
+    texts = [jsontree.loads(text, where=where) for of in found.entry.attributes.values() for text in of.values()]
+    return any(mention(table, {"episode_id": ids}) for table in rows) or any(
+        name in ids for text in texts for name in text
+    )

@@ -1,0 +1,259 @@
+"""Pruning, which is garbage collection: deleting what an archive no longer needs.
+
+The store is scanned, then the newest commit is read, so that what a session has put before the scan is known to be its
+own. The list of what goes is committed before anything is deleted, so that whoever commits after it looks whether that
+names what is gone. Nothing is decided by data: commits, tables and names are all that is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Set
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from archive import tables
+from archive.base import UsageError, layout, written
+from archive.maintain.objects import (
+    History,
+    Journaled,
+    check_made,
+    forgotten,
+    read_pins,
+    retained_reach,
+    running,
+    stored,
+    without,
+)
+from archive.maintain.plans import ObjectFate, Progress, PrunePlan, grouped
+from archive.manifest import (
+    FORGOTTEN,
+    LEFT,
+    Addition,
+    Attempt,
+    Change,
+    Commit,
+    CommitLog,
+    FileRef,
+    Reach,
+    Walk,
+    new_session,
+    read_of,
+    tablefiles,
+)
+from archive.store import Storage
+
+LEAST_S = 3600.0  # less must be forced: a reader goes on with an older commit for about as long
+LET_GO = "forgotten, longer ago than the wait"
+SUPERSEDED = "needed by no commit that can still be opened"
+CRASHED = "never committed, and older than the wait"
+UNFINISHED = "listed by an earlier prune, which did not come to its end"
+PINNED = "another archive refers to it"
+WAITING = "forgotten, but not for as long as the wait"
+EARLIER = "needed by commits that can still be opened"
+RUNNING = "of a session that may still commit"
+YOUNG = "not committed yet, and younger than the wait"
+STRANGE = "of no session: not made by this library"
+LIST = "the list of an earlier prune"
+_OF_STEPS = ("shards/", "journal/")  # what shards lie below
+
+Shown = Callable[[Commit], None]
+
+
+def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = False) -> PrunePlan:
+    """What a prune would delete now; nothing is written. shown: told of the commit, once it is made."""
+    if older_than_s < LEAST_S and not force:
+        raise UsageError(
+            f"older_than={written(older_than_s)!r} is less than {written(LEAST_S)}: readers and writers that are at "
+            "work now may lose what they use. Wait longer, or say force=True if nobody else uses this archive"
+        )
+    log.catch_up()
+
+    def look() -> tuple[Garbage, Commit, list[ObjectFate]]:
+        garbage = Garbage(log.storage, timedelta(seconds=older_than_s))
+        head = log.catch_up()
+        return garbage, head, garbage.fates(head)
+
+    garbage, head, fates = log.beside_prunes(look)
+
+    def carry(plan: PrunePlan, per_second: float | None, progress: Progress | None) -> PrunePlan:
+        return _carry_out(log, garbage, plan, shown, per_second, progress)
+
+    return PrunePlan(
+        url=log.storage.url, as_of=head.number, older_than_s=older_than_s, clock=garbage.clock,
+        versioned=log.storage.versioned(), going=tuple(one for one in fates if one.reason is not None),
+        groups=grouped(fates), _carry=carry,
+    )  # fmt: skip
+
+
+# -- what goes ---------------------------------------------------------------------------------------------------------
+
+
+class Garbage:
+    """All objects that there were at a time, of which it finds out what goes as of one commit after the other; each
+    commit and table is read once."""
+
+    def __init__(self, storage: Storage, wait: timedelta) -> None:
+        self._storage = storage
+        self.clock = storage.clock("commits")  # before anything is looked at
+        self._cutoff = self.clock - wait
+        self._stored = stored(storage)
+        self._settled = _newest_commit(storage, self._cutoff)
+        self._walk = Walk(storage)
+        self._history = History(storage)
+        self._rows: dict[int, Reach] = {}  # commit -> what its tables name
+
+    def fates(self, head: Commit) -> list[ObjectFate]:
+        """What becomes of all objects that retained commits do not lead to, as of a commit: one that is not older than
+        the scan."""
+        needed, pins = retained_reach(self._storage, head, self._walk).keys, {*read_pins(self._storage)}
+        let_go = forgotten(self._storage, head)
+        check_made(self._storage, let_go)
+        out = [self._forgotten(key, number, pins) for key, number in let_go.items() if key not in needed]
+        return [*out, *self._unknown(head, [k for k in self._stored if k not in needed and k not in let_go], pins)]
+
+    def _fate(self, key: str, why: str, reason: str | None = None) -> ObjectFate:
+        nbytes = self._stored[key].bytes if key in self._stored else 0  # it is gone already
+        return ObjectFate(key, nbytes, why, reason, why == UNFINISHED)
+
+    def _forgotten(self, key: str, number: int, pins: Set[str]) -> ObjectFate:
+        if key in pins or key.endswith(layout.PRUNED):
+            return self._fate(key, PINNED if key in pins else LIST)
+        return self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING)
+
+    def _unknown(self, head: Commit, keys: list[str], pins: Set[str]) -> Iterator[ObjectFate]:
+        """Of objects of which no table says what they are."""
+        if not keys:
+            return
+        history = self._history
+        history.follow(head)
+        is_of_rows = history.lost_rows and any(key.startswith(_OF_STEPS) for key in keys)
+        named = history.shards(self._there()) if is_of_rows else ()
+        sessions, journaled = running(head), Journaled.of(head)
+        for key in keys:
+            if key in pins:
+                yield self._fate(key, PINNED)
+            elif key.endswith(layout.PRUNED):
+                yield self._fate(key, LIST)
+            elif key in history.pruned:
+                yield self._fate(key, UNFINISHED, FORGOTTEN)
+            elif key in history.named or key in named:
+                yield self._superseded(head, key)
+            else:
+                yield self._left(key, sessions - ({layout.session_of(key)} if journaled.passed(key) else set()))
+
+    def _superseded(self, head: Commit, key: str) -> ObjectFate:
+        """Of what commits named that are not retained: all stay that can still be opened, which those from the last
+        letting go on can; that itself must be older than the wait."""
+        since = self._history.let_go(self._settled)
+        if not since or self._history.named.get(key, 0) >= since or key in self._later(head, since):
+            return self._fate(key, EARLIER)
+        return self._fate(key, SUPERSEDED, FORGOTTEN)
+
+    def _later(self, head: Commit, since: int) -> set[str]:
+        """What rows of the tables of commits from that one on name: of those after which there were less."""
+        numbers = {since, *(number - 1 for number in self._history.lost_rows if number > since)}
+        out: set[str] = set()
+        for number in sorted(numbers):
+            if number not in self._rows:
+                commit = head if number == head.number else read_of(self._storage, number, head)
+                self._rows[number] = self._walk.tables(commit, self._there())
+            out |= self._rows[number].keys
+        return out
+
+    def _there(self) -> Set[str]:
+        """What may still be read."""
+        return self._stored.keys() - self._history.pruned
+
+    def _left(self, key: str, sessions: Set[str | None]) -> ObjectFate:
+        """Of what no commit named. sessions: those that may still commit it."""
+        session = layout.session_of(key)
+        if session is None and not layout.is_temporary(key):
+            return self._fate(key, STRANGE)
+        if session in sessions:
+            return self._fate(key, RUNNING)
+        is_old = self._stored[key].modified <= self._cutoff
+        return self._fate(key, CRASHED, LEFT) if is_old else self._fate(key, YOUNG)
+
+
+def _newest_commit(storage: Storage, cutoff: datetime) -> int:
+    """The newest commit that is older than that; 0: none is."""
+    newest = 0
+    for one in storage.scan("commits"):
+        number = one.key.rpartition("/")[2].removesuffix(".json")
+        if number.isdecimal() and one.key == layout.commit_key(int(number)) and one.modified <= cutoff:
+            newest = max(newest, int(number))
+    return newest
+
+
+# -- carrying it out ---------------------------------------------------------------------------------------------------
+
+
+class _NothingToListError(Exception):
+    """Internal: nothing goes that is not in the list of an earlier prune."""
+
+
+def _carry_out(
+    log: CommitLog, garbage: Garbage, planned: PrunePlan, shown: Shown, per_second: float | None,
+    progress: Progress | None,
+) -> PrunePlan:  # fmt: skip
+    """Commit what of the plan still goes, and delete it."""
+    storage, session, wanted = log.storage, new_session(), {one.key for one in planned.going}
+    going: list[ObjectFate] = []
+
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        """Once more after each lost race: what goes by then, a part of what was planned."""
+        going[:] = [one for one in garbage.fates(parent) if one.reason is not None and one.key in wanted]
+        listed = [one for one in going if not one.listed]
+        if not listed:
+            raise _NothingToListError
+        columns = {name: [getattr(one, name) for one in listed] for name in ("key", "bytes", "reason")}
+        table = tables.from_columns("pruned", {**columns, "commit": [parent.number + 1] * len(listed)})
+        left = _left_forgotten(storage, parent, session, {one.key for one in listed if one.why == LET_GO})
+        removed = {"objects": len(listed), "bytes": sum(one.bytes for one in listed)}
+        return {}, {
+            "pruned": tablefiles.write(storage, session, "pruned", table), "forgotten": left, "removed": removed
+        }  # fmt: skip
+
+    made = None
+    with contextlib.suppress(_NothingToListError):
+        made = log.commit(f"prune/{session}", Change("prune", adds, session=session))
+        shown(made)
+    pinned = read_pins(storage)  # again: what was pinned before the commit was made and after it was drafted
+    keys = [one.key for one in going]
+    errors = storage.delete_many(
+        _members(storage, [key for key in keys if key not in pinned]), per_second=per_second,
+        told=None if progress is None else _telling(progress, len(keys)),
+    )  # fmt: skip
+    told = {key: str(error) for key, error in errors.items()}
+    return replace(planned, made=made, deleted=len(keys) - len(told), errors=told)
+
+
+def _left_forgotten(
+    storage: Storage, parent: Commit, session: str, gone: Collection[str]
+) -> tuple[FileRef, ...] | None:  # fmt: skip
+    """The files of the forgotten table without what goes."""
+    if not gone:
+        return parent.forgotten
+    left = without(tablefiles.load(storage, "forgotten", parent.files("forgotten")), gone)
+    return (tablefiles.write(storage, session, "forgotten", left),) if left.num_rows else None
+
+
+def _members(storage: Storage, keys: Collection[str]) -> Iterator[str]:
+    """The objects; of a shard that is a directory those in it."""
+    for key in keys:
+        if key.endswith(".zarr"):
+            yield from (one.key for one in storage.scan(key))
+        else:
+            yield key
+
+
+def _telling(progress: Progress, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def tell(more: int) -> None:
+        nonlocal done
+        done = min(done + more, total)
+        progress(done, total)
+
+    return tell
