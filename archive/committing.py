@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from archive.checkpoint import RankRows, fresh_rows, stamped
+from archive.checkpoint import RankRows, fresh_rows
 from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, Place
 
 
@@ -28,13 +28,11 @@ class RowCommits:
         place, adds = self._place, partial(self._added, rows, message)
         # The same rows have the same key: a repeated call finds what an earlier one made without knowing.
         key = f"{place.session}/{place.rank}/rows-{rows.next_sequence - 1}"
-        return self._log.commit(key, Change("commit", adds, [place.newest], place.run, place.session, place.rank))
+        who, ids_at = (place.run, place.session, place.rank), max(0, self.known_at)
+        return self._log.commit(key, Change("commit", adds, [place.newest], *who, ids_at))
 
     def _added(self, rows: RankRows, message: str | None, parent: Commit, attempt: Attempt) -> Addition:
         place = self._place
         fresh, sequences = fresh_rows(parent, place, {place.rank: rows})
-        attempt.check_ids(parent, fresh.segments, place.session, max(0, self.known_at))
-        chunk_file = attempt.once(place.session, "chunks", fresh.chunks) if fresh.chunks.num_rows else None
         runs = parent.runs_with({place.run: replace(parent.runs[place.run], sequences=sequences)})
-        new = {"segments": stamped(fresh.segments, chunk_file), "ledger": fresh.ledger}
-        return new, {"runs": runs, "chunks": chunk_file, "message": message}
+        return fresh._asdict(), {"runs": runs, "message": message}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from archive.checkpoint import requests, resuming, starting
 from archive.checkpoint.checkpointlist import Checkpoints, Clock, read_clock
 from archive.checkpoint.checkpoints import MAIN_BUFFER, Checkpoint, checkpoint_at
-from archive.checkpoint.drafting import Joint, fresh_rows, stamped
+from archive.checkpoint.drafting import Joint, fresh_rows
 from archive.checkpoint.holding import Holding
 from archive.checkpoint.joining import commit_recovered
 from archive.checkpoint.pending import Pending
@@ -50,7 +50,6 @@ __all__ = [
     "resuming",
     "rows_of",
     "stage",
-    "stamped",
     "starting",
     "watch",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from archive.manifest import (
     Requirement,
     RunEntry,
     StagedObject,
-    StoredFile,
-    tablefiles,
 )
 from archive.tables import among, distinct
 
@@ -58,23 +56,16 @@ def change_of(
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         fresh, sequences = fresh_rows(parent, place, {part.index.rank: part.rows_held[0] for part in parts})
-        known_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
-        attempt.check_ids(parent, fresh.segments, place.session, known_at)
-        says: dict[str, Any] = {}
-        if fresh.chunks.num_rows:
-            says["chunks"] = attempt.once(place.session, "chunks", fresh.chunks)
-        if all(f.index.replay_saved for f in parts):
-            table = tables.concat("live", [part.rows_held[1] for part in parts])
-            says["live"] = attempt.once(place.session, "live", table)
-        if recovered is not None:
-            says["format"] = layout.with_feature(parent.format, layout.JOURNAL)
         made = replace(_record(joint, parts, parent, sequences, partial=partial), recovered=recovered)
         runs = parent.runs_with({place.run: _run_entry(parent, made, parts, place, sequences)})
-        segments = stamped(fresh.segments, says.get("chunks"))
-        rows = {"segments": segments, "ledger": fresh.ledger, "checkpoints": _row(made, place)}
-        return rows, {**says, "runs": runs, "checkpoint": made}
+        rows = {**fresh._asdict(), "checkpoints": _row(made, place)}
+        if made.replay_saved:
+            rows["live"] = tables.concat("live", [part.rows_held[1] for part in parts])
+        known = {} if recovered is None else {"format": layout.with_feature(parent.format, layout.JOURNAL)}
+        return rows, {"runs": runs, "checkpoint": made, **known}
 
-    return Change("checkpoint", adds, [place.newest, *requires], place.run, place.session)
+    ids_at = min((f.index.known_at for f in parts if f.index.known_at >= 0), default=0)
+    return Change("checkpoint", adds, [place.newest, *requires], place.run, place.session, ids_at=ids_at)
 
 
 def fresh_rows(parent: Commit, place: Place, rows: Mapping[int, RankRows]) -> tuple[RankRows, dict[int, int]]:
@@ -99,14 +90,6 @@ def _fresh(rows: RankRows, done: int) -> RankRows:
     )
     chunks = rows.chunks.filter(among(rows.chunks["shard"], distinct(segments["shard"])))
     return RankRows(segments, chunks, ledger)
-
-
-def stamped(segments: pa.Table, chunk_file: StoredFile | None) -> pa.Table:
-    """Segment rows with where their chunk table lies, and when they were collected."""
-    if segments.num_rows == 0:
-        return segments
-    segments = tables.set_column(segments, "created_at", datetime.now(UTC))
-    return tablefiles.with_chunks(segments, chunk_file)
 
 
 def _record(

@@ -56,7 +56,7 @@ from archive.manifest.sessions import (
     place,
     run_of_session,
 )
-from archive.manifest.tablefiles import Later, Snapshot
+from archive.manifest.snapshot import Later, Snapshot
 
 __all__ = [
     "COLUMNS",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from archive.base import (
     CorruptCommitError,
@@ -24,6 +24,7 @@ from archive.base import (
     unstored,
 )
 from archive.manifest.records import Base, CheckpointRecord, FileRef, RunEntry, Sighting
+from archive.manifest.runs import KnownRuns
 from archive.tables import LISTED
 
 MAX_COMMIT_BYTES = 1_000_000
@@ -32,44 +33,6 @@ MAX_OBJECT_BYTES = MAX_COMMIT_BYTES + 66  # with its checksum, on a line of its 
 REMEDY = "nothing was read from it; run `archive repair` to see what can be recovered"
 _ADDS = ("session", "commit", "checkpoint", "tag", "label", "late", "merge")  # kinds that take nothing away
 _NULLS = {"commit": ("chunks", "message"), "checkpoint": ("chunks", "live")}  # by kind: null where others lack the key
-
-
-class Stored(Protocol):
-    """Runs in files. `refs`: these; `index`: the one that names them."""
-
-    index: FileRef | None
-
-    @property
-    def refs(self) -> list[FileRef]: ...
-    def find(self, run: str) -> RunEntry | None: ...
-    def every(self) -> Mapping[str, RunEntry]: ...
-
-
-class KnownRuns(Mapping[str, RunEntry]):
-    """The runs of a commit by name: its own, which it says itself, and those in files, which are read when asked for.
-
-    An own one counts, whatever a file says of it.
-    """
-
-    def __init__(self, own: Mapping[str, RunEntry], stored: Stored) -> None:
-        self.own, self.stored = own, stored
-
-    def __getitem__(self, run: str) -> RunEntry:
-        found = self.own[run] if run in self.own else self.stored.find(run)
-        if found is None:
-            raise KeyError(run)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self.stored.every(), **self.own})
-
-    def __len__(self) -> int:
-        return len({*self.stored.every(), *self.own})
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KnownRuns) and (self.own, self.stored.index) == (other.own, other.stored.index)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +96,8 @@ class Commit(Record):
     @property
     def tables_led_to(self) -> list[tuple[str, FileRef]]:
         """These, and the files that its index of runs names."""
-        stored = self.runs.stored.refs if isinstance(self.runs, KnownRuns) else ()
-        return [*self.tables, *(("runs", one) for one in stored)]
+        stored = self.runs.files if isinstance(self.runs, KnownRuns) else ()
+        return [*self.tables, *(("runs", one) for _, one in stored)]
 
     @property
     def all_files(self) -> list[FileRef]:
@@ -154,7 +117,7 @@ class Commit(Record):
     def runs_with(self, changed: Mapping[str, RunEntry]) -> Mapping[str, RunEntry]:
         """Its runs, with those that are changed in place of what they were."""
         own = {**self.own_runs, **{run: entry for run, entry in changed.items() if entry != self.runs.get(run)}}
-        return KnownRuns(own, self.runs.stored) if isinstance(self.runs, KnownRuns) else own
+        return self.runs.saying(own) if isinstance(self.runs, KnownRuns) else own
 
     @property
     def base_urls(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from archive import tables
 from archive.base import CheckpointError, CorruptManifestError, LetGoError, layout
 from archive.manifest import liveview, tablefiles
 from archive.manifest.attempts import Attempt
@@ -43,7 +44,9 @@ class Change:
     """A change of the archive, of which `CommitLog.commit` makes a commit.
 
     adds: gives the rows that it adds, and what else its commit says, as of the one that it is to follow; it may write
-    files that are named there.  requires: what must hold as of that one.
+    files that are named there. Rows of chunks and live steps get files of the commit's own; segments that come with
+    rows of chunks are told where these are.  requires: what must hold as of that one.  ids_at: the commit as of which
+    the ids of episodes that begin in it were free; None where they are not to be looked at.
     """
 
     kind: str
@@ -52,19 +55,32 @@ class Change:
     run: str = ""
     session: str = dataclasses.field(default_factory=new_session)
     rank: int | None = None
+    ids_at: int | None = None
 
     def draft(self, parent: Commit, attempt: Attempt) -> Commit:
         """Its commit to follow `parent`, after writing the files of its rows."""
-        rows, says = self.adds(parent, attempt)
+        given, says = self.adds(parent, attempt)
+        rows = {table: new for table, new in given.items() if new.num_rows or table in ("segments", "live")}
+        if self.ids_at is not None:
+            attempt.check_ids(parent, rows["segments"], self.session, self.ids_at)
         files: dict[str, Any] = {
-            table: attempt.add_rows(self.session, table, parent, new)
-            for table, new in rows.items() if new.num_rows or table == "segments"
-        }  # fmt: skip
+            table: attempt.once(self.session, table, rows.pop(table)) for table in ("chunks", "live") if table in rows
+        }
+        if "chunks" in given:
+            rows["segments"] = _stamped(rows["segments"], files.get("chunks"))
+        files |= {table: attempt.add_rows(self.session, table, parent, new) for table, new in rows.items()}
         if "ledger" in files:
             files["format"] = layout.with_feature(parent.format, layout.JOURNAL)
         added = {table: rows[table].num_rows for table in ("segments", "ledger") if table in files}
         who = {"run": self.run, "session": self.session, "rank": self.rank}
         return parent.after(self.kind, **{"added": added, **who, **files, **says})
+
+
+def _stamped(segments: pa.Table, chunks: FileRef | None) -> pa.Table:
+    """New segments with the file that has their chunks, and when they were collected."""
+    if segments.num_rows == 0:
+        return segments
+    return tablefiles.with_chunks(tables.set_column(segments, "created_at", datetime.now(UTC)), chunks)
 
 
 class Crossing:

@@ -17,7 +17,7 @@ from archive.manifest.branches import Mask, Rows, Sequences
 from archive.manifest.commit import Commit
 from archive.manifest.labels import PREFIX, Labels
 from archive.manifest.sessions import run_of_session
-from archive.manifest.tablefiles import Snapshot
+from archive.manifest.snapshot import Snapshot
 from archive.tables import ADDRESS, NO_ENV, coded, segments_of
 
 if TYPE_CHECKING:

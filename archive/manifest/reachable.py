@@ -18,7 +18,7 @@ from archive.manifest.commit import Commit
 from archive.manifest.commits import read_all
 from archive.manifest.index import EpisodeIndex
 from archive.manifest.records import FileRef
-from archive.manifest.tablefiles import Snapshot
+from archive.manifest.snapshot import Snapshot
 from archive.store import Storage, split_key
 from archive.tables import SHARDED, distinct
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 import json
 import secrets
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from archive import tables
 from archive.base import CorruptManifestError, IntegrityError, MissingObjectError, cached_property, layout, plainjson
 from archive.manifest import tablefiles
-from archive.manifest.commit import Commit, KnownRuns
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
+
+if TYPE_CHECKING:
+    from archive.manifest.commit import Commit
 
 MOST_OWN, KEPT_OWN = 48, 32  # runs that a commit says itself, and how many are left where there are more
 MOST_BYTES, KEPT_BYTES = 256 * 1024, 128 * 1024  # of their text
@@ -29,17 +31,44 @@ _Files = tuple[tuple[str, FileRef], ...]  # the least name in each, in order
 _last: WeakKeyDictionary[Storage, tuple[str, _Files]] = WeakKeyDictionary()  # path of the index read last, what it has
 
 
-class StoredRuns:
-    """The runs of an index; None: of none yet. What is read is kept."""
+class KnownRuns(Mapping[str, RunEntry]):
+    """The runs of a commit by name: its own, which it says itself and which count whatever a file says, and those of an
+    index, which are read when they are asked for, and kept."""
 
-    def __init__(self, storage: Storage, index: FileRef | None) -> None:
+    def __init__(self, storage: Storage, own: Mapping[str, RunEntry], index: FileRef | None) -> None:
         self._storage = storage
-        self.index = index
-        self._read: dict[str, dict[str, RunEntry]] = {}  # by the least name
+        self.own, self.index = own, index
+        self._read: dict[str, dict[str, RunEntry]] = {}  # by the least name of a file
+
+    def __getitem__(self, run: str) -> RunEntry:
+        if run in self.own:
+            return self.own[run]
+        at = self._place(run)
+        return self._load(self.files[at : at + 1])[run]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._load(self.files), **self.own})
+
+    def __len__(self) -> int:
+        return len({*self._load(self.files), *self.own})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownRuns) and (self.own, self.index) == (other.own, other.index)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return KnownRuns, (self._storage, self.own, self.index)
+
+    def saying(self, own: Mapping[str, RunEntry]) -> KnownRuns:
+        """The same files beside other runs of its own."""
+        out = KnownRuns(self._storage, own, self.index)
+        out._read = self._read
+        return out
 
     @cached_property
     def files(self) -> _Files:
-        """The files that it has."""
+        """The files of the index."""
         if self.index is None:
             return ()
         path, files = _last.get(self._storage, ("", ()))
@@ -48,23 +77,9 @@ class StoredRuns:
             _last[self._storage] = self.index.path, files
         return files
 
-    @property
-    def refs(self) -> list[FileRef]:
-        """How they are named."""
-        return [ref for _, ref in self.files]
-
-    def find(self, run: str) -> RunEntry | None:
-        """A run; None if there is none of that name."""
-        at = self._place(run)
-        return self._load(self.files[at : at + 1]).get(run)
-
-    def every(self) -> dict[str, RunEntry]:
-        """All of them."""
-        return self._load(self.files)
-
-    def having(self, changed: Mapping[str, RunEntry], session: str) -> StoredRuns:
-        """These runs, and the changed ones in place of what they were: files of the session have those anew that stand
-        beside a changed one."""
+    def having(self, changed: Mapping[str, RunEntry], session: str) -> KnownRuns:
+        """The same with these in files, in place of what they were there: the session writes those files anew that
+        have a changed one, or would."""
         new = {run: json.dumps(entry.to_json(), separators=(",", ":")) for run, entry in changed.items()}
         touched = {self._place(run) for run in new}
         old = self._texts([one for at, one in enumerate(self.files) if at in touched])
@@ -80,7 +95,7 @@ class StoredRuns:
         table = tables.from_columns("runfiles", {"first": [first for first, _ in files], **columns})
         index = tablefiles.write(self._storage, session, "runfiles", table)
         _last[self._storage] = index.path, files
-        return StoredRuns(self._storage, index)
+        return KnownRuns(self._storage, self.own, index)
 
     def _place(self, run: str) -> int:
         """Which of the files has the run, if any has; it would go into that one."""
@@ -110,9 +125,6 @@ class StoredRuns:
         return tablefiles.write(
             self._storage, session, "runs", tables.from_columns("runs", {"run": runs, "entry": texts})
         )
-
-    def __reduce__(self) -> Any:
-        return StoredRuns, (self._storage, self.index)
 
 
 def _indexed(storage: Storage, index: FileRef) -> _Files:
@@ -149,7 +161,7 @@ def served(storage: Storage, commit: Commit) -> Commit:
     """A commit as it was read, with all of its runs."""
     if commit.run_files is None:
         return commit
-    return replace(commit, runs=KnownRuns(commit.own_runs, StoredRuns(storage, commit.run_files)))
+    return replace(commit, runs=KnownRuns(storage, commit.own_runs, commit.run_files))
 
 
 def files_there(commit: Commit) -> list[FileRef]:
@@ -173,10 +185,10 @@ def settled(storage: Storage, parent: Commit, draft: Commit, attempt: int) -> Co
         return draft
     kept = _kept(parent, draft, sizes)
     rest = {run: entry for run, entry in draft.own_runs.items() if run not in kept}
-    stored = StoredRuns(storage, draft.run_files).having(rest, draft.session or secrets.token_hex(6))
     own = {run: draft.own_runs[run] for run in kept}
+    runs = KnownRuns(storage, own, draft.run_files).having(rest, draft.session or secrets.token_hex(6))
     known = layout.with_feature(draft.format, layout.RUN_FILES)
-    return replace(draft, runs=KnownRuns(own, stored), run_files=stored.index, format=known)
+    return replace(draft, runs=runs, run_files=runs.index, format=known)
 
 
 def _kept(parent: Commit, draft: Commit, sizes: Mapping[str, int]) -> set[str]:

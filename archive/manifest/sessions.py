@@ -33,7 +33,7 @@ from archive.manifest.commits import CommitLog
 from archive.manifest.crossing import Addition, Change, new_session
 from archive.manifest.live import Resume, check_same_origin
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
-from archive.manifest.tablefiles import Snapshot
+from archive.manifest.snapshot import Snapshot
 from archive.store import Storage, smallfiles
 from archive.tables import MOST_RANKS
 

@@ -1,0 +1,150 @@
+"""The tables of an archive as one commit has them, read when they are asked for: the segments table and what is beside
+it, and what was said of episodes since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from archive.manifest.branches import Branches
+from archive.manifest.commit import Commit
+from archive.manifest.records import FileRef
+from archive.manifest.tablefiles import fetch, load, parsed
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Later:
+    """What was said of episodes, and added to them, after they were written; as of one commit. An archive shares it
+    with its checkpoints, whose own commits may be older."""
+
+    def __init__(self, storage: Storage, head: Commit, *, read_only: bool = False) -> None:
+        """head: the commit whose labels and late fields count; read_only: it stays that one."""
+        self.storage = storage
+        self.head = head
+        self.read_only = read_only
+        self._tables: dict[str, tuple[tuple[FileRef, ...], pa.Table]] = {}
+
+    def show(self, head: Commit) -> None:
+        """What others said until then counts, too."""
+        if head.number > self.head.number:
+            self.head = head
+
+    def without_fields(self) -> Later:
+        """The same, but for the fields that were added."""
+        return Later(self.storage, replace(self.head, late=None), read_only=True)
+
+    @property
+    def labels(self) -> pa.Table:
+        """The rows of the labels table, oldest first: nothing is fetched where there are none."""
+        return self._rows("labels")
+
+    @property
+    def late(self) -> pa.Table:
+        """The rows of the late table, oldest first: nothing is fetched where there are none."""
+        return self._rows("late")
+
+    def _rows(self, kind: str) -> pa.Table:
+        files = self.head.files(kind)
+        if kind not in self._tables or self._tables[kind][0] != files:
+            self._tables[kind] = files, load(self.storage, kind, files)
+        return self._tables[kind][1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": {}}
+
+
+class Snapshot:
+    """The segments table as one commit sees it, or its newest files, loaded by column; immutable, so what was read is
+    kept. `later`: what was said of its episodes since; `files`: those whose rows it has, oldest first."""
+
+    def __init__(
+        self, storage: Storage, commit: Commit, later: Later | None = None, *, read_only: bool = False
+    ) -> None:  # fmt: skip
+        self.storage = storage
+        self.commit = commit
+        self.later = Later(storage, commit, read_only=read_only) if later is None else later
+        self.files = commit.files("segments")
+        self._bytes: dict[str, bytes] = {}  # path of a file -> what it holds
+        self._columns: dict[str, pa.ChunkedArray] = {}
+        self._branches: Branches | None = None
+        self._rows: int | None = None  # where they are given
+
+    @classmethod
+    def of(cls, storage: Storage, commit: Commit, table: pa.Table) -> Self:
+        """With these rows (all of its columns, or those that will be asked for) instead of the commit's."""
+        out = cls(storage, commit)
+        out._columns = {name: table[name] for name in table.column_names}
+        out._rows = table.num_rows
+        return out
+
+    def as_of(self, commit: Commit) -> Snapshot:
+        """As another commit sees it; what was read is kept where that has the same."""
+        out = Snapshot(self.storage, commit, read_only=self.later.read_only)
+        if self.commit.same_episodes(commit):
+            self._give(out)
+        return out
+
+    def as_written(self) -> Snapshot:
+        """The same, without the fields that were added later; what was read is kept."""
+        out = Snapshot(self.storage, self.commit, self.later.without_fields())
+        self._give(out)
+        return out
+
+    def _give(self, other: Snapshot) -> None:
+        """Let one that has the same rows have what was read."""
+        other.files, other._bytes = self.files, self._bytes
+        other._columns, other._branches, other._rows = self._columns, self._branches, self._rows
+
+    def newest(self, count: int) -> Snapshot:
+        """Only the rows of so many of its newest files, which are fetched once for all that have them."""
+        out = Snapshot(self.storage, self.commit, self.later)
+        out.files = self.files[len(self.files) - count :]
+        out._bytes, out._branches = self._bytes, self._branches
+        return out
+
+    @property
+    def older(self) -> tuple[FileRef, ...]:
+        """The files of the table whose rows it has not."""
+        every = self.commit.files("segments")
+        return every[: len(every) - len(self.files)]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for f in self.files) if self._rows is None else self._rows
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """These columns of the segments table, in the order of the files."""
+        import pyarrow as pa
+
+        missing = [n for n in names if n not in self._columns]
+        if missing:
+            table = parsed(self.storage, "segments", self.files, self._fetched(), missing)
+            self._columns.update({n: table[n] for n in missing})
+        return pa.table({n: self._columns[n] for n in names})
+
+    def _fetched(self) -> list[bytes]:
+        """What its files hold."""
+        lacking = [ref for ref in self.files if ref.path not in self._bytes]
+        if lacking:
+            found = fetch(self.storage, lacking)
+            self._bytes.update(zip((ref.path for ref in lacking), found, strict=True))
+        return [self._bytes[ref.path] for ref in self.files]
+
+    @property
+    def branches(self) -> Branches:
+        """Which sessions went on from which: nothing is fetched where none did."""
+        if self._branches is None:
+            self._branches = Branches.of(load(self.storage, "branches", self.commit.files("branches")))
+        return self._branches
+
+    def take(self, rows: Any, names: Sequence[str]) -> pa.Table:
+        import pyarrow as pa
+
+        return self.columns(names).take(pa.array(rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_bytes": {}, "_columns": {}, "_branches": None, "_rows": None}
