@@ -16,7 +16,7 @@ from archive.manifest import (
     tablefiles,
 )
 from archive.manifest.attempts import Attempt
-from archive.manifest.branches import Branches, Origin, Rows, Sequences
+from archive.manifest.chains import Branches, Origin, Rows, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog, Commits, read_of

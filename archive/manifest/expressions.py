@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from archive.arrays import Mask
 from archive.base import UsageError, check_text, one_line
-from archive.manifest.branches import Mask
 from archive.manifest.index import COLUMNS
 
 if TYPE_CHECKING:

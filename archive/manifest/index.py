@@ -9,11 +9,11 @@ from uuid import UUID
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive.arrays import Ints, Mask
 from archive.base import UsageError, cached_property
 from archive.fields import Objects, schema
 from archive.manifest import chains
-from archive.manifest.branches import Mask, Rows, Sequences
+from archive.manifest.chains import Rows, Sequences
 from archive.manifest.commit import Commit
 from archive.manifest.labels import PREFIX, Labels
 from archive.manifest.sessions import run_of_session

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from archive.base import Undo, UsageError
-from archive.manifest.branches import Origin
+from archive.manifest.chains import Origin
 from archive.manifest.records import ForkedFrom, RunEntry
 from archive.steps import Steps
 

@@ -27,7 +27,7 @@ from archive.base import (
     process_group,
 )
 from archive.manifest.attempts import Attempt
-from archive.manifest.branches import Branches, Origin
+from archive.manifest.chains import Branches, Origin
 from archive.manifest.commit import Commit
 from archive.manifest.commits import CommitLog
 from archive.manifest.crossing import Addition, Change, new_session

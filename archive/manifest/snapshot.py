@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest.branches import Branches
+from archive.manifest.chains import Branches
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef
 from archive.manifest.tablefiles import fetch, load, parsed

@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive.maintain.maintenance import verify
 from archive.manifest import chains
-from archive.manifest.branches import Branches, Rows
+from archive.manifest.chains import Branches, Rows
 from tests.support import format_reader
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.sampling import examples
