@@ -69,7 +69,6 @@ ROOMS = (
     "archive.view.answers",
     "archive.view",
     "archive.cli",
-    "archive.cli.demo",
     "archive.testing",
 )
 OPENS_BELOW = {("archive.facade", "archive.view")}  # arc.view(): a user's verb for a whole room, loaded when called

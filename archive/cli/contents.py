@@ -1,9 +1,10 @@
-"""`archive info`, `ls`, `log`, `ledger`: what an archive holds, where it lies, and how it came to be; and what
-became of its prompts."""
+"""What an archive holds, where it is stored, how it came to be, and what became of its prompts: `archive info`, `ls`,
+`log`, `ledger`; episodes, one of them, and a random batch: `episodes`, `show`, `sample`."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,10 @@ import click
 
 from archive.base import ARCHIVE_KEY, NotFoundError, size
 from archive.cli import output
-from archive.cli.options import Target, limit, on_archive, where
-from archive.cli.selecting import meeting, named_checkpoint
+from archive.cli.options import Target, checkpoints_of, limit, meeting, named_checkpoint, of_run, on_archive, where
 
 if TYPE_CHECKING:
-    from archive import Archive, Commit
+    from archive import Archive, Commit, Episode, Episodes
     from archive.ledger import LedgerView
 
 RUN = ("run", "newest_checkpoint", "commit", "checkpoints", "episodes", "steps", "newest_session", "forked_from")
@@ -33,7 +33,7 @@ LOG_BATCH = 100
 def info(target: Target) -> None:
     """What an archive holds, in a few lines."""
     arc = target.open()
-    about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _episodes(arc)
+    about = {"url": arc.url, "id": arc.id, "layout": arc.layout} | _head(arc.head) | _counted(arc)
     about["shards"] = len(arc.shards)
     taken = arc.usage.to_json()
     sessions = {name: entry.session for name, entry in arc.head.runs.items()}
@@ -55,7 +55,7 @@ def _head(head: Commit) -> dict[str, Any]:
     return {"commit": head.number, "committed_at": head.created_at, "format": head.format["write"]}
 
 
-def _episodes(arc: Archive) -> dict[str, Any]:
+def _counted(arc: Archive) -> dict[str, Any]:
     import pyarrow.compute as pc
 
     table = arc.episodes.columns(("length", "complete", "update_count_min", "update_count_max", "buffer"))
@@ -191,3 +191,207 @@ def _ledgers(arc: Archive, name: str | None, run: str, checkpoint: str | None) -
 def _standing(view: LedgerView) -> dict[str, Any]:
     todo = {"to_reissue": len(view.to_reissue()), "to_train": len(view.to_train())}
     return {"ledger": view.name, **view.counts, **todo}
+
+
+SHOWN = (
+    "episode_id", "length", "return", "complete", "weights", "updates", "env_id", "rank", "run", "buffer", "commit",
+    "metadata",
+)  # fmt: skip
+ABOUT = (
+    "id", "length", "complete", "terminated", "truncated", "reason", "model_weights_uuids", "update_counts",
+    "total_reward", "env_id", "rank", "run", "session", "buffer", "created_at", "commit", "metadata", "labels",
+)  # fmt: skip
+
+
+def _update_range(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    """A number, or START:STOP, half-open; either side may be left out."""
+    start, colon, stop = (text or "").partition(":")
+    try:
+        return (int(start) if start else None, int(stop) if stop else None) if colon else int(text) if text else None
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor START:STOP", ctx, param) from None
+
+
+@click.command()
+@click.option("--weights", multiple=True, metavar="UUID", help="Made by these. May be repeated.")
+@click.option("--updates", callback=_update_range, metavar="N|START:STOP", help="Of these update counts, without STOP.")
+@where("As in \"return > 10 and metadata.task = 'push'\".")
+@click.option("--run", multiple=True, metavar="NAME", help="Of these runs. May be repeated.")
+@click.option("--buffer", multiple=True, metavar="NAME", help="In these buffers. May be repeated.")
+@click.option("--complete/--incomplete", default=None, help="With, or without, both beginning and end.")
+@limit("How many, of the newest; 0 for all.")
+@on_archive()
+def episodes(
+    target: Target, weights: tuple[str, ...], updates: Any, run: tuple[str, ...], buffer: tuple[str, ...], limit: int,
+    **how: Any,
+) -> None:  # fmt: skip
+    """Find episodes. Reads no data."""
+    from archive.base import jsontree
+
+    arc = target.open()
+    runs = [arc.runs[name].name for name in run]  # an error of its own, if there is none of that name
+    found = arc.episodes.filter(
+        model_weights_uuid=weights or None, update_count=updates, buffer=buffer or None, run=runs or None, **how
+    )
+    some = found[-limit:] if limit else found
+    table = some.columns(some.episode_index.names)
+    rows = table.to_pylist()
+    whole = [row | {"metadata": jsontree.loads(row["metadata"]) if row["metadata"] else {}} for row in rows]
+
+    def show() -> None:
+        said = [name for name in table.column_names if name.startswith("label.")]
+        shown = [*(name for name in SHOWN if name != "run" or len(arc.runs) > 1), *said]
+        output.table(map(_in_short, whole), shown)
+        more = f", the newest {len(rows)} shown; --limit 0 shows all" if len(rows) < len(found) else ""
+        output.say(f"{len(found)} episode{'' if len(found) == 1 else 's'}{more}")
+        for note in found.notes:
+            output.say(note)
+
+    target.answer({"found": len(found), "episodes": whole}, show)
+
+
+def _in_short(row: dict[str, Any]) -> dict[str, Any]:
+    low, high = row["update_count_min"], row["update_count_max"]
+    updates = None if low is None else _span((low, high + 1))
+    return row | {
+        "weights": row["model_weights_uuids"] or None,
+        "updates": updates,
+        "metadata": row["metadata"] or None,
+    }
+
+
+def _span(updates: tuple[int, int] | None) -> str | None:
+    """A half-open range as people say it."""
+    if updates is None:
+        return None
+    return str(updates[0]) if updates[1] == updates[0] + 1 else f"{updates[0]} to {updates[1] - 1}"
+
+
+@click.command()
+@on_archive()
+@click.argument("episode_id")
+@click.option(
+    "--read", "-r", "names", multiple=True, metavar="FIELD", help="Print this field's values. May be repeated."
+)
+@click.option("--start", default=0, show_default=True, help="First step to print.")
+@click.option("--stop", type=int, help="Step before which to end.")
+def show(target: Target, episode_id: str, names: tuple[str, ...], start: int, stop: int | None) -> None:
+    """One episode: what is known of it, its fields, and their values."""
+    episode = target.open().episodes[episode_id]
+    values = episode.read(list(names), start, stop) if names else {}
+    about = {name.replace("total_reward", "return"): getattr(episode, name) for name in ABOUT}
+
+    def show() -> None:
+        known = about | {"update_counts": _span(episode.update_counts)}
+        output.facts({name: value for name, value in known.items() if value not in (None, {}, [])})
+        _print_fields(episode)
+        _print_values(values, start)
+
+    target.answer(about | {"fields": episode.fields} | ({"values": values} if names else {}), show)
+
+
+def _print_fields(episode: Episode) -> None:
+    from archive.views import summaries
+
+    columns = ("field", "dtype", "shape", "axis")
+    rows = [(name, *summaries.kind(text)) for name, text in episode.fields.items()]
+    output.table([dict(zip(columns, row, strict=True)) for row in rows], columns)
+
+
+def _print_values(values: dict[str, Any], start: int) -> None:
+    """Numbers as NumPy prints them; text, JSON and what varies in length step by step."""
+    from archive.views import frames, texts
+
+    for path, leaf in frames.leaves(values):
+        output.say(f"\n{output.cell(path, limit=None)}")
+        said = texts.as_texts(leaf)
+        if said is None or (not said.written and not isinstance(leaf, list)):
+            output.say(str(leaf))
+            continue
+        for step, text in enumerate(said.steps, max(start, 0)):
+            for i, line in enumerate(text.split("\n")):
+                output.say(f"{f'[{step}]' if i == 0 else '':<6} {output.cell(line, limit=None)}".rstrip())
+
+
+@click.command()
+@click.option("--num-chunks", default=4, show_default=True, type=click.IntRange(1), help="Transitions to draw.")
+@click.option("--cache-size", default=5, show_default=True, type=click.IntRange(0), help="Newest trajectories to hold.")
+@click.option(
+    "--sample-window-size", default=0, show_default=True, type=click.IntRange(0),
+    help="Draw from that many of the newest trajectories; 0 for all.",
+)  # fmt: skip
+@click.option("--checkpoint", "name", metavar="NAME", help="Default: the newest whole one; without any, all episodes.")
+@of_run
+@click.option("--buffer", default="replay", show_default=True, metavar="NAME")
+@where()
+@click.option("--seed", default=1234, show_default=True)
+@click.option("--replace", is_flag=True, help="Draw more than there are, if need be.")
+@click.option(
+    "--missing", default="error", metavar="skip|VALUE", help="Leave out fields that some lack, or fill them in."
+)
+@on_archive()
+def sample(
+    target: Target, num_chunks: int, cache_size: int, replace: bool, missing: str, name: str | None, run: str | None,
+    buffer: str, where: str | None, **how: Any,
+) -> None:  # fmt: skip
+    """Load trajectories and draw a batch of transitions once.
+    A URL ending in rank_3 means rank 3 of the archive above."""
+    from archive.adapters.rlinf import buffer as rlinf
+
+    place = rlinf.where(target.url)
+    arc = target.open(url=place.root)
+    source, episodes = _drawn_from(arc, place.rank, name, run, buffer)
+    episodes = episodes if where is None else episodes.filter(where=where)
+    held = rlinf.TrajectoryReplayBuffer(missing=_filling(missing), **how)
+    _, load = _measured(arc, lambda: held.load_episodes(episodes, in_memory=cache_size))
+    batch, draw = _measured(arc, lambda: held.sample(num_chunks, replace=replace))
+    fields = [
+        {"field": path, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        for path, value in _leaves(batch)
+    ]
+    drawn = max((field["shape"][0] for field in fields), default=0)  # less than asked for, where there is less
+    about = {"source": source, **held.get_stats(), "num_chunks": drawn, "load": load, "sample": draw}
+
+    def show() -> None:
+        cost = "{seconds:.3f} s, {requests} requests, {bytes} bytes"
+        output.facts(about | {"load": cost.format(**load), "sample": cost.format(**draw)})
+        output.table([field | {"shape": str(field["shape"])} for field in fields], ("field", "shape", "dtype"))
+
+    target.answer(about | {"fields": fields}, show)
+
+
+def _filling(text: str) -> Any:
+    """A number to fill in, or one of the words that the buffer knows."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def _drawn_from(arc: Archive, rank: int | None, name: str | None, run: str | None, buffer: str) -> tuple[str, Episodes]:
+    """What to draw from, in words, and the episodes."""
+    from archive.adapters.rlinf.buffer import held_by
+
+    checkpoints = checkpoints_of(arc, run)
+    found = checkpoints[name] if name else checkpoints.newest(replay=True)
+    if found is None:
+        return "all episodes", arc.episodes.filter(buffer=buffer, rank=rank, run=run)
+    if rank is None:
+        return f"checkpoint {found.name}", found.episodes.filter(buffer=buffer)
+    return f"checkpoint {found.name}, rank {rank}", found.episodes.filter(episode_id=held_by(found, buffer, rank))
+
+
+def _measured(arc: Archive, work: Any) -> tuple[Any, dict[str, Any]]:
+    """What the work gives, and what it took."""
+    before, started = arc.io_stats(), time.perf_counter()
+    made = work()
+    used = arc.io_stats() - before
+    return made, {"seconds": time.perf_counter() - started, "requests": used.requests, "bytes": used.bytes_in}
+
+
+def _leaves(nest: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in nest.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{key}/")
+        else:
+            yield path + key, value

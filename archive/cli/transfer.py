@@ -12,7 +12,7 @@ from archive.base import UsageError
 from archive.cli import output
 from archive.cli.checkpoints import planned, planning
 from archive.cli.options import Target, on_archive, options_of, where
-from archive.cli.progress import bar
+from archive.cli.output import bar
 
 if TYPE_CHECKING:
     from archive import Archive

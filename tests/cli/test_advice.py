@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import archive
 from archive.base.errors import NotExclusiveError
 from archive.cli import COMMANDS, main
-from archive.cli.advice import in_options
+from archive.cli.commands import in_options
 from archive.store.bases import Roots
 from tests.support.tampering import write_some
 

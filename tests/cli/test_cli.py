@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.cli import options, output
-from archive.cli.demo import ranks as demo_ranks
-from archive.cli.demo import steps as demo
+from archive.cli import demo, options, output
 from tests.support import servers
 from tests.support.commands import HOSTILE, call, document, printed
 from tests.support.processes import FORKSERVER
@@ -160,7 +158,7 @@ def _by_weights(arc: archive.Archive) -> archive.Episodes:
 @pytest.fixture
 def loaded_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of the demonstration are processes all the same, but need not load the library each."""
-    monkeypatch.setattr(demo_ranks, "get_context", lambda _: FORKSERVER)
+    monkeypatch.setattr(demo, "get_context", lambda _: FORKSERVER)
 
 
 @pytest.mark.usefixtures("loaded_ranks")

@@ -22,7 +22,7 @@ import resharding
 from archive.adapters.common import Report
 from archive.base import errors, plaintext
 from archive.checkpoint import progressbar
-from archive.cli import COMMANDS, main, output, progress
+from archive.cli import COMMANDS, main, output
 from archive.cli.commands import Failed
 from archive.maintain import maintenance
 from tests.support.places import ROOT
@@ -257,7 +257,7 @@ def test_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[red]x[/red]" in written.getvalue()
     written.seek(0)
     written.truncate()
-    with progress.bar(EVIL, []) as advance:
+    with output.bar(EVIL, []) as advance:
         advance(1, 2)
     assert "\x1b]52" not in written.getvalue()
 
