@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resharding.planning import Plan, plan
-    from resharding.sharing import Share, ShareBuffer
+    from resharding.planning import Plan, Share, ShareBuffer, plan
     from resharding.transfer import Compacted, compact, export, filter, merge, reshard, split
 
 __all__ = [
@@ -32,10 +31,8 @@ __all__ = [
     "split",
 ]
 
-_LAZY = (
-    dict.fromkeys(("Plan", "plan"), "planning")
-    | dict.fromkeys(("Share", "ShareBuffer"), "sharing")
-    | dict.fromkeys(("Compacted", "compact", "export", "filter", "merge", "reshard", "split"), "transfer")
+_LAZY = dict.fromkeys(("Plan", "Share", "ShareBuffer", "plan"), "planning") | dict.fromkeys(
+    ("Compacted", "compact", "export", "filter", "merge", "reshard", "split"), "transfer"
 )
 
 

@@ -47,8 +47,6 @@ ROOMS = (
     "archive.datasets",
     "archive.sampling",
     "archive.torch",
-    "resharding.placing",
-    "resharding.sharing",
     "resharding.planning",
     "resharding.transfer",
     "resharding",

@@ -5,29 +5,50 @@ A plan is made from the manifest alone; it prints as its own dry run, compares, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from archive.base import UsageError, cached_property, size, visible
+from archive.arrays import Ints, Mask
+from archive.base import (
+    Count,
+    Form,
+    IntegrityError,
+    MisshapenError,
+    Positive,
+    Record,
+    UsageError,
+    cached_property,
+    plainjson,
+    size,
+    stored,
+    visible,
+)
 from archive.checkpoint import Checkpoint
 from archive.manifest import Origin, place
+from archive.steps import Steps
 from archive.views import plots, reports
-from resharding.placing import FILTERED, Placement, Rules, Source
-from resharding.planning import plantext
-from resharding.sharing import Share
+from resharding.planning.placement import FILTERED, Placement, Rules
+from resharding.planning.share import Share
+from resharding.planning.source import SourceBuffer
+
+FORMAT = 1
+_WHAT = "the text of this plan"
+_MOST_RANKS = 1 << 20  # a plan counts for each
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Who gets what. `share(rank)` gives one target rank its part; any process can compute its own."""
 
-    source: Source  # the checkpoint
+    checkpoint: Checkpoint
+    sources: Mapping[str, SourceBuffer]  # what the checkpoint has, by buffer
     world_size: int
     rules: Mapping[str, Rules]  # by buffer
     placements: Mapping[str, Placement]
@@ -38,18 +59,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         for placement in self.placements.values():
-            for column in (*placement.parts, *placement.dropped):
-                column.setflags(write=False)
-        object.__setattr__(self, "placements", MappingProxyType(dict(self.placements)))
-        object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
+            for steps in placement:
+                for column in (steps.stream, steps.lo, steps.hi, *steps.columns.values()):
+                    column.setflags(write=False)
+        for name in ("sources", "rules", "placements"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> Any:
-        rest = (dict(self.rules), dict(self.placements), self.is_identity, self.seen, self.conditions, self.origin)
-        return Plan, (self.source, self.world_size, *rest)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.source.checkpoint
+        given = [getattr(self, one.name) for one in fields(self)]
+        return Plan, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in given)
 
     def share(self, rank: int | None = None) -> Share:
         """What one target rank gets; the rank defaults to that of torch.distributed or RANK."""
@@ -76,17 +94,17 @@ class Plan:
     @property
     def episodes(self) -> list[int]:
         """Episodes per target rank."""
-        return self._totals(lambda p: np.ones(len(p.unit), np.int64))
+        return self._totals(lambda parts: np.ones(len(parts), np.int64))
 
     @property
     def steps(self) -> list[int]:
         """Steps per target rank."""
-        return self._totals(lambda p: p.steps)
+        return self._totals(lambda parts: parts.length)
 
     def _totals(self, of: Any) -> list[int]:
         out = np.zeros(self.world_size, np.int64)
         for placement in self.placements.values():
-            np.add.at(out, placement.parts.target, of(placement.parts))
+            np.add.at(out, placement.parts["target"], of(placement.parts))
         return [int(n) for n in out]
 
     @property
@@ -102,29 +120,26 @@ class Plan:
 
     def dropped_of(self, buffer: str) -> dict[str, dict[str, int]]:
         """Of one buffer: why -> how many episodes (wholly or in part) and steps no target gets."""
-        gone = self.placements[buffer].dropped
+        every = self.placements[buffer].dropped
         out: dict[str, dict[str, int]] = {}
-        for reason in dict.fromkeys(gone.reason.tolist()):
-            mine = gone.reason == reason
-            episodes, steps = len(np.unique(gone.unit[mine])), int((gone.hi - gone.lo)[mine].sum())
-            out[reason] = {"episodes": episodes, "steps": steps}
+        for reason in dict.fromkeys(every["reason"].tolist()):
+            gone = every.pick(every["reason"] == reason)
+            out[reason] = {"episodes": len(np.unique(gone.stream)), "steps": int(gone.length.sum())}
         return out
 
     def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:
         """What is dropped, one by one: episode id, reason, steps [start, stop) of its live ones."""
         gone = self.placements[buffer].dropped
-        ids = self.source.ids(buffer)
-        columns = (gone.unit.tolist(), gone.reason.tolist(), gone.lo.tolist(), gone.hi.tolist())
+        ids = self.sources[buffer].episodes.columns(["episode_id"])["episode_id"].to_pylist()
+        columns = (gone.stream.tolist(), gone["reason"].tolist(), gone.lo.tolist(), gone.hi.tolist())
         return [{"episode_id": ids[u], "reason": r, "start": a, "stop": b} for u, r, a, b in zip(*columns, strict=True)]
 
     @property
     def moved(self) -> dict[tuple[int, int], int]:
         """(source rank, target rank) -> steps that go there."""
-        source = self.source
         out = np.zeros((max(self.checkpoint.ranks, default=0) + 1, self.world_size), np.int64)
-        for name, placement in self.placements.items():
-            ranks = source.units(source.buffers[name]).rank[placement.parts.unit]
-            np.add.at(out, (ranks, placement.parts.target), placement.parts.steps)
+        for name, (parts, _) in self.placements.items():
+            np.add.at(out, (self.sources[name].units["rank"][parts.stream], parts["target"]), parts.length)
         return {(int(s), int(t)): int(out[s, t]) for s, t in np.argwhere(out)}
 
     @property
@@ -154,8 +169,6 @@ class Plan:
 
     def seed(self, rank: int) -> int:
         """A seed for a target rank, the same everywhere and another for each (commit, world size, rank)."""
-        import hashlib
-
         text = f"{self.checkpoint.commit.digest}/{self.world_size}/{rank}".encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -197,29 +210,111 @@ class Plan:
     @property
     def _body(self) -> dict[str, Any]:
         """What it says; the same whenever it is made."""
-        return {
-            "format": plantext.FORMAT, "commit": self.checkpoint.number, "digest": self.checkpoint.commit.digest,
-            "world_size": self.world_size, "identity": self.is_identity, "conditions": self.conditions,
-            "origin": None if self.origin is None else list(self.origin),
-            "buffers": {
-                name: {"rules": vars(self.rules[name]), "parts": _lists(p.parts), "dropped": _lists(p.dropped)}
-                for name, p in self.placements.items()
-            },
-        }  # fmt: skip
+        buffers = {name: _BufferText.of(self.rules[name], placement) for name, placement in self.placements.items()}
+        commit, digest = self.checkpoint.number, self.checkpoint.commit.digest
+        text = _PlanText(
+            commit, digest, self.world_size, self.is_identity, buffers, conditions=self.conditions, origin=self.origin
+        )
+        return {"format": FORMAT, **text.to_json()}
 
     @classmethod
     def from_json(cls, text: str, checkpoint: Checkpoint) -> Plan:
-        """The plan of that text; `checkpoint` must be the one that it was made for."""
-        said = plantext.read(text)
+        """The plan of that text; `checkpoint` must be the one that it was made for.
+
+        UsageError for what is no plan at all, or of another checkpoint; IntegrityError for one that is damaged.
+        """
+        try:
+            body = plainjson.parse(text, what=_WHAT, error=IntegrityError)
+        except IntegrityError as e:
+            raise UsageError(f"this is no plan: it is not JSON ({e})") from e
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise UsageError(f"this is no plan of format {FORMAT}")
+        said = _PlanText.from_json(body, what=_WHAT, error=IntegrityError, remedy="make the plan again")
+        if said.world_size > _MOST_RANKS:
+            raise _damaged(f"it is for {said.world_size} ranks")
         if said.digest != checkpoint.commit.digest:
             raise UsageError(f"the plan was made for commit {said.commit}, not for checkpoint {checkpoint.name!r}")
-        source = Source(checkpoint)
-        placements = plantext.placements(said, {name: buffer.steps for name, buffer in source.buffers.items()})
-        rules = {name: one.rules.made() for name, one in said.buffers.items()}
-        origin = None if said.origin is None else said.origin.made()
+        if strange := said.buffers.keys() - checkpoint.buffers.keys():
+            raise _damaged(f"the checkpoint has no buffer {min(strange)!r:.80}")
+        sources = {name: SourceBuffer(checkpoint, name) for name in checkpoint.buffers}
+        placements = {n: one.placement(said.world_size, sources[n].units) for n, one in said.buffers.items()}
+        rules = {name: one.rules for name, one in said.buffers.items()}
+        origin = None if said.origin is None else Origin(*said.origin)
         seen = said.commit if said.seen is None else said.seen
-        return cls(source, said.world_size, rules, placements, said.identity, seen, said.conditions, origin)
+        return cls(
+            checkpoint, sources, said.world_size, rules, placements, said.identity, seen, said.conditions, origin
+        )
 
 
-def _lists(columns: Any) -> list[Any]:
-    return [c.tolist() for c in columns]
+# -- the text of a plan, and what it must say to be one ----------------------------------------------------------------
+
+
+def _read_ints(values: Any, at: str) -> Ints:
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        raise MisshapenError(f"{at} is a column of other than whole numbers")
+    try:
+        return np.array(values, np.int64)
+    except OverflowError as e:
+        raise MisshapenError(f"{at} has a number of more than 64 bits") from e
+
+
+def _read_reasons(values: Any, at: str) -> Any:
+    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
+        raise MisshapenError(f"{at} has reasons that are no text")
+    return np.array(values, object)
+
+
+_Column = Annotated[Any, Form(_read_ints, np.ndarray.tolist)]
+_Reasons = Annotated[Any, Form(_read_reasons, np.ndarray.tolist)]
+
+
+@dataclass(frozen=True, slots=True)
+class _BufferText(Record):
+    """Who gets which steps of one buffer, and who none."""
+
+    rules: Rules
+    parts: tuple[_Column, _Column, _Column, _Column, _Column, _Column]  # target, unit, lo, hi, env, position
+    dropped: tuple[_Reasons, _Column, _Column, _Column]  # reason, unit, lo, hi
+
+    @classmethod
+    def of(cls, rules: Rules, placement: Placement) -> _BufferText:
+        parts, gone = placement
+        columns = (parts["target"], parts.stream, parts.lo, parts.hi, parts["env"], parts["position"])
+        return cls(rules, columns, (gone["reason"], gone.stream, gone.lo, gone.hi))
+
+    def placement(self, world_size: int, units: Steps) -> Placement:
+        """What it says; IntegrityError for ranks and steps that there are not."""
+        for columns in (self.parts, self.dropped):
+            _check(len({len(column) for column in columns}) == 1, "columns of several lengths")
+        target, unit, lo, hi, env, position = self.parts
+        reason, *gone = self.dropped
+        _check((target >= 0) & (target < world_size), "a rank beyond its world size")
+        found = Placement(Steps(unit, lo, hi, target=target, env=env, position=position), Steps(*gone, reason=reason))
+        for steps in found:
+            _check((steps.stream >= 0) & (steps.stream < len(units)), "episodes that the checkpoint has not")
+            whole = (steps.lo >= 0) & (steps.lo <= steps.hi) & (steps.hi <= units.length[steps.stream])
+            _check(whole, "steps that are not there")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanText(Record):
+    """The whole text, but for its format."""
+
+    commit: Count
+    digest: str
+    world_size: Positive
+    identity: bool
+    buffers: Mapping[str, _BufferText]
+    seen: Count | None = None
+    conditions: str | None = stored(None, always=True)
+    origin: tuple[str, str, Count, Mapping[int, int], Mapping[int, int] | None] | None = stored(None, always=True)
+
+
+def _check(held: bool | Mask, what: str) -> None:
+    if not np.all(held):
+        raise _damaged(f"it has {what}")
+
+
+def _damaged(why: str) -> IntegrityError:
+    return IntegrityError(f"{_WHAT} is damaged ({why}); make the plan again")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from resharding.transfer.compaction import Compacted, compact, compactable
-from resharding.transfer.exporting import export
-from resharding.transfer.merging import filter, merge, split
-from resharding.transfer.resaving import reshard
+from resharding.transfer.exports import export
+from resharding.transfer.transfer import filter, merge, reshard, split
 
 __all__ = [
     "Compacted",

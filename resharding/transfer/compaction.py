@@ -1,22 +1,28 @@
-"""Compaction: live steps that lie thinly in their shards, or in many small ones, are written anew, close together.
+"""Compaction: live steps that are sparse in their shards, or in many small ones, are written anew, close together.
 
 Steps keep their addresses (stream and position), so checkpoints, live sets and episodes are what they were; only where
-the bytes lie changes. What is not live stays in the old shards, for the archive's history. Earlier commits still name
-the old shards too; each run's newest checkpoint is published again, to be read from the new ones.
+the bytes are stored changes. What is not live stays in the old shards, for the archive's history. Earlier commits still
+name the old shards too; each run's newest checkpoint is published again, to be read from the new ones.
+
+A job that journals, or saves often, leaves many small shards, and each costs whoever reads it requests. Those of one
+buffer and schema can be joined; tables alone tell which are small.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive import Archive, tables
-from archive.base import ConflictError
+from archive.arrays import Ints, Mask
+from archive.base import ConflictError, UsageError, escape, layout
+from archive.fields import NODES, loads
 from archive.maintain import Piece, moving
 from archive.manifest import (
     Addition,
@@ -28,17 +34,21 @@ from archive.manifest import (
     Snapshot,
     chains,
     commits,
+    liveview,
     new_session,
     tablefiles,
 )
-from archive.tables import ADDRESS, Address, addresses
-from resharding.transfer.thinning import thin
+from archive.read import Reader, Spans
+from archive.steps import Steps, codes
+from archive.tables import ADDRESS, Address, addresses, among, coded, distinct
+from archive.write import SHARD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 WHERE = ("position", "start", "length", "shard")
 MIN_FULL = 0.25  # of a full shard: below it, a request for one is short beside its latency
+MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would have as many as a small shard has rewritten
 
 
 @dataclass(frozen=True)
@@ -59,75 +69,206 @@ def compact(
     """Write anew the live steps of shards of which less than `min_alive` is live at the newest checkpoints of all runs,
     and join those of a buffer that have less than `min_full` of a full shard's bytes, as objects of a journal do.
     """
-    found = thin(archive, min_alive, min_full)
-    if not found.live:
+    shards, pieces, owner = _chosen(archive, min_alive, min_full)
+    live = np.flatnonzero(owner >= 0)
+    if not len(live):
         return Compacted(0, 0, None)
     session = new_session()
     places: moving.Places = {}
     parts = []
-    for number, group in enumerate(found.together()):  # the number is in their names, as that of a rank is elsewhere
+    for number, held in enumerate(dict.fromkeys(owner[live].tolist())):  # the number is in their names, as a rank is
+        group = [(i, _piece(pieces, i)) for i in np.flatnonzero(owner == held).tolist()]
         placed, table = moving.write(archive.snapshot, archive.layout, session, group, number)
         places |= placed
         parts.append(table)
     chunks = tablefiles.write(archive.storage, session, "chunks", tables.concat("chunks", parts))
-    rows = _replacement_rows(archive, found.pieces, places, chunks)
-    moved = _Moved(archive, session, chunks, rows, _planned(archive, found.pieces))
-    made = moved.commit()
+    rows = _replacement_rows(archive, pieces, places, chunks)
+    made = _Rewritten(archive, session, chunks, rows, _planned(archive, pieces)).commit()
     archive.refresh()
-    return Compacted(found.shards, found.steps, made.number)
+    return Compacted(shards, int(pieces.pick(live).length.sum()), made.number)
 
 
 def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL) -> Compacted:
-    """What `compact` would do now: how many shards are thin or small, and their live steps. Writes nothing."""
-    found = thin(archive, min_alive, min_full)
-    return Compacted(found.shards if found.steps else 0, found.steps, None)
+    """What `compact` would do now: how many shards are sparse or small, and their live steps. Writes nothing."""
+    shards, pieces, owner = _chosen(archive, min_alive, min_full)
+    steps = int(pieces.pick(owner >= 0).length.sum())
+    return Compacted(shards if steps else 0, steps, None)
+
+
+def _piece(pieces: Steps, i: int) -> Piece:
+    return Piece(int(pieces.stream[i]), int(pieces.lo[i]), int(pieces.hi[i]), True)
+
+
+# -- what is to be written anew ----------------------------------------------------------------------------------------
+
+
+def _chosen(archive: Archive, min_alive: float, min_full: float) -> tuple[int, Steps, Ints]:
+    """How many shards are sparse or small now, the rows of the segments table with live steps in them, cut into pieces,
+    and who owns each piece: a number for each buffer of a rank at a checkpoint; -1 for a piece that is not live.
+
+    Sparse: less than `min_alive` of a shard is live at the newest checkpoints of all runs. Small: it has less than
+    `min_full` of the bytes of a full shard, and there are others that it can be joined to.
+    """
+    if not 0 < min_alive <= 1:
+        raise UsageError(f"min_alive={min_alive}: give a part of the steps above 0, at most 1")
+    if not 0 <= min_full <= 1:
+        raise UsageError(f"min_full={min_full}: give a part of a full shard, from 0 (none is joined) to 1")
+    archive.refresh()
+    live, rows, owner = _live(archive)
+    shards = _sparse(archive.snapshot, live, min_alive) | _small(archive.snapshot, rows, owner, min_full)
+    pieces, is_live = _cut(archive.snapshot, live, shards)
+    owners = np.full(int(rows.max(initial=-1)) + 1, -1, np.int64)
+    owners[rows] = owner
+    return len(shards), pieces, np.where(is_live, owners[pieces.stream], -1)
+
+
+def _live(archive: Archive) -> tuple[Steps, Ints, Ints]:
+    """The live steps of the newest whole checkpoints of all runs, in rows of the newest segments table, each once; the
+    rows that buffers hold, also where an episode without steps is live, and the owner of each, of several the first."""
+    segments = archive.snapshot.columns(liveview.SEGMENT_COLUMNS)
+    checkpoints = [archive.checkpoints.newest(run=run, replay=True) for run in archive.head.runs]
+    found, keys = [], []
+    for number, one in enumerate(checkpoint for checkpoint in checkpoints if checkpoint is not None):
+        located = liveview.locate(one.live, segments)
+        rank, buffer = one.live["rank"].to_numpy()[located["run"]], coded(one.live["buffer"])[1][located["run"]]
+        found.append(located)
+        keys.append((np.full(len(located), number), rank, buffer))
+    every = Steps.joined(found)
+    owner = codes(*map(np.concatenate, zip(*keys, strict=True))) if keys else every.stream
+    rows, first = np.unique(every.stream, return_index=True)
+    return every.union(), rows, owner[first]
+
+
+def _sparse(snapshot: Snapshot, live: Steps, min_alive: float) -> set[str]:
+    """Shards with live steps, of which less than `min_alive` of the steps are live (or go along with live ones)."""
+    table = snapshot.columns(["shard", "length", "schema"])
+    lengths = table["length"].to_numpy()
+    shards, shard = coded(table["shard"].cast("string").fill_null(""))  # rows without steps have none
+    total = np.bincount(shard, lengths, len(shards))
+    rows, held = np.unique(live.stream), np.bincount(live.stream, live.length)
+    steps = np.where(_divisible(table["schema"].take(rows)), held[rows], lengths[rows])
+    alive = np.bincount(shard[rows], steps, len(shards))
+    return {shards[i] for i in np.flatnonzero((alive > 0) & (alive < min_alive * total)).tolist()}
+
+
+def _divisible(schemas: pa.ChunkedArray) -> Mask:
+    """A mask of the segments that can be cut anywhere, by their schemas."""
+    texts, code = coded(schemas)
+    return np.array([_is_divisible(text) for text in texts], bool)[code]
+
+
+@cache
+def _is_divisible(schema: str) -> bool:
+    """True if no field has other rows than one a step."""
+    return all(f.per_step or f.axis in NODES for f in loads(schema).fields)
+
+
+def _cut(snapshot: Snapshot, live: Steps, shards: set[str]) -> tuple[Steps, Mask]:
+    """The rows in these shards cut into live and other pieces, in order, and a mask of those that are live; rows with
+    fields that are not one row a step stay whole."""
+    rows = np.unique(live.stream)
+    table = snapshot.take(rows, ["shard", "length", "schema"])
+    affected, cuts = among(table["shard"], shards), _divisible(table["schema"])
+    every = Steps(rows, np.zeros_like(rows), table["length"].to_numpy().astype(np.int64))
+    alive = Steps.joined([live.pick(np.isin(live.stream, rows[affected & cuts])), every.pick(affected & ~cuts)])
+    pieces = Steps.joined([alive, every.pick(affected).minus(alive)])
+    order = np.lexsort((pieces.lo, pieces.stream))
+    return pieces.pick(order), (np.arange(len(pieces)) < len(alive))[order]
+
+
+def _small(snapshot: Snapshot, rows: Ints, owner: Ints, min_full: float) -> set[str]:
+    """Shards with less than `min_full` of a full shard's bytes, that can be joined to others like them.
+
+    rows: of the segments table, of which buffers hold steps; owner: the buffer of each.
+    """
+    if not min_full or not len(rows):
+        return set()
+    table = snapshot.take(rows, ["shard", "schema"])
+    sizes = _sizes(snapshot)
+    groups: dict[tuple[int, str], set[str]] = {}
+    columns = (owner.tolist(), *(table[name].cast("string").to_pylist() for name in ("schema", "shard")))
+    for held, schema, shard in zip(*columns, strict=True):
+        if sizes[shard] < min_full * SHARD_BYTES:
+            groups.setdefault((held, schema), set()).add(shard)
+    wrote = {escape(name) for name in distinct(snapshot.columns(["session"])["session"])}
+    return {shard for group in groups.values() for shard in _joinable(group, wrote)}
+
+
+def _sizes(snapshot: Snapshot) -> dict[str, int]:
+    """Shard -> its bytes: as stored, or what its rows take in memory if that is more, as full ones are counted so."""
+    table, reader = snapshot.columns(["shard", "length"]), Reader(snapshot).as_written()
+    rows = np.flatnonzero(table["shard"].is_valid().to_numpy())
+    spans = Spans.of_each(rows, np.zeros(len(rows), np.int64), table["length"].to_numpy()[rows])
+    segments = reader.segments(rows)
+    reader.shards.load_indexes(segments, list(range(len(segments.shards))))
+    sizes = np.bincount(segments.shard, reader.sizes(spans), len(segments.shards)).astype(np.int64).tolist()
+    return {s: max(size, reader.shards.shard_bytes(s)) for s, size in zip(segments.shards, sizes, strict=True)}
+
+
+def _joinable(shards: Iterable[str], wrote: set[str]) -> set[str]:
+    """Those of one buffer and schema, if they are many. wrote: the sessions (escaped) that wrote steps; all others that
+    made shards moved them.
+
+    What one compaction made of a buffer is full, but for the last: where several of these seem small, they are of text,
+    whose length no table says, and it would be done again and again.
+    """
+    makers = {shard: _maker(shard, wrote) for shard in shards}
+    count = Counter(makers.values())
+    found = {shard for shard, maker in makers.items() if maker == shard or count[maker] == 1}
+    return found if len(found) >= MANY else set()
+
+
+def _maker(shard: str, wrote: set[str]) -> str:
+    """What a shard made by a compaction has in common with others made for the same buffer; any other shard itself."""
+    session = layout.session_of(shard)
+    moved = session is not None and session not in wrote and shard.startswith("shards/")
+    return shard.partition("-")[2] if moved else shard
+
+
+# -- its rows, and the commits -----------------------------------------------------------------------------------------
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Sequence[Piece], places: dict[int, dict[str, Any]], chunks: FileRef
+    archive: Archive, pieces: Steps, places: moving.Places, chunks: FileRef
 ) -> dict[Address, list[dict[str, Any]]]:
     """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
-    rows = archive.snapshot.take(
-        np.array([p.row for p in pieces], np.int64), tables.schema("segments").names
-    ).to_pylist()
+    rows = archive.snapshot.take(pieces.stream, tables.schema("segments").names).to_pylist()
     out: dict[Address, list[dict[str, Any]]] = {}
-    live = 0
-    for piece, row in zip(pieces, rows, strict=True):
+    for i, (row, lo, hi) in enumerate(zip(rows, pieces.lo.tolist(), pieces.hi.tolist(), strict=True)):
         before = out.setdefault((row["session"], row["rank"], row["sequence"]), [])
-        _narrow(row, piece, before[-1] if before else None)
-        if piece.live:
-            row |= places[live] | tablefiles.chunk_columns(chunks)
-            live += 1
+        _narrow(row, lo, hi, before[-1] if before else None)
+        if i in places:
+            row |= places[i] | tablefiles.chunk_columns(chunks)
         before.append(row)
     return out
 
 
-def _narrow(row: dict[str, Any], piece: Piece, before: dict[str, Any] | None) -> None:
+def _narrow(row: dict[str, Any], lo: int, hi: int, before: dict[str, Any] | None) -> None:
     """Cut a row to the steps of one of its pieces."""
-    if piece.hi < row["length"]:  # not the last: an address of its own, below 0 where no writer counts
+    if hi < row["length"]:  # not the last: an address of its own, below 0 where no writer counts
         row["sequence"] = -1 - secrets.randbits(62)
         row |= {"last": False, "terminated": None, "truncated": None, "reason": None, "return": None}
     for name in ("position", "start", "episode_start"):
-        row[name] += piece.lo
-    row["length"] = piece.hi - piece.lo
+        row[name] += lo
+    row["length"] = hi - lo
     if row["weights"] is not None:
-        row["weights"] = tables.cut_weights(row["weights"], piece.lo, piece.hi)
+        row["weights"] = tables.cut_weights(row["weights"], lo, hi)
     if before is not None:
         row |= {"first": False, "replaces": False}
         row["predecessor"] = chains.address(before["session"], before["rank"], before["sequence"])
 
 
-def _planned(archive: Archive, pieces: Sequence[Piece]) -> dict[Address, dict[str, Any]]:
-    """Address of an affected row -> where its steps lay when the compaction was planned."""
-    rows = archive.snapshot.take(np.unique(np.array([p.row for p in pieces], np.int64)), [*ADDRESS, *WHERE])
+def _planned(archive: Archive, pieces: Steps) -> dict[Address, dict[str, Any]]:
+    """Address of an affected row -> where its steps were stored when the compaction was planned."""
+    rows = archive.snapshot.take(np.unique(pieces.stream), [*ADDRESS, *WHERE])
     return dict(zip(addresses(rows), rows.select(WHERE).to_pylist(), strict=True))
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _Rewritten:
     """Steps that were written anew, ready to be committed.
 
-    rows: address of an affected row -> its pieces as rows.  planned: where its steps lay when they were read.
+    rows: address of an affected row -> its pieces as rows.  planned: where its steps were stored when they were read.
     """
 
     archive: Archive
@@ -161,7 +302,7 @@ class _Moved:
         return {}, {"segments": (file,), "chunks": self.chunks, "added": {"segments": 0}, **again}
 
     def _check_unmoved(self, table: pa.Table, places: dict[int, Address]) -> None:
-        """ConflictError if the rows are not all there, or their steps no longer lie where they were read."""
+        """ConflictError if the rows are not all there, or their steps are no longer stored where they were read."""
         now = table.select(list(WHERE)).take(np.array(list(places), np.int64)).to_pylist()
         before = [self.planned[address] for address in places.values()]
         if len(places) != len(self.planned) or now != before:

@@ -1,4 +1,5 @@
-"""Rows of some archives become visible in another, by reference or as copies.
+"""Merging, splitting and filtering archives, and a plan's shares in another: rows of some archives become visible in
+another, by reference or as copies.
 
 Ids are never renumbered. Everything is written before one commit makes it visible, so a run that fails leaves the
 target as it was; run again, it finds the copies that are there and goes on.
@@ -8,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
 from archive import Archive, tables
-from archive.base import AlreadyExistsError, UsageError, layout
+from archive import open as open_archive
+from archive.arrays import Ints
+from archive.base import AlreadyExistsError, NotFoundError, UsageError, layout
+from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import (
     Addition,
     Attempt,
@@ -32,60 +37,189 @@ from archive.manifest import (
     new_session,
     run_of_session,
 )
-from archive.tables import CHUNK_FILE
-from resharding.transfer.destination import Destination
-from resharding.transfer.holdings import COLUMNS, Holdings, rows_of
-from resharding.transfer.outgoing import Added, Outgoing, copied, referred
+from archive.store import Storage
+from archive.tables import CHUNK_FILE, addresses, distinct
+from resharding.planning import Plan, Share
+from resharding.transfer.sources import NAMED, Added, Outgoing, copied, referred
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from archive import Writer
+    from archive.checkpoint import Pending
 
-def transfer(selections: Sequence[Outgoing], target: Destination) -> Archive:
+
+class How(TypedDict, total=False):
+    """How episodes get to another archive; see `merge`."""
+
+    copy: bool
+    verify: bool
+    storage_options: Mapping[str, Any] | None
+    allow_bases: bool | Sequence[str]
+    single_writer: bool
+    progress: Callable[[int, int], None] | None
+
+
+def merge(urls: Sequence[Any], to: Any, **how: Unpack[How]) -> Archive:
+    """Make the episodes of several archives visible in one, which is made if it is not there.
+
+    copy=False (default) refers to the sources' shards (they are pinned there; the target must be opened with
+    `allow_bases`); copy=True copies them: a store that has both archives does so by itself, and compares sizes and
+    ETags; with verify=True, and elsewhere, every byte is read and compared with its checksum.  Merging again adds
+    what is new: labels and added fields that follow, in the source, what is known of the same here, so they count
+    from then on.
+    progress: called with (shards there, shards) of each source.  storage_options, allow_bases: of all these archives,
+    single_writer: of the target, as `archive.open` has them.
+    """
+    target = _Target(to, **how)
+    given = [urls] if isinstance(urls, (str, Archive)) else urls
+    sources = [target.source(url) for url in given]
+    return _transfer([Outgoing(source, source.index.chains.rows) for source in sources], target)
+
+
+def split(url: Any, to: Any, count: int, **how: Unpack[How]) -> Archive:
+    """Make the first `count` episodes of an archive visible in another; otherwise as merge, with its options."""
+    target = _Target(to, **how)
+    source = target.source(url)
+    if not 0 < count <= len(source.episodes):
+        raise UsageError(
+            f"count={count}: the archive at {source.url} has {len(source.episodes)} episodes; give 1 to that many"
+        )
+    return _transfer([_of_episodes(source, np.arange(count))], target)
+
+
+def filter(url: Any, to: Any, **options: Any) -> Archive:
+    """Make the episodes that meet the conditions (as `Episodes.filter` takes them) visible in another archive;
+    otherwise as merge, with its options."""
+    how: Any = {name: options.pop(name) for name in How.__annotations__ if name in options}
+    target = _Target(to, **how)
+    source = target.source(url)
+    return _transfer([_of_episodes(source, source.episodes.filter(**options).numbers)], target)
+
+
+def reshard(source: Archive, plan: Plan, to: Any, **how: Unpack[How]) -> Checkpoint:
+    """Save the plan's shares as a checkpoint of its world size in another archive, which is made if it is not there.
+
+    Episodes, columns, attributes and progress are carried over. State can't be divided: where the plan moves anything,
+    each rank has that of all source ranks, as {"source_states": {rank: state}}.  how: the options of `merge`.
+    """
+    checkpoint = plan.checkpoint
+    if not checkpoint.replay_saved:
+        raise UsageError(f"checkpoint {checkpoint.name!r} was saved without its buffers: there is nothing to reshard")
+    present = _Target(to, **how).present()
+    if present is not None and checkpoint.run in present.head.runs:
+        raise AlreadyExistsError(
+            f"{present.url} has a run {checkpoint.run!r} already, which this would end; give an archive of its own"
+        )
+    ids = checkpoint.episodes.table["episode_id"].to_pylist()
+    target = filter(source, to, episode_id=ids, **how)
+    session = new_session()
+    with ExitStack() as stack:
+        shares = [plan.share(rank) for rank in range(plan.world_size)]
+        writers = [stack.enter_context(target.writer(resume=share, session=session)) for share in shares]
+        pending = [_checkpoint(w, share) for w, share in zip(writers, shares, strict=True)]
+        made = [p.result() for p in pending]
+    return made[0]
+
+
+def _checkpoint(writer: Writer, share: Share) -> Pending:
+    """The checkpoint of one rank, with all that its share has."""
+    given = {}
+    for name in share.buffers:
+        part = share.buffer(name)
+        state = part.state
+        if not share.plan.is_identity:
+            known = {rank: state for rank, state in part.source_states.items() if state is not None}
+            state = {"source_states": known} if known else None
+        given[name] = {"columns": dict(part.columns), "attributes": part.attributes, "state": state}
+    main, ck = given.pop(MAIN_BUFFER, {}), share.checkpoint
+    return writer.checkpoint(ck.step, ck.name, progress=ck.progress, metrics=ck.metrics, buffers=given, **main)
+
+
+def _of_episodes(source: Archive, chosen: Ints) -> Outgoing:
+    parts = [source.index.chains.of(int(i)) for i in chosen]
+    return Outgoing(source, np.concatenate(parts) if parts else np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Another archive, which need not be there yet, and how episodes get to it; see `merge`."""
+
+    to: Any
+    copy: bool = False
+    verify: bool = False
+    storage_options: Mapping[str, Any] | None = None
+    allow_bases: bool | Sequence[str] = ()
+    single_writer: bool = False
+    progress: Callable[[int, int], None] | None = None
+
+    def source(self, url: Any) -> Archive:
+        """An archive that episodes come from; as it is if it is open."""
+        if isinstance(url, Archive):
+            return url
+        return open_archive(url, storage_options=self.storage_options, allow_bases=self.allow_bases)
+
+    def present(self) -> Archive | None:
+        """The archive as it is now; None if it is not there."""
+        try:
+            return self.opened(create=False)
+        except NotFoundError:
+            return None
+
+    def opened(self, *, create: bool) -> Archive:
+        if isinstance(self.to, Archive):
+            return self.to.refresh()
+        return open_archive(
+            self.to, create=create, storage_options=self.storage_options, allow_bases=self.allow_bases,
+            single_writer=self.single_writer,
+        )  # fmt: skip
+
+    def moved(self, done: int, total: int) -> None:
+        """Say how many of the shards of a source are there."""
+        if self.progress is not None:
+            self.progress(done, total)
+
+
+def _transfer(selections: Sequence[Outgoing], target: _Target) -> Archive:
     """Make rows of some archives visible in another, which is made if it is not there; that archive as it is then."""
     present = target.present()
     _check_places(selections, target, present)
     there = present.snapshot if present else None
     fresh = _fresh(selections, there, present.url if present else str(target.to))
     said, added = _said(selections, there), _added(selections, there)
-    archive = present or target.created()
+    archive = present or target.opened(create=True)
     if not any(len(s.rows) for s in fresh) and not _branches(selections, there) and not said.num_rows and not added:
         return archive
     session = new_session()
-    taken = partial(copied, session=session) if target.copy else referred
-    segments = [taken(s, archive, target) for s in fresh]
-    late = tables.concat("late", [taken(one, archive, target) for one in added])
+    taken = partial(copied, session=session, verify=target.verify) if target.copy else referred
+    segments = [taken(s, archive, target.moved) for s in fresh]
+    late = tables.concat("late", [taken(one, archive, target.moved) for one in added])
     _claim_sessions(archive, fresh)
     _commit(archive, (selections, fresh), tables.concat("segments", segments), late, session, target.copy)
     return archive.refresh()
 
 
-def _check_places(selections: Sequence[Outgoing], target: Destination, present: Archive | None) -> None:
+def _check_places(selections: Sequence[Outgoing], target: _Target, present: Archive | None) -> None:
     """Refuse what cannot work, before anything is written."""
+    where = present.url if present else Storage.connect(target.to, target.storage_options).url
     for source in (s.archive for s in selections):
         if present and source.id == present.id:
             raise UsageError(f"{present.url} is one of the sources; give another archive as target")
-        where = present.url if present else target.url
-        if not target.copy and _protocol(source.url) != _protocol(where):
+        if not target.copy and source.url.partition("://")[0] != where.partition("://")[0]:
             raise UsageError(
                 f"{where} cannot refer to shards at {source.url}, which is another kind of store; give copy=True"
             )
 
 
-def _protocol(url: str) -> str:
-    return url.partition("://")[0]
-
-
 def _fresh(selections: Sequence[Outgoing], present: Snapshot | None, where: str) -> list[Outgoing]:
-    """Without the rows that the target, or a source before, has already. An id of something else is refused."""
-    known = Holdings(rows_of(present.columns(COLUMNS)) if present else ())
+    """The selections without the rows that the target, or a source before, has already."""
+    import pyarrow as pa
+
+    known = present.columns(NAMED) if present else tables.schema("segments").empty_table().select(NAMED)
     out = []
     for selection in selections:
-        new = [i for i, row in enumerate(selection.names) if not known.has(row)]
-        rows = [selection.names[i] for i in new]
-        known.check(rows, partial(getattr, selection, "origin"), where)
-        known.add(rows)
-        out.append(Outgoing(selection.archive, selection.rows[np.array(new, np.int64)]))
+        out.append(selection.without(known, where))
+        known = pa.concat_tables([known, out[-1].names])
     return out
 
 
@@ -95,7 +229,8 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
     origins: dict[str, Origin] = {}
     runs: dict[str, str] = {}
     for selection in selections:
-        new = selection.archive.snapshot.branches.around({row.session for row in selection.names}).beyond(known)
+        sessions = set(distinct(selection.names["session"]))
+        new = selection.archive.snapshot.branches.around(sessions).beyond(known)
         origins |= {name: origin for name, origin in new.origins.items() if name not in origins}
         runs |= new.runs
     return Branches(origins, runs)
@@ -124,20 +259,21 @@ def _commit(
     archive: Archive, selections: tuple[Sequence[Outgoing], Sequence[Outgoing]], rows: pa.Table, late: pa.Table,
     session: str, copy: bool,
 ) -> None:  # fmt: skip
-    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to lie there;
+    """selections: what is transferred, and what of it was not there; rows: of the latter, as they are to be there;
     late: what was added to steps of the former."""
     log = CommitLog(archive.storage, archive.id, archive.head)
     seen = archive.head.number
     every, fresh = selections
-    bases = {} if copy else _bases(every if late.num_rows else fresh)
+    bases: dict[str, Base] = {}
+    for source in (s.archive for s in (every if late.num_rows else fresh) if not copy):
+        bases |= {**source.head.bases, source.id: Base(source.url)}
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         new = rows
         snapshot = Snapshot(archive.storage, parent)
         if parent.number != seen:  # others committed meanwhile: perhaps some of the same
-            kept = _fresh(fresh, snapshot, archive.url)
-            wanted = {row.address for s in kept for row in s.names}
-            new = rows.filter([row.address in wanted for row in rows_of(rows)])
+            wanted = {address for s in _fresh(fresh, snapshot, archive.url) for address in addresses(s.names)}
+            new = rows.filter([address in wanted for address in addresses(rows)])
         branches = tables.from_columns("branches", _branches(every, snapshot).columns())
         beside = {"branches": branches, "labels": _said(every, snapshot), "late": late}
         return {"segments": new, **beside}, {"bases": {**parent.bases, **bases}}
@@ -149,7 +285,7 @@ def _commit(
 
 def _transaction(selections: Sequence[Outgoing], copy: bool, branches: Branches, beside: Sequence[pa.Table]) -> str:
     """The same for the same rows, so that two processes that do the same commit once."""
-    what: list[Any] = [[s.archive.id, [row.address for row in s.names]] for s in selections]
+    what: list[Any] = [[s.archive.id, addresses(s.names)] for s in selections]
     what += [list(branches.origins)] if branches else []
     what += [hashlib.sha256(tables.dumps(table)).hexdigest() for table in beside if table.num_rows]
     return f"merge/{hashlib.sha256(json.dumps([what, copy]).encode()).hexdigest()}"
@@ -166,14 +302,6 @@ def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:
         with suppress(AlreadyExistsError):
             archive.storage.create_once(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
 
-    places = dict.fromkeys((row.session, row.rank) for s in selections for row in s.names)
+    places = dict.fromkeys(place[:2] for s in selections for place in addresses(s.names))
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(claim, places))
-
-
-def _bases(selections: Sequence[Outgoing]) -> dict[str, Base]:
-    out: dict[str, Base] = {}
-    for selection in selections:
-        out |= selection.archive.head.bases
-        out[selection.archive.id] = Base(selection.archive.url)
-    return out

@@ -564,7 +564,7 @@ def test_a_plan_is_frozen(ring_of_three: Checkpoint) -> None:
         with pytest.raises(FrozenInstanceError):
             copy.world_size = 3  # type: ignore[misc]
         with pytest.raises(ValueError, match="read-only"):
-            copy.placements["replay"].parts.target[0] = 3
+            copy.placements["replay"].parts["target"][0] = 3
         with pytest.raises(TypeError):
             copy.placements["replay"] = None  # type: ignore[index]
 

@@ -240,13 +240,10 @@ class _Restoring:
             listed = ", ".join(map(str, empty[:8])) + (", ..." if len(empty) > 8 else "")
             self._note(logging.WARNING, f"env rows {listed} are empty: ALF samples only once every row has steps")
         gone = self.part.dropped
-        lost = gone.hi - gone.lo
-        for reason in dict.fromkeys(gone.reason.tolist()):
-            mine = gone.reason == reason
-            count = len(np.unique(gone.unit[mine]))
-            note = f"on all ranks together, {count} episodes lost {int(lost[mine].sum())} steps ({reason})"
+        for reason, lost in self.part.plan.dropped_of(self.part.name).items():
+            note = f"on all ranks together, {lost['episodes']} episodes lost {lost['steps']} steps ({reason})"
             self._note(logging.INFO, note)
-        dropped = {"dropped_episodes": len(np.unique(gone.unit)), "dropped_steps": int(lost.sum())}
+        dropped = {"dropped_episodes": len(np.unique(gone.stream)), "dropped_steps": int(gone.length.sum())}
         return Report(filled["episodes"], steps, self.counts | dropped | {"empty_rows": len(empty)}, tuple(self.notes))
 
     def _note(self, level: int, note: str) -> None:

@@ -63,9 +63,9 @@ def _fill(parts: Parts, cells: Cells, given: Given, target: Target) -> Report:
     if target.own is not None and int(given.layout.open.sum()) > len(closed):
         notes.append("unfinished episodes go on; where environments begin anew, restore with unfinished='close'")
     gone = given.part.dropped
-    if len(gone.unit):
-        reasons = ", ".join(dict.fromkeys(gone.reason.tolist()))
-        notes.append(f"the plan leaves out {int((gone.hi - gone.lo).sum())} steps of all ranks ({reasons})")
+    if len(gone):
+        reasons = ", ".join(dict.fromkeys(gone["reason"].tolist()))
+        notes.append(f"the plan leaves out {int(gone.length.sum())} steps of all ranks ({reasons})")
     uneven = len(target.cell) - len(placed.cells)
     counts = {"closed": len(closed), "uneven_steps_dropped": uneven, "prefetched_batches_dropped": dropped}
     return Report(len(given.layout.length), len(placed.cells), counts, (*notes, *more))

@@ -11,7 +11,7 @@ import archive
 import resharding
 from archive.base.errors import UsageError
 from archive.maintain import verify
-from resharding.transfer import smallness
+from resharding.transfer import compaction
 from tests.support.archives import fresh
 from tests.support.compactions import everything, of_checkpoint
 from tests.support.journals import NEVER_S, die
@@ -180,8 +180,8 @@ def test_what_compactions_made_of_text_is_not_rewritten_again_and_again(monkeypa
         w.sync()
     w.checkpoint(1, wait=True)
     monkeypatch.setattr("archive.maintain.moving.SHARD_BYTES", 30_000)
-    monkeypatch.setattr(smallness, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(compaction, "SHARD_BYTES", 30_000)
     assert resharding.compact(arc.refresh()).shards == 20
-    assert sum(key.startswith("shards/") for key in arc.shards) > smallness.MANY
+    assert sum(key.startswith("shards/") for key in arc.shards) > compaction.MANY
     assert resharding.compact(arc.refresh()).commit is None
     die(w)

@@ -1,8 +1,8 @@
-"""Pure, no I/O: env ids and trajectory ids in an episode's fields become those of the target."""
+"""Pure, no I/O: env ids and trajectory ids in the fields of episodes become those of the target."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,36 +14,37 @@ from archive.fields import Path, Ragged, ShardSchema
 Roles = dict[Path, str]
 
 
-def roles_of(of: ShardSchema) -> Roles:
+def roles_of(schema: ShardSchema) -> Roles:
     """Field -> "env_id" or "episode_id", of a shard's schema."""
-    names = [(n, "env_id") for n in of.env_id] + [(n, "episode_id") for n in of.episode_id]
-    return {of.by_name[name].path: role for name, role in names if name in of.by_name}
+    names = [(n, "env_id") for n in schema.env_id] + [(n, "episode_id") for n in schema.episode_id]
+    return {schema.by_name[name].path: role for name, role in names if name in schema.by_name}
+
+
+def _held(data: dict[str, Any], roles: Roles) -> Iterator[tuple[dict[str, Any], Path, str]]:
+    """The nest that has each of these fields, as far as it is there, the field's path and its role."""
+    for path, role in roles.items():
+        inner: Any = data
+        for key in path[:-1]:
+            inner = inner.get(key, {})
+        if path[-1] in inner:
+            yield inner, path, role
 
 
 def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str) -> None:
     """Every value of an id field becomes the env row `env` (unless there is none: -1), or the trajectory's new id:
     `place` in fields of numbers, `name` in fields of text."""
-    for path, role in roles.items():
-        if role == "env_id" and env < 0:
-            continue
-        inner: Any = data
-        for key in path[:-1]:
-            inner = inner.get(key, {})
-        if path[-1] in inner:
-            number, text = (env, str(env)) if role == "env_id" else (place, name)
+    for inner, path, role in _held(data, roles):
+        number, text = (env, str(env)) if role == "env_id" else (place, name)
+        if number >= 0:
             inner[path[-1]] = _filled(inner[path[-1]], number, text, path)
 
 
 def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
     """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
     env row or the place is -1, the old id stays."""
-    for path, role in roles.items():
-        inner: Any = batch
-        for key in path[:-1]:
-            inner = inner.get(key, {})
-        if path[-1] in inner:
-            numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
-            inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
+    for inner, path, role in _held(batch, roles):
+        numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))
+        inner[path[-1]] = _filled_rows(inner[path[-1]], numbers, texts, path)
 
 
 def renumber_places(array: np.ndarray[Any, Any], rows: Ints, numbers: Ints, path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from archive import tables
 from archive.base import AccessDeniedError, ByteRange, CorruptChunkError, StorageError, UnsafePathError, layout
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
-from resharding.transfer.destination import Destination
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,13 +29,19 @@ Members = list[dict[str, Any]]  # of a shard, as rows of the chunk table
 
 
 def copy_shards(
-    source: Roots, target: Storage, chunks: pa.Table, known: Collection[str], how: Destination
-) -> dict[str, str]:  # fmt: skip
+    source: Roots,
+    target: Storage,
+    chunks: pa.Table,
+    known: Collection[str],
+    moved: Callable[[int, int], None],
+    *,
+    verify: bool,
+) -> dict[str, str]:
     """Copy the shards that the chunk rows name, but for `known` and others that are there, a few at once; the key of
     each in the target. The first error ends it.
 
-    how: whether every byte is read and checked even where the store would copy by itself, and what is called with
-    (shards done, shards).
+    moved: called with (shards done, shards).  verify: every byte is read and checked, even where the store would copy
+    by itself.
     """
     rows: dict[str, Members] = {}
     for row in chunks.to_pylist():
@@ -53,8 +58,8 @@ def copy_shards(
     ]
     pool = ThreadPoolExecutor(AT_ONCE, "archive-copy")
     try:
-        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, how.verify, *job), jobs)):
-            how.moved(i + 1, len(jobs))
+        for i, _ in enumerate(pool.map(lambda job: _copy(source, target, verify, *job), jobs)):
+            moved(i + 1, len(jobs))
     finally:
         pool.shutdown(cancel_futures=True)
     return keys

@@ -1,25 +1,36 @@
-"""Rows of an archive that go to another, and the same rows as they are to lie there: by reference, or as copies."""
+"""Rows of an archive that go to another, and the same rows as they are to be there: by reference, or as copies.
+
+A transfer adds what is new and refuses what is not the same. A row of the segments table is named by session, rank and
+sequence. Sessions are named by users, too, so two rows of one name are the same only if they were also made at the same
+time. What a compaction cut has names of its own: it is known by its steps, which keep their stream and positions.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from archive import Archive, tables
-from archive.arrays import Ints
-from archive.base import LetGoError, cached_property
+from archive.arrays import Ints, Mask
+from archive.base import DuplicateEpisodeError, LetGoError, cached_property
 from archive.manifest import Pin, commits, tablefiles
-from archive.store import Roots, join_key, split_key
-from archive.tables import KEYS, among, distinct, news, of_segments
-from resharding.transfer.copying import copy_shards
-from resharding.transfer.destination import Destination
-from resharding.transfer.holdings import COLUMNS, Holdings, Row, rows_of
+from archive.steps import Steps, places, row_codes
+from archive.store import Roots, Storage, join_key, split_key
+from archive.tables import ADDRESS, KEYS, among, distinct, news, of_segments
+from resharding.transfer.copies import copy_shards
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+NAMED = ("episode_id", "session", "rank", "sequence", "created_at", "buffer", "env_id", "position", "length")
+_STREAM = ("session", "rank", "buffer", "env_id", "created_at")
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -30,13 +41,9 @@ class Outgoing:
     rows: Ints
 
     @cached_property
-    def names(self) -> list[Row]:
-        return rows_of(self.archive.snapshot.take(self.rows, COLUMNS))
-
-    @cached_property
-    def origin(self) -> Holdings:
-        """All that its archive holds."""
-        return Holdings(rows_of(self.archive.snapshot.columns(COLUMNS)))
+    def names(self) -> pa.Table:
+        """What names these rows."""
+        return self.archive.snapshot.take(self.rows, NAMED)
 
     @cached_property
     def roots(self) -> Roots:
@@ -45,6 +52,18 @@ class Outgoing:
     def table(self) -> pa.Table:
         """The rows themselves."""
         return tables.only_used(self.archive.snapshot.take(self.rows, tables.schema("segments").names))
+
+    def without(self, known: pa.Table, where: str) -> Outgoing:
+        """The rows that an archive at `where` does not have, which has `known`; an id of something else is refused."""
+        new = np.flatnonzero(~held(self.names, known))
+        names = self.names.take(new)
+        _check_names(names, known, where)
+        ours = known.filter(among(known["episode_id"], names["episode_id"]))
+        if ours.num_rows:  # an episode may go on, or be replaced, if all that is there of it comes from here
+            strange = np.flatnonzero(~held(ours, self.archive.snapshot.columns(NAMED)))
+            if len(strange):
+                raise _clash(ours["episode_id"][strange[0]].as_py(), where, "both have an episode of this id")
+        return Outgoing(self.archive, self.rows[new])
 
     def beside(self, kind: str, known: pa.Table) -> pa.Table:
         """The rows of a table that are of these, but for what is known, and what something newer is known of."""
@@ -65,8 +84,51 @@ class Added(Outgoing):
         return tables.only_used(self.late)
 
 
-def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.Table:
-    """The rows with shards and chunk tables named as another archive must name them; pinned where they lie."""
+def held(rows: pa.Table, known: pa.Table) -> Mask:
+    """A mask of the rows that are among others, by name, or by their steps if a compaction named them."""
+    at, same = _by_name(rows, known)
+    cut = np.flatnonzero((at < 0) & (rows["sequence"].to_numpy() < 0))
+    if len(cut):
+        mine = rows.take(cut)
+        wanted, there = (
+            Steps(stream, position, position + table["length"].to_numpy(), row=np.arange(len(stream)))
+            for table, stream in zip((mine, known), row_codes(mine.select(_STREAM), known.select(_STREAM)), strict=True)
+            for position in (table["position"].to_numpy(),)
+        )
+        same[np.delete(cut, np.unique(wanted.minus(there)["row"]))] = True
+    return same
+
+
+def _by_name(rows: pa.Table, known: pa.Table) -> tuple[Ints, Mask]:
+    """The place of each row's name among others, -1 for none; a mask of those that were made at the same time, too."""
+    at = places(*row_codes(rows.select(ADDRESS), known.select(ADDRESS)))
+    now, then = (table["created_at"].cast("int64").to_numpy() for table in (rows, known))
+    same = at >= 0
+    same[same] = now[same] == then[at[same]]
+    return at, same
+
+
+def _check_names(names: pa.Table, known: pa.Table, where: str) -> None:
+    """Refuse rows whose name belongs to something else: ids are never renumbered."""
+    at, same = _by_name(names, known)
+    other = np.flatnonzero((at >= 0) & ~same)
+    if len(other):
+        episode, session = (names[name][other[0]].as_py() for name in ("episode_id", "session"))
+        raise _clash(episode, where, f"sessions of both are called {session!r}")
+
+
+def _clash(episode: str, where: str, why: str) -> DuplicateEpisodeError:
+    return DuplicateEpisodeError(
+        f"episode {episode!r} of {where} is not the one that is there already ({why}); nothing was committed. "
+        "Leave it out with resharding.filter(...): ids are never renumbered"
+    )
+
+
+# -- by reference ------------------------------------------------------------------------------------------------------
+
+
+def referred(selection: Outgoing, archive: Archive, moved: Progress) -> pa.Table:
+    """The rows with shards and chunk tables named as another archive must name them; pinned where they are."""
     import pyarrow.compute as pc
 
     rows = selection.table()
@@ -80,7 +142,7 @@ def referred(selection: Outgoing, archive: Archive, target: Destination) -> pa.T
         _pin(selection.roots.storage(None if base == selection.archive.id else base), archive, sorted(keys))
     _check_there(selection.archive, needed.get(selection.archive.id, set()))
     shards = len(pc.unique(rows["shard"].drop_null()))
-    target.moved(shards, shards)
+    moved(shards, shards)
     return rows
 
 
@@ -92,7 +154,7 @@ def _with(rows: pa.Table, name: str, values: list[Any]) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), field, column)
 
 
-def _pin(source: Any, target: Archive, keys: list[str]) -> None:
+def _pin(source: Storage, target: Archive, keys: list[str]) -> None:
     """Tell an archive which of its objects are needed elsewhere, so that collecting garbage there spares them."""
     pin = Pin(target.id, target.url, tuple(keys))
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
@@ -113,7 +175,10 @@ def _check_there(source: Archive, keys: Collection[str]) -> None:
             )
 
 
-def copied(selection: Outgoing, archive: Archive, target: Destination, session: str) -> pa.Table:
+# -- as copies ---------------------------------------------------------------------------------------------------------
+
+
+def copied(selection: Outgoing, archive: Archive, moved: Progress, session: str, *, verify: bool) -> pa.Table:
     """The rows after their shards were copied, with one chunk table of their own."""
     rows = selection.table()
     if not rows.num_rows:
@@ -124,7 +189,7 @@ def copied(selection: Outgoing, archive: Archive, target: Destination, session: 
         table["shard"].cast("string") for table in (archive.snapshot.columns(["shard"]), archive.snapshot.later.late)
     ]
     known = {key for of in held for key in of.to_pylist()}
-    keys = copy_shards(selection.roots, archive.storage, chunks, known, target)
+    keys = copy_shards(selection.roots, archive.storage, chunks, known, moved, verify=verify)
     file = None
     if chunks.num_rows:
         plain = _with(chunks, "shard", [keys[s] for s in chunks["shard"].to_pylist()])

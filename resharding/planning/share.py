@@ -1,0 +1,508 @@
+"""Shares: what one target rank gets, streamed in bounded memory, ids renumbered, columns and state with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive.arrays import Ints, Mask, group_of, merge_runs, offsets_of, spans, sums
+from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
+from archive.checkpoint import MAIN_BUFFER, Checkpoint, resuming
+from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
+from archive.manifest import BufferResume, Resume, Runs
+from archive.observe import add, operation
+from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
+from archive.steps import Steps
+from resharding.planning.placement import Rules
+from resharding.planning.renumber import Roles, renumber, renumber_places, renumber_rows, roles_of
+from resharding.planning.source import SourceBuffer
+
+if TYPE_CHECKING:
+    from resharding.planning.plans import Plan
+
+_READ = "rank %d of %d read %d episodes, %d steps of buffer %r of %r, which %d ranks saved: %s in %d requests, %.1f s"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the episodes of a share stand: one entry each, in order of env row and position."""
+
+    env_id: Ints
+    position: Ints
+    length: Ints
+    open: Mask
+    headless: Mask
+    source_rank: Ints
+    source_env: Ints
+
+
+class ShareEpisode(Episode):
+    """An episode of a share. `read()` has env ids and episode ids renumbered where steps have moved; `lineage` has the
+    old ones."""
+
+    env: int
+    place: int
+    lineage: dict[str, Any]
+    renumbered: bool
+    roles: Roles
+
+    def read(
+        self,
+        fields: Any = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        missing: Any = "error",
+        ragged: str = "list",
+        derive: Any = (),
+        out: Any = None,
+    ) -> dict[str, Any]:
+        data = super().read(fields, start, stop, missing=missing, ragged=ragged, derive=derive, out=out)
+        return self._renumber(data)
+
+    def _renumber(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.renumbered:
+            renumber(data, self.roles, self.env, self.place, self.id)
+        return data
+
+
+class ShareBuffer:
+    """What one target rank gets of one buffer: its episodes in order, ids renumbered, columns and attributes with them.
+
+    saved: without the fields that its steps were given after they were written.
+    """
+
+    def __init__(self, plan: Plan, rank: int, name: str, *, saved: bool = False) -> None:
+        self.plan, self.rank, self.name, self._saved = plan, rank, name, saved
+
+    def __reduce__(self) -> Any:
+        return partial(ShareBuffer, saved=self._saved), (self.plan, self.rank, self.name)
+
+    @cached_property
+    def _source(self) -> SourceBuffer:
+        return self.plan.sources[self.name]
+
+    @cached_property
+    def _parts(self) -> Steps:
+        """The steps of units that this rank gets."""
+        parts = self.plan.placements[self.name].parts
+        return parts.pick(np.flatnonzero(parts["target"] == self.rank))
+
+    @cached_property
+    def _pieces(self) -> tuple[Ints, Steps]:
+        """(first piece of each part and one past the last, pieces)."""
+        return self._source.cut(self._parts)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that it is read from."""
+        return self.plan.checkpoint
+
+    @property
+    def rules(self) -> Rules:
+        """How the plan deals this buffer out."""
+        return self.plan.rules[self.name]
+
+    @property
+    def dropped(self) -> Steps:
+        """Steps of this buffer's units that no rank gets, and the reason."""
+        return self.plan.placements[self.name].dropped
+
+    @property
+    def seed(self) -> int:
+        """A seed for this rank's random generators, where they can't go on as they were."""
+        return self.plan.seed(self.rank)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Env row, position and length of each episode, in order; which are open or headless."""
+        parts = self._parts
+        units = self._source.units.pick(parts.stream)
+        opened: Any = units["open"] & (parts.hi == units.hi)
+        headless: Any = units["headless"] | (parts.lo > 0)
+        where = parts["env"], parts["position"], parts.length
+        return Layout(*where, opened, headless, units["rank"], units["env"])
+
+    @cached_property
+    def moved(self) -> Mask:
+        """Episodes that get ids of the target when they are read: all but those where nothing moves.
+
+        Nothing moves now, but sessions whose steps an earlier resume dealt to other ranks or env rows have in the
+        archive the ids that they were first written with, and in the buffers those that they got then.
+        """
+        if not self.plan.is_identity:
+            return np.ones(len(self), bool)
+        live = self.checkpoint.live
+        session = np.array(live["session"].cast("string").to_pylist(), object)
+        pairs = (("rank", "stream_rank"), ("env_id", "stream_env"))
+        elsewhere = np.any([live[now].to_numpy() != live[origin].to_numpy() for now, origin in pairs], axis=0)
+        offsets, pieces = self._pieces
+        return sums(np.isin(session, session[elsewhere])[pieces["run"]].astype(np.int64), offsets) > 0
+
+    @cached_property
+    def next_positions(self) -> dict[int, int]:
+        """Env row -> the position of the step that comes next there."""
+        if self.plan.is_identity:
+            staged = self.checkpoint.staged(self.rank).index.buffers.get(self.name)
+            return dict(staged.next_positions) if staged else {}
+        ends = self._parts["position"] + np.maximum(self._parts.length, 1)
+        out: dict[int, int] = {}
+        for env, end in zip(self._parts["env"].tolist(), ends.tolist(), strict=True):
+            out[env] = max(end, out.get(env, 0))
+        return out
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The share's episodes, in order, as the checkpoint has them (ids not renumbered)."""
+        offsets, pieces = self._pieces
+        ck = self.checkpoint
+        reader = ck.reader.as_written() if self._saved else ck.reader
+        numbers = self._source.number[self._parts.stream]
+        return Episodes(reader, ck.index, numbers, Spans(offsets, pieces.stream, pieces.lo, pieces.hi), ck)
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        ids: list[str] = self.episodes.columns(["episode_id"])["episode_id"].to_pylist()
+        return ids
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def steps(self) -> int:
+        return int(self._parts.length.sum())
+
+    def __iter__(self) -> Iterator[ShareEpisode]:
+        where, roles = self.layout, self._roles
+        for i, ep in enumerate(self.episodes):
+            own = ShareEpisode.__new__(ShareEpisode)
+            own.__dict__.update(ep.__dict__)
+            own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(self.moved[i])
+            own.roles = roles[i]
+            own.lineage = {
+                "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
+                "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
+            }  # fmt: skip
+            yield own
+
+    @cached_property
+    def _roles(self) -> list[Roles]:
+        """The fields of each episode that are ids; one dict for all episodes of the same schemas."""
+        offsets, pieces = self._pieces
+        segments = self.checkpoint.reader.segments(pieces.stream)
+        roles = [roles_of(one) for one in segments.schemas]
+        if len(roles) == 1:
+            return roles * len(self)
+        known: dict[tuple[int, ...], Roles] = {}
+        every = segments.schema[segments.places(pieces.stream)].tolist()
+        keys = [tuple(every[a:b]) for a, b in pairwise(offsets.tolist())]
+        for key in dict.fromkeys(keys):
+            known[key] = {path: role for code in key for path, role in roles[code].items()}
+        return [known[key] for key in keys]
+
+    # -- what fields its steps have ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _shown(self) -> Shown:
+        """What fields its steps have."""
+        return self.episodes.reader.shown(self.episodes.step_spans())
+
+    @cached_property
+    def schema_numbers(self) -> Ints:
+        """Of each episode a number: those of the same one have the same fields."""
+        view = self._shown
+        if len(view.schemas) == 1:
+            return np.zeros(len(self), np.int64)
+        known: dict[tuple[int, ...], int] = {}
+        every = [tuple(sorted(set(view.code[a:b].tolist()))) for a, b in pairwise(view.spans.offsets.tolist())]
+        return np.array([known.setdefault(key, len(known)) for key in every], np.int64)
+
+    @property
+    def _kinds(self) -> list[int]:
+        """The schemas that some step has, by number."""
+        stretches = self._shown.spans
+        out: list[int] = np.unique(self._shown.code[stretches.hi > stretches.lo]).tolist()
+        return out
+
+    @property
+    def partly_late(self) -> frozenset[Path]:
+        """Fields that were added to some of its steps after they were written, and that others lack."""
+        view = self._shown
+        found = [{spec.path for spec in view.schemas[code].fields} for code in self._kinds]
+        late = frozenset(path for code in self._kinds for path in view.late[code])
+        return late - frozenset.intersection(*map(frozenset, found)) if found else late
+
+    def row_specs(self) -> dict[Path, FieldSpec] | None:
+        """The spec of each field, where all steps have the same ones, of numbers and of one row a step; None otherwise.
+        Fields that are `partly_late` are left out."""
+        left_out = self.partly_late
+        found = [
+            {f.path: replace(f, next_of="") for f in self._shown.schemas[code].fields if f.path not in left_out}
+            for code in self._kinds
+        ]
+        alike = found and all(specs == found[0] for specs in found) and all(map(_is_rows, found[0].values()))
+        return found[0] if alike else None
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def stream(self, fields: Any = None, *, max_bytes: int = 2**28) -> Iterator[tuple[ShareEpisode, dict[str, Any]]]:
+        """(episode, its steps) in order, fetched in batches, so that about `max_bytes` are held; each chunk once."""
+        with _reading(self, whole=fields is None):
+            for ep, (_, steps) in zip(self, self.episodes.stream(fields, max_bytes=max_bytes), strict=True):
+                yield ep, ep._renumber(steps)
+
+    def read(self, fields: Any = None) -> list[dict[str, Any]]:
+        """The steps of all its episodes, in order, fetched together."""
+        return [data for _, data in self.stream(fields, max_bytes=2**40)]
+
+    def read_into(self, arrays: Mapping[Path, np.ndarray[Any, Any]], starts: Ints, places: Ints) -> None:
+        """Put the steps of all episodes into rows of arrays, each chunk once, ids renumbered.
+
+        Step starts[i], counted over all episodes, and those up to step starts[i + 1] go to row places[i] and on.
+        """
+        into = Destination(unflatten(arrays), starts, places)
+        with _reading(self, whole=True):
+            self.episodes.reader.read_into(self.episodes.spans(), Selection(list(arrays)), into)
+        lengths, env = self.layout.length, self.layout.env_id
+        step = np.arange(int(lengths.sum()))
+        run = group_of(starts, step)
+        row = places[run] + step - starts[run]
+        for roles in {id(roles): roles for roles in self._roles}.values():
+            mine = self.moved & np.array([own is roles for own in self._roles], bool)
+            for path, role in roles.items():
+                chosen = np.repeat(mine & (env >= 0) if role == "env_id" else mine, lengths)
+                numbers = np.repeat(env if role == "env_id" else np.arange(len(self)), lengths)
+                renumber_places(arrays[path], row[chosen], numbers[chosen], path)
+
+    def renumber_rows(self, batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+        """A batch whose item i is of the share's episode numbers[i], with env ids and episode ids renumbered."""
+        if not self.moved.any():
+            return batch
+        of = {id(self._roles[n]): self._roles[n] for n in np.unique(numbers).tolist()}
+        for roles in of.values():
+            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool) & self.moved[numbers]
+            env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
+            if own.any():
+                renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
+        return batch
+
+    def cost(self) -> dict[str, int]:
+        """Requests and bytes of reading this buffer's share; bytes of its own steps; bytes of the shards it touches."""
+        episodes, reader = self.episodes, self.episodes.reader
+        plan = reader.plan(episodes.spans())
+        return {
+            "requests": plan.requests,
+            "bytes": plan.fetched_bytes,
+            "shard_bytes": reader.shard_bytes(episodes.step_spans()),
+            "needed_bytes": episodes.nbytes,
+        }
+
+    # -- what was saved beside the steps -------------------------------------------------------------------------------
+
+    @cached_property
+    def columns(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Name -> one value a live step, in the share's order."""
+        return {name: self._column(name) for name in self.checkpoint.buffers[self.name]["columns"]}
+
+    def _column(self, name: str) -> np.ndarray[Any, Any]:
+        """Rows of each source rank's column, fetched once a rank, put in the share's order."""
+        ck, (_, pieces) = self.checkpoint, self._pieces
+        steps, begins = pieces.length, offsets_of(pieces.length)
+        parts: list[tuple[Ints, np.ndarray[Any, Any]]] = []  # where values stand in the share, values
+        for source_rank in np.unique(pieces["rank"][steps > 0]).tolist():
+            mine = np.flatnonzero((pieces["rank"] == source_rank) & (steps > 0))
+            wanted = spans(pieces["at"][mine], steps[mine])
+            begin, stop = merge_runs(pieces["at"][mine], pieces["at"][mine] + steps[mine])
+            column = ck.column_ref(name, source_rank, self.name)
+            runs = list(zip(begin.tolist(), stop.tolist(), strict=True))
+            values = np.concatenate(ck.file(column).column_rows(column, runs))
+            run = group_of(begin, wanted)
+            rows = values[wanted - begin[run] + offsets_of(stop - begin)[run]]
+            parts.append((spans(begins[mine], steps[mine]), rows))
+        if not parts:
+            return self._no_rows(name)
+        out = np.empty((int(begins[-1]), *parts[0][1].shape[1:]), np.result_type(*(rows.dtype for _, rows in parts)))
+        for places, rows in parts:
+            out[places] = rows
+        return out
+
+    def _no_rows(self, name: str) -> np.ndarray[Any, Any]:
+        """No values, of the column's dtype and shape as any rank has it."""
+        ck = self.checkpoint
+        columns = (ck.staged(rank).index.columns.get(self.name, {}).get(name) for rank in ck.ranks)
+        column = next(one for one in columns if one is not None)
+        trailing = len(dtypes.stored_trailing(column.dtype, ()))  # axes that the user did not give
+        return np.zeros((0, *column.shape[: len(column.shape) - trailing]), dtypes.to_numpy(column.dtype))
+
+    @cached_property
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Name -> {episode id: value}, of its own episodes."""
+        own = set(self._ids)
+        out: dict[str, dict[str, Any]] = {}
+        for rank in np.unique(self.layout.source_rank).tolist() if len(self) else ():
+            for name, values in self.checkpoint.attributes(rank, self.name).items():
+                out.setdefault(name, {}).update({k: v for k, v in values.items() if k in own})
+        return out
+
+    @property
+    def state(self) -> Any:
+        """The state of the same rank, where nothing moves; else None: see `source_states`."""
+        return self.checkpoint.state(self.rank, self.name) if self.plan.is_identity else None
+
+    @property
+    def source_states(self) -> dict[int, Any]:
+        """Source rank -> its state, of all ranks."""
+        return {rank: self.checkpoint.state(rank, self.name) for rank in self.checkpoint.ranks}
+
+    # -- resuming ------------------------------------------------------------------------------------------------------
+
+    def buffer_resume(self) -> BufferResume:
+        """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
+        if not self.checkpoint.replay_saved:
+            return BufferResume(Runs.empty(), [], [], {}, {})
+        offsets, pieces = self._pieces
+        counts = np.diff(offsets)
+        env, position = np.repeat(self._parts["env"], counts), pieces["position"]
+        if not self.plan.is_identity:  # a beginning without steps stands where its first step does
+            begins = offsets_of(pieces.length)
+            position = np.repeat(self._parts["position"] - begins[offsets[:-1]], counts) + begins[:-1]
+        opened, to_close = self._open()
+        resume = resuming.take_over(
+            self.checkpoint, pieces, env, position, self.next_positions, opened, to_close=to_close
+        )
+        # told once, by one rank: its next checkpoint has it in `discarded`
+        return replace(resume, dropped=self.plan.dropped_of(self.name) if self.rank == 0 else {})
+
+    def _open(self) -> tuple[dict[int, str], list[str]]:
+        """Open episodes: those that go on, by env row, and those that are closed here."""
+        if self.plan.is_identity:
+            every = self._source.open_episodes.items()
+            return {env: name for (rank, env), name in every if rank == self.rank}, []
+        where = self.layout
+        last = {int(env): i for i, env in enumerate(where.env_id)}
+        opened: dict[int, str] = {}
+        to_close = []
+        for i in np.flatnonzero(where.open).tolist():
+            env = int(where.env_id[i])
+            if self.rules.unfinished == "continue" and last[env] == i and env >= 0:
+                opened[env] = self._ids[i]
+            else:
+                to_close.append(self._ids[i])
+        return opened, to_close
+
+
+class Share(ShareBuffer):
+    """What one target rank gets of a plan. By itself it is the share of the main buffer."""
+
+    def __init__(self, plan: Plan, rank: int, *, saved: bool = False) -> None:
+        """saved: see `as_saved`."""
+        main = MAIN_BUFFER if MAIN_BUFFER in plan.placements else next(iter(plan.placements), MAIN_BUFFER)
+        super().__init__(plan, rank, main, saved=saved)
+        self._buffers: dict[str, ShareBuffer] = {}
+
+    def __reduce__(self) -> Any:
+        return partial(Share, saved=self._saved), (self.plan, self.rank)
+
+    @property
+    def world_size(self) -> int:
+        return self.plan.world_size
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    @property
+    def progress(self) -> Any:
+        return self.checkpoint.progress
+
+    @property
+    def unconsumed(self) -> list[Any]:
+        """What was drawn but not trained on: all of it, for the data source to give again."""
+        return self.checkpoint.unconsumed
+
+    @property
+    def buffers(self) -> list[str]:
+        return list(self.plan.placements)
+
+    def buffer(self, name: str) -> ShareBuffer:
+        """The share of one buffer."""
+        if name not in self.plan.placements:
+            raise NotFoundError(f"the plan has no buffer {name!r}; it has: {', '.join(self.plan.placements) or 'none'}")
+        if name not in self._buffers:
+            self._buffers[name] = ShareBuffer(self.plan, self.rank, name, saved=self._saved)
+        return self._buffers[name]
+
+    def as_saved(self) -> Share:
+        """The same as the job had it: without the fields that its steps were given after they were written.
+
+        Adapters put this into live buffers, which go on with steps that have no such fields.
+        """
+        return Share(self.plan, self.rank, saved=True)
+
+    def __bool__(self) -> bool:
+        """True, also where this rank gets no episode: it has a state, a progress and a place to go on from."""
+        return True
+
+    def cost(self) -> dict[str, int]:
+        """Requests and bytes of reading all its buffers."""
+        costs = [self.buffer(name).cost() for name in self.buffers]
+        return {key: sum(c[key] for c in costs) for key in ("requests", "bytes", "needed_bytes", "shard_bytes")}
+
+    def to_resume(self, rank: int | None = None) -> Resume:
+        """What a writer goes on from: `arc.writer(resume=share)`."""
+        ck = self.checkpoint
+        buffers = {name: self.buffer(name).buffer_resume() for name in self.buffers}
+        taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)
+        return Resume(self.rank, self.world_size, ck.run, buffers, *taken)
+
+    def _holders(self) -> dict[str, int]:
+        """Episode id -> the rank that gets it, the first if several get steps of it."""
+        out = dict[str, int]()
+        for name, (parts, _) in self.plan.placements.items():
+            numbers = self.plan.sources[name].number[parts.stream]
+            out = resuming.first_ranks(self.checkpoint.index, numbers, parts["target"]) | out
+        return out
+
+    def __repr__(self) -> str:
+        return f"<Share {self.rank} of {self.world_size} of {self.checkpoint.name!r}: {self.steps} steps>"
+
+
+def _is_rows(spec: FieldSpec) -> bool:
+    """True if a field has no data, or rows of numbers, one a step, that are in memory as they are stored."""
+    if spec.axis in NODES:
+        return True
+    like = np.zeros((0, *spec.shape), dtypes.to_numpy(spec.dtype))
+    return spec.axis == "step" and dtypes.as_stored(like, spec.dtype) is not None
+
+
+@contextmanager
+def _reading(buffer: ShareBuffer, *, whole: bool) -> Iterator[None]:
+    """Time and count reading a buffer of a share, within the block, for logs and metrics. whole: all its fields, so
+    that it can be compared with the plan. What else goes over the same connection meanwhile counts, too."""
+    ck, world_size = buffer.checkpoint, buffer.plan.world_size
+    storage = ck.snapshot.storage
+    before = storage.stats.snapshot()
+    with operation(
+        "resume", current=False, run=ck.run, checkpoint=ck.name, buffer=buffer.name, rank=buffer.rank,
+        world_size=world_size, saved_by=ck.world_size, episodes=len(buffer), steps=buffer.steps,
+    ) as done:  # fmt: skip
+        yield
+        taken = storage.stats - before
+        done.note(bytes=taken.bytes_in, requests=taken.requests)
+    logger.info(
+        _READ, buffer.rank, world_size, len(buffer), buffer.steps, buffer.name, ck.name, ck.world_size,
+        size(taken.bytes_in), taken.requests, done.seconds,
+    )  # fmt: skip
+    if whole:
+        with suppress(ArchiveError):  # what was asked for has been read: whatever else is not there is no matter here
+            cost, store = ShareBuffer.cost(buffer), storage.root.protocol
+            add("archive.resume.needed", cost["needed_bytes"], store=store)
+            add("archive.resume.received", taken.bytes_in, store=store)
+            add("archive.resume.planned", cost["requests"], store=store)
+            add("archive.resume.requests", taken.requests, store=store)
