@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from archive.base import ClosedError, UsageError, logger
-from archive.journal import Durable, Journal, JournalPipeline
+from archive.journal import Durable, Journal, JournalObjects
 from archive.manifest import CommitLog, Place
-from archive.write import Buffer, BufferWriter, Changes, Pipeline, Work
+from archive.write import Buffer, BufferWriter, Changes, Objects, Pipeline, Work
 
 if TYPE_CHECKING:
     import threading
@@ -81,11 +81,19 @@ class Journaled(Buffer):
         journal.check_newest()
         return state
 
-    def _journal_of(self, pipeline: Pipeline, journal_s: float | None) -> Journal | None:
-        if journal_s is None or not isinstance(pipeline, JournalPipeline):
+    def _journal_of(self, objects: Objects, journal_s: float | None) -> Journal | None:
+        if journal_s is None or not isinstance(objects, JournalObjects):
             return None
         return Journal(
-            self._place, pipeline, self._changes, self._buffers, self._send, self._tick, journal_s, self._log
+            self._place,
+            self._pipeline,
+            objects,
+            self._changes,
+            self._buffers,
+            self._send,
+            self._tick,
+            journal_s,
+            self._log,
         )
 
     def _tick_late(self) -> None:

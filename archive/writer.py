@@ -23,14 +23,28 @@ from archive.checkpoint import (
 )
 from archive.committing import RowCommits
 from archive.fields import Schema
-from archive.journal import JournalPipeline
+from archive.journal import JournalObjects
 from archive.journaled import Journaled
 from archive.ledger import Ledger, Ledgers
 from archive.maintain import check_newest
 from archive.manifest import Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
+from archive.shard import ShardWriter
 from archive.store import Storage
-from archive.write import Buffer, BufferWriter, Changes, Cut, EpisodeRecord, Ids, Pipeline, Work, Written, imports
+from archive.write import (
+    Buffer,
+    BufferWriter,
+    Changes,
+    Cut,
+    EpisodeRecord,
+    Ids,
+    Objects,
+    Pipeline,
+    Shards,
+    Work,
+    Written,
+    imports,
+)
 
 MAIN_BUFFER = "replay"
 
@@ -63,11 +77,13 @@ class Writer(Journaled):
         )  # fmt: skip
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
+        shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
+        objects: Objects
         if journal_s is None:
-            self._pipeline = Pipeline(storage, place.session, place.rank, archive_layout, compression, chunk_bytes)
+            objects = Shards(shards, place.session, place.rank)
         else:
-            seen = lambda: log.head.sighting  # noqa: E731
-            self._pipeline = JournalPipeline(storage, place, compression, chunk_bytes, came_from, seen)
+            objects = JournalObjects(shards, place, came_from, lambda: log.head.sighting)
+        self._pipeline = Pipeline(shards, objects)
         self._rows = RowCommits(log, place)
         self._changes = Changes(self._pipeline)
         self._ids = Ids(place, self._rows.known_ids, self._changes.undo)
@@ -76,7 +92,7 @@ class Writer(Journaled):
         self._buffers: dict[str, BufferWriter] = {}
         holders = dict if resume is None else resume.holders
         self._ledgers = Ledgers(self, storage, log, place, self._ids, holders)
-        self._journal = self._journal_of(self._pipeline, journal_s)
+        self._journal = self._journal_of(objects, journal_s)
         self._weights: tuple[Any, int | None] = (None, None)
         super().__init__(self, self._buffer(MAIN_BUFFER))
         for name, buffer in (resume.buffers if resume else {}).items():

@@ -7,14 +7,14 @@ from archive.journal import tails
 from archive.journal.durable import Durable
 from archive.journal.entries import Read, parse
 from archive.journal.keeping import Journal, seconds
-from archive.journal.objects import JournalPipeline
+from archive.journal.objects import JournalObjects
 from archive.journal.recovering import recover, tell_left
 from archive.journal.tails import Tails
 
 __all__ = [
     "Durable",
     "Journal",
-    "JournalPipeline",
+    "JournalObjects",
     "Read",
     "Tails",
     "parse",

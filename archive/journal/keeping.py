@@ -13,12 +13,12 @@ from archive import tables
 from archive.base import NotDurableError, UsageError, in_child, logger, size
 from archive.journal.durable import Durable
 from archive.journal.heartbeat import Heartbeat
-from archive.journal.objects import JournalPipeline, Tick
+from archive.journal.objects import JournalObjects, Tick
 from archive.journal.saying import Saying
 from archive.journal.ticking import Ticker
 from archive.manifest import CommitLog, Place, commits
 from archive.observe import Label, Sample, source
-from archive.write import BufferWriter, Changes
+from archive.write import BufferWriter, Changes, Pipeline
 
 _AT_EXIT_S = 10.0  # that ending without a commit waits for the store
 
@@ -28,7 +28,8 @@ class Journal:
     lock held.  `background`: a method of the writer that calls `in_background`; must take the lock."""
 
     def __init__(
-        self, place: Place, pipeline: JournalPipeline, changes: Changes, buffers: Mapping[str, BufferWriter],
+        self, place: Place, pipeline: Pipeline, objects: JournalObjects, changes: Changes,
+        buffers: Mapping[str, BufferWriter],
         send: Callable[[], object], background: Callable[[], None], within_s: float, log: CommitLog,
     ) -> None:  # fmt: skip
         self._place = place
@@ -43,7 +44,7 @@ class Journal:
         _open.add(self)
         changes.kept = self._kept
         pipeline.failed = self.ticker.note
-        pipeline.took = self.ticker.took
+        objects.took = self.ticker.took
 
     def begin(self, resumed: bool) -> None:
         """The buffers are as they begin; those that were resumed are journaled at once."""
@@ -117,20 +118,27 @@ class Journal:
     @property
     def seconds_behind(self) -> float:
         """How old the oldest addition is that is not durable, 0.0 if all is. Needs no lock: for who looks on."""
-        ticks = dropwhile(lambda tick: tick.durable, list(self._pipeline.ticks))
+        ticks = dropwhile(lambda tick: tick.durable, self._ticks)
         oldest = next((tick.oldest for tick in ticks if tick.oldest is not None), self.ticker.oldest)
         return 0.0 if oldest is None else max(time.monotonic() - oldest, 1e-6)
 
     def _settle(self) -> None:
         """Take note of what has become durable."""
-        ticks = self._pipeline.ticks
-        while ticks and ticks[0].durable:
-            self._durable = ticks.popleft().positions
+        for tick in self._ticks:
+            if not tick.durable:
+                return
+            self._durable = tick.positions
+            self._pipeline.seals.popleft()
+
+    @property
+    def _ticks(self) -> list[Tick]:
+        """The ticks that may not be durable yet."""
+        return [seal for seal in list(self._pipeline.seals) if isinstance(seal, Tick)]
 
     def await_durable(self, timeout_s: float, stop: float, durable: Callable[[], Durable]) -> None:
         """Wait until all ticks so far are durable. Raises what storing one failed with; NotDurableError at `stop`."""
-        for tick in list(self._pipeline.ticks):
-            done = _done(tick.laid_out, stop) and all(_stored(job.future, stop) for job in tick.jobs)
+        for tick in self._ticks:
+            done = _done(tick.laid_out, stop) and all(_stored(upload.future, stop) for upload in tick.uploads)
             if not done:
                 self._raise_behind(timeout_s, durable())
 

@@ -19,7 +19,7 @@ from archive.ledger.view import LedgerView, left_in_flight
 from archive.manifest import CommitLog, Place
 from archive.store import Storage
 from archive.tables import MOST_SIBLINGS
-from archive.write import Changes, EpisodeRecord, Ids, ledger_rows
+from archive.write import Changes, EpisodeRecord, Ids, rows_alone
 
 if TYPE_CHECKING:
     import threading
@@ -267,7 +267,7 @@ class Ledgers:
         """What was said goes after all that is ready for the store: so a sealed episode's rows come before."""
         calls = [call for ledger in self._by_name.values() for call in ledger.take_calls()]
         if calls:
-            self.writer._changes.add(ledger_rows(lambda: self._numbered(calls)))
+            self.writer._changes.add(rows_alone("ledger", lambda: self._numbered(calls)))
 
     def _numbered(self, calls: Sequence[LedgerCall]) -> pa.Table:
         """The rows of these calls. On the thread that numbers segments, after those that were handed in before."""

@@ -13,7 +13,8 @@ from archive import tables
 from archive.arrays import Ints
 from archive.manifest import FileRef, Snapshot
 from archive.read import Reader, Spans, sizes
-from archive.write import SHARD_BYTES, Block, Pipeline, RowRuns, Slab, owned, shard
+from archive.shard import SHARD_BYTES, ShardWriter
+from archive.write import Block, Pipeline, RowRuns, Shards, Slab, owned, shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +56,8 @@ def write(
 
     group: a number in the names of the shards, where a writer's have its rank.
     """
-    pipeline = Pipeline(snapshot.storage, session, group, layout, "zstd:1")
+    shards = ShardWriter(snapshot.storage, layout)
+    pipeline = Pipeline(shards, Shards(shards, session, group))
     places: Places = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:

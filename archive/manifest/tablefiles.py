@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archive import tables
 from archive.base import ByteRange, CorruptManifestError, MissingObjectError, layout
 from archive.manifest.records import FileRef, StoredFile
-from archive.shard import checksum, packing
+from archive.shard import Placed, checksum
 from archive.store import Storage
 from archive.tables import CHUNK_FILE
 
@@ -112,18 +112,7 @@ def chunk_files(rows: pa.Table) -> dict[str, StoredFile]:
     }
 
 
-def write_shard(storage: Storage, key: str, members: Sequence[packing.Member], archive_layout: str) -> pa.Table:
-    """Write one encoded shard; its rows of the chunk table."""
-    if archive_layout == "packed":
-        buffers, placed = packing.pack(members)
-        storage.put(key, buffers)
-    else:
-        objects, placed = packing.loose(members)
-        storage.put_many((f"{key}/{name}", data) for name, data in objects)
-    return chunk_rows(key, placed)
-
-
-def chunk_rows(key: str, placed: Sequence[packing.Placed]) -> pa.Table:
+def chunk_rows(key: str, placed: Sequence[Placed]) -> pa.Table:
     """Rows of the chunk table for the members of one shard."""
     names = ("array", "chunk", "rows", "offset", "size", "crc32c")
     columns = {name: [getattr(one, name) for one in placed] for name in names}

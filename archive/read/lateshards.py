@@ -15,13 +15,12 @@ from archive.fields import NODES, Array, FieldSpec, Path, Schema, ShardSchema, s
 from archive.fields.axes import normalise
 from archive.manifest import FileRef, Snapshot, tablefiles
 from archive.read.spans import Spans
-from archive.shard import groups
+from archive.shard import SHARD_BYTES, ShardWriter
 from archive.tables import STREAM
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_BYTES = 48 * 1024 * 1024  # of steps
 _BESIDE_BYTES = 1024  # that an episode takes in memory beside its rows
 
 
@@ -92,7 +91,7 @@ class LateShards:
         self._snapshot = snapshot
         self._storage = snapshot.storage
         self._session = session
-        self._layout = archive_layout
+        self._shards = ShardWriter(snapshot.storage, archive_layout)
         self._held: dict[tuple[FieldSpec, ...], list[tuple[Spans, Given]]] = {}
         self._held_bytes: dict[tuple[FieldSpec, ...], int] = {}
         self._late: list[pa.Table] = []
@@ -112,10 +111,9 @@ class LateShards:
         held, self._held_bytes[kind] = self._held.pop(kind), 0
         arrays = {spec.name: np.concatenate([given.rows[spec.name] for _, given in held]) for spec in kind}
         own = shard_schema({spec.name: spec for spec in kind}, Schema())
-        key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._layout)
-        about = {"trajectory-archive": {"schema": own.dumps(), "format": layout.PART_VERSION}}
-        members = groups.encode(arrays, attributes=about, copy=False)
-        self._chunks.append(tablefiles.write_shard(self._storage, key, members, self._layout))
+        key = layout.shard_key(uuid.uuid4().hex[:8], self._session, 0, self._shards.archive_layout)
+        placed = self._shards.write(key, self._shards.encode(own.dumps(), arrays))
+        self._chunks.append(tablefiles.chunk_rows(key, placed))
         self._late.append(self._rows([spans for spans, _ in held], key, own))
 
     def _rows(self, held: Sequence[Spans], key: str, own: ShardSchema) -> pa.Table:
@@ -135,6 +133,7 @@ class LateShards:
         """Write what is held; the rows of the late table, and the file with the chunk rows of their shards."""
         for kind in [*self._held]:
             self._write(kind)
+        self._shards.close()
         if not self._chunks:
             return tables.schema("late").empty_table(), None
         chunks = tablefiles.write(self._storage, self._session, "chunks", tables.concat("chunks", self._chunks))

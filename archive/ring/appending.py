@@ -11,7 +11,8 @@ from archive.arrays import Ints
 from archive.base import UsageError
 from archive.fields import Array, Path, dtypes, is_tensor, nesting
 from archive.ring.rings import Ring, RingSteps, plain, ring_of, row_values
-from archive.write import SHARD_BYTES, Buffer, BufferWriter, EnvRuns, Part, slab_bytes
+from archive.shard import SHARD_BYTES
+from archive.write import Buffer, BufferWriter, EnvRuns, Part, slab_bytes
 
 MAX_CALL_BYTES = SHARD_BYTES  # of one slab of time: it becomes a shard of its own
 _BOOKKEEPING_BYTES = 24  # a step, beside its fields

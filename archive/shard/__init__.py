@@ -1,5 +1,5 @@
 """Shards, the only room that knows zarr: named arrays come in; members of a Zarr group and their places go out,
-and back. No network."""
+and back, or whole shards into a store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from archive.shard import groups, indexed, packing, rawchunks
 from archive.shard.groups import ShardView
 from archive.shard.indexed import Members, file_member
 from archive.shard.packing import Buffer, Member, Placed, checksum, inflate
+from archive.shard.writer import SHARD_BYTES, ShardWriter
 
 __all__ = [
+    "SHARD_BYTES",
     "Buffer",
     "Member",
     "Members",
     "Placed",
     "ShardView",
+    "ShardWriter",
     "checksum",
     "file_member",
     "groups",

@@ -12,36 +12,40 @@ from archive.write.cut import Column, Cut, column_path, digest, live_table
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, owned
-from archive.write.pipeline import SHARD_BYTES, Describe, Job, Pipeline, Work, Written, ledger_rows, shard
+from archive.write.pipeline import Pipeline
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
+from archive.write.works import Draft, Objects, Seal, Shards, Upload, Work, Written, encoded, rows_alone, shard
 
 __all__ = [
-    "SHARD_BYTES",
     "Block",
     "Buffer",
     "BufferWriter",
     "Changes",
     "Column",
     "Cut",
-    "Describe",
+    "Draft",
     "EnvRuns",
     "EpisodeRecord",
     "Ids",
-    "Job",
+    "Objects",
     "Part",
     "Pipeline",
     "RowRuns",
+    "Seal",
+    "Shards",
     "Slab",
+    "Upload",
     "Work",
     "Written",
     "column_path",
     "cut",
     "digest",
+    "encoded",
     "imports",
-    "ledger_rows",
     "live_table",
     "owned",
+    "rows_alone",
     "shard",
     "slab_bytes",
 ]

@@ -13,21 +13,22 @@ from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Fields, Kinds, Schema, ShardSchema
 from archive.manifest import BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
+from archive.shard import SHARD_BYTES
 from archive.tables import NO_ENV
 from archive.write import cut, intake
 from archive.write.blocks import Block
 from archive.write.changes import Changes
-from archive.write.collecting import Collected, Describe
+from archive.write.collecting import Collected
 from archive.write.cut import Cut
 from archive.write.departures import Departures, Range
 from archive.write.episodeids import Ids
 from archive.write.episoderecords import EpisodeRecord
 from archive.write.intake import Part, Weights
-from archive.write.pipeline import SHARD_BYTES, rows_alone
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.segmentrows import SegmentRows
 from archive.write.slabs import slab_bytes
 from archive.write.streams import Assigned, Rows, Streams
+from archive.write.works import Describe, rows_alone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -377,7 +378,7 @@ class BufferWriter:
         if self._closed:
             self._undo.attributes(self, "_closed")
             closed, self._closed = self._closed, []
-            self._changes.add(rows_alone(lambda: self._rows_of.closing(closed)))
+            self._changes.add(rows_alone("segments", lambda: self._rows_of.closing(closed)))
 
     @property
     def live(self) -> pa.Table:

@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from archive.base import ClosedError, Undo
-from archive.write.pipeline import SHARD_BYTES, Pipeline, Work
+from archive.shard import SHARD_BYTES
+from archive.write.pipeline import Pipeline
+from archive.write.works import Work
 
 MAX_HELD_BYTES = 2 * SHARD_BYTES
 

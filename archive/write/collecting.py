@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from archive.arrays import Memory
 from archive.fields import ShardSchema
-from archive.write import blocks, intake, pipeline
+from archive.write import blocks, intake, works
 from archive.write.arena import Arena
-from archive.write.blocks import Block, Slab
+from archive.write.blocks import Block
 from archive.write.changes import Changes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from archive.write.works import Describe
 
 _MERGE_BLOCKS = 512
 _ARENA_FROM_BYTES = 1024 * 1024  # of the first block of a shard: small ones are not worth a shard's memory
-
-Describe = Callable[[Slab, str], "pa.Table"]
 
 
 class Collected:
@@ -73,7 +68,7 @@ class Collected:
         pending = self._pending.pop(digest)
         self._bytes[digest] = 0
         self._arenas.pop(digest, None)
-        self._changes.add(pipeline.shard(pending, self._reward(pending[0].schema), self._describing()))
+        self._changes.add(works.shard(pending, self._reward(pending[0].schema), self._describing()))
 
     def submit_all(self) -> None:
         """What there is of each schema is a shard."""

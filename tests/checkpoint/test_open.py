@@ -41,7 +41,7 @@ def test_what_ends_after_the_call_is_open_in_the_checkpoint(monkeypatch: pytest.
     """The background writes segments while the caller goes on and closes the episode."""
     import threading
 
-    from archive.write import blocks, pipeline
+    from archive.write import blocks, works
 
     gate, assemble = threading.Event(), blocks.assemble
 
@@ -49,7 +49,7 @@ def test_what_ends_after_the_call_is_open_in_the_checkpoint(monkeypatch: pytest.
         gate.wait(20)
         return assemble(*args)
 
-    monkeypatch.setattr(pipeline, "assemble", held_up)
+    monkeypatch.setattr(works, "assemble", held_up)
     arc = fresh()
     with arc.writer() as w:
         w.append(steps(range(5)), env_ids=[0] * 5)

@@ -244,7 +244,7 @@ def test_ticks_go_on_while_others_add_without_a_pause() -> None:
 def test_the_rows_of_many_ticks_are_kept_as_one_and_those_of_a_checkpoint_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("archive.journal.objects.FOLD_FROM", 4)
+    monkeypatch.setattr("archive.write.pipeline.FOLD_FROM", 4)
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)
     staged = threading.Event()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.write import changes, pipeline
+from archive.write import changes, works
 
 LIBRARY = str(Path(archive.__file__).parent)
 STUCK_S = 120
@@ -161,8 +161,6 @@ def test_a_call_that_is_interrupted_at_any_line_is_in_or_out(name: str, monkeypa
 
 
 def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pipeline, changes):
-        monkeypatch.setattr(module, "SHARD_BYTES", 1 << 11)
     from archive.write import bufferwriter
 
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1 << 11)
@@ -175,13 +173,11 @@ def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -
         one(name, k, most or 0)
 
 
-def test_an_upload_that_closing_cancelled_is_no_failure(tmp_path: Path) -> None:
-    arc = archive.create(tmp_path / "a")
-    with arc.writer() as w:
-        work = pipeline.shard([], None, lambda slab, key: slab)  # type: ignore[arg-type, return-value]
-        job = pipeline.Job(w._pipeline, None, "k", None, 0)  # type: ignore[arg-type]
-        job.future = pipeline.Future()
-        work.laid_out.set_result(job)
-        assert work.error() is None
-        job.future.cancel()
-        assert work.error() is None
+def test_an_upload_that_closing_cancelled_is_no_failure() -> None:
+    work = works.rows_alone("segments", lambda: None)
+    upload = works.Upload(lambda: None, lambda packed: works.Written(None, None, 0))
+    upload.future = works.Future()
+    work.laid_out.set_result(upload)
+    assert work.error() is None
+    upload.future.cancel()
+    assert work.error() is None

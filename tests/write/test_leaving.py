@@ -9,7 +9,7 @@ import pytest
 
 import archive
 from archive.testing import steps
-from archive.write import pipeline
+from archive.write import works
 from archive.write.bufferwriter import BufferWriter
 
 SAID = re.compile(r"<Writer rank 0 of 1, .*> ends with (\d+) steps that are in no commit that it knows of")
@@ -79,8 +79,7 @@ def test_what_a_journal_could_not_take_is_said(
 
     def work(w: archive.Writer) -> None:
         add(w, 3)
-        monkeypatch.setattr(pipeline.Job, "run", fails)
-        monkeypatch.setattr("archive.journal.objects.ObjectJob.run", fails)
+        monkeypatch.setattr(works.Upload, "run", fails)
 
     leave("broken", work, journal_s=60)
     assert said(caplog) == [3]
