@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from archive.base import ClosedError, UsageError, logger
 from archive.journal import Durable, Journal, JournalObjects
 from archive.manifest import CommitLog, Place
-from archive.write import Buffer, BufferWriter, Changes, Objects, Pipeline, Work
+from archive.write import Buffer, BufferWriter, Changes, ObjectKind, Pipeline, Work
 
 if TYPE_CHECKING:
     import threading
@@ -81,7 +81,7 @@ class Journaled(Buffer):
         journal.check_newest()
         return state
 
-    def _journal_of(self, objects: Objects, journal_s: float | None) -> Journal | None:
+    def _journal_of(self, objects: ObjectKind, journal_s: float | None) -> Journal | None:
         if journal_s is None or not isinstance(objects, JournalObjects):
             return None
         return Journal(

@@ -38,9 +38,9 @@ from archive.write import (
     Cut,
     EpisodeRecord,
     Ids,
-    Objects,
+    ObjectKind,
     Pipeline,
-    Shards,
+    ShardObjects,
     Work,
     Written,
     imports,
@@ -78,9 +78,9 @@ class Writer(Journaled):
         on_commit(log.head)
         came_from = None if resume is None else resume.checkpoint
         shards = ShardWriter(storage, archive_layout, compression, chunk_bytes)
-        objects: Objects
+        objects: ObjectKind
         if journal_s is None:
-            objects = Shards(shards, place.session, place.rank)
+            objects = ShardObjects(shards, place.session, place.rank)
         else:
             objects = JournalObjects(shards, place, came_from, lambda: log.head.sighting)
         self._pipeline = Pipeline(shards, objects)

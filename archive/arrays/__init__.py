@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from archive.arrays.fresh import fresh, fresh_together, zeros
-from archive.arrays.memory import Memory, Shelf, end_to_end, reuse_freed_memory
-from archive.arrays.pieces import Pieces
+from archive.arrays.memory import Memory, Shelf, end_to_end, fresh, fresh_together, reuse_freed_memory, zeros
 from archive.arrays.ranges import (
     MAX_GAP_BYTES,
     MIN_GAP_BYTES,
     Ints,
     Mask,
+    Pieces,
     coalesce,
     covered,
     group_of,

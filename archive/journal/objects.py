@@ -13,7 +13,7 @@ from archive.journal.entries import Entry, pack, row_members
 from archive.journal.saying import Said
 from archive.manifest import Place, Sighting, tablefiles
 from archive.shard import Member, ShardWriter, groups
-from archive.write import Draft, Seal, Upload, Written, encoded
+from archive.write import ObjectDraft, Seal, Upload, Written, encoded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class JournalObjects:
     def key(self, number: int) -> str:
         return layout.journal_key(self._place.session, self._place.rank, number)
 
-    def complete(self, draft: Draft, seal: Seal | None) -> Upload:
+    def complete(self, draft: ObjectDraft, seal: Seal | None) -> Upload:
         rows = draft.rows
         self._sequence = max(self._sequence, next_sequence(rows.get("segments"), rows.get("ledger")))
         sequence, nonce = self._sequence, secrets.token_hex(8)
@@ -67,13 +67,20 @@ class JournalObjects:
             return found
 
         def put(found: Packed) -> Written:
-            self._create(draft.key, found[0])
+            try:
+                self._writer.storage.create_once(draft.key, found[0])
+            except AlreadyExistsError as e:
+                raise SessionInUseError(
+                    f"{self._writer.storage.full_url(draft.key)} is there already: another process writes, or wrote, "
+                    "as this rank of this session; end one of them, and open this one's writer under a session name of "
+                    "its own"
+                ) from e
             return Written(rows.get("segments"), found[1], draft.nbytes, rows.get("ledger"), draft.number + 1)
 
         return Upload(packed, put)
 
     def _pack(
-        self, draft: Draft, rows: Mapping[str, pa.Table], seal: Seal | None, sequence: int, nonce: str
+        self, draft: ObjectDraft, rows: Mapping[str, pa.Table], seal: Seal | None, sequence: int, nonce: str
     ) -> Packed:  # fmt: skip
         said: Said = Said() if seal is None else seal.said
         shard = self._shard(draft, said.arrays)
@@ -87,18 +94,7 @@ class JournalObjects:
         buffers, placed = pack(entry, row_members(rows), shard)
         return buffers, None if draft.slab is None else tablefiles.chunk_rows(draft.key, placed)
 
-    def _shard(self, draft: Draft, columns: Mapping[str, Any]) -> list[Member]:
+    def _shard(self, draft: ObjectDraft, columns: Mapping[str, Any]) -> list[Member]:
         if draft.slab is not None:
             return encoded(self._writer, draft.slab, columns)
         return groups.encode(columns, attributes={}) if columns else []
-
-    def _create(self, key: str, buffers: list[Any]) -> None:
-        """Store an object, create-only."""
-        storage = self._writer.storage
-        try:
-            storage.create_once(key, buffers)
-        except AlreadyExistsError as e:
-            raise SessionInUseError(
-                f"{storage.full_url(key)} is there already: another process writes, or wrote, as this rank of "
-                "this session; end one of them, and open this one's writer under a session name of its own"
-            ) from e

@@ -14,7 +14,7 @@ from archive.arrays import Ints
 from archive.manifest import FileRef, Snapshot
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
-from archive.write import Block, Pipeline, RowRuns, Shards, Slab, owned, shard
+from archive.write import Block, Pipeline, RowRuns, ShardObjects, Slab, owned, shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def write(
     group: a number in the names of the shards, where a writer's have its rank.
     """
     shards = ShardWriter(snapshot.storage, layout)
-    pipeline = Pipeline(shards, Shards(shards, session, group))
+    pipeline = Pipeline(shards, ShardObjects(shards, session, group))
     places: Places = {}
 
     def describe(slab: Slab, key: str) -> pa.Table:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Chunks = Mapping[str, Buffer]  # member name -> stored bytes
 # map, or one that does several at once
-Each = Callable[[Callable[[int], rawchunks.Stored], Iterable[int]], Iterable[rawchunks.Stored]]
+Each = Callable[[Callable[[int], rawchunks.StoredChunk], Iterable[int]], Iterable[rawchunks.StoredChunk]]
 Decode = Callable[..., Any]  # (number of a chunk, out=None) -> its rows
 
 _ROOT = "zarr.json"
@@ -118,7 +118,7 @@ class ShardView:
         self._described: dict[str, rawchunks.Plain | None] = {}
 
     @cached_property
-    def _root(self) -> metadata.Root:
+    def _root(self) -> metadata.GroupRoot:
         return metadata.parsed(self._metadata)
 
     @cached_property
@@ -230,7 +230,7 @@ class ShardView:
         from zarr.storage import MemoryStore, StorePath
 
         node = self._trusted_node(path)
-        store = MemoryStore(_Fetched(chunks), read_only=True)  # type: ignore[arg-type]
+        store = MemoryStore(_ChunkStore(chunks), read_only=True)  # type: ignore[arg-type]
         try:
             return zarr.Array.from_dict(StorePath(store, path), node)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -412,7 +412,7 @@ def own_checksum(data: bytes | memoryview) -> int:
     return int.from_bytes(data[-4:], "little")
 
 
-class _Fetched(Mapping[str, Any]):
+class _ChunkStore(Mapping[str, Any]):
     """Stored bytes as zarr's MemoryStore holds them. A KeyError would be zarr's fill value, so it is another error."""
 
     def __init__(self, chunks: Chunks) -> None:

@@ -74,7 +74,7 @@ class _Consolidated(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Root(Record):
+class GroupRoot(Record):
     """The zarr.json of a group that has those of all its members in it."""
 
     attributes: Mapping[str, Any]
@@ -87,11 +87,11 @@ class Root(Record):
         return {path: node.node for path, node in nodes.items() if node.node_type == "array"}
 
 
-def parsed(data: bytes) -> Root:
+def parsed(data: bytes) -> GroupRoot:
     """The zarr.json of a group; CorruptChunkError if it is none that has its members in it."""
     what = "The zarr.json of a shard"
     value = plainjson.parse_object(data, what=what, error=CorruptChunkError)
-    return Root.from_json(value, what=what, error=CorruptChunkError)
+    return GroupRoot.from_json(value, what=what, error=CorruptChunkError)
 
 
 def checked(path: str, node: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ZipEntry:
     """What a ZIP says about one member, in its local header and again in its directory."""
 
     name: bytes
@@ -197,7 +197,7 @@ def pack(members: Sequence[Member]) -> tuple[list[Buffer], list[Placed]]:
     """
     buffers: list[Buffer] = []
     placed: list[Placed] = []
-    entries: list[_Entry] = []
+    entries: list[_ZipEntry] = []
     position = 0
     for member in members:
         data = _deflate(member.data) if _is_metadata(member) else member.data
@@ -253,10 +253,10 @@ def _place(member: Member, data: Buffer, offset: int) -> Placed:
     return Placed(member.name, member.array, member.chunk, member.rows, offset, size, crc)
 
 
-def _entry(member: Member, data: Buffer, offset: int) -> _Entry:
+def _entry(member: Member, data: Buffer, offset: int) -> _ZipEntry:
     method = _STORED if data is member.data else _DEFLATED
     crc32 = zip_checksum(member.data, member.tail) if member.crc32 is None else member.crc32
-    return _Entry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
+    return _ZipEntry(member.name.encode(), method, crc32, size_of(data) + len(member.tail), member.size, offset)
 
 
 def zip_checksum(data: Buffer, tail: bytes) -> int:
@@ -291,7 +291,7 @@ def size_of(data: Buffer) -> int:
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
-def _directory(entries: Sequence[_Entry], start: int) -> bytes:
+def _directory(entries: Sequence[_ZipEntry], start: int) -> bytes:
     """The central directory and its end records, ZIP64 where a count or an offset needs it."""
     rows = b"".join(entry.directory_row() for entry in entries)
     return rows + b"".join(_end_records(len(entries), len(rows), start))

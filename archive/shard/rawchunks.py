@@ -40,7 +40,7 @@ def storable(array: Array) -> bool:
     return _NATIVE and array.size > 0 and array.dtype.kind in "biufc" and bool(array.flags.c_contiguous)
 
 
-class Stored(NamedTuple):
+class StoredChunk(NamedTuple):
     """A chunk as it is stored: its bytes, the checksum that follows them, and the ZIP's checksum of both."""
 
     data: Buffer
@@ -48,14 +48,14 @@ class Stored(NamedTuple):
     crc32: int
 
 
-def plain(array: Array, rows: int, start: int) -> Stored:
+def plain(array: Array, rows: int, start: int) -> StoredChunk:
     """The chunk that begins at row `start`, in the array's memory."""
     return _summed(_values(array, rows, start))
 
 
 def compressed(
     array: Array, rows: int, start: int, *, zstd_level: int, hold: Callable[[bytes], Buffer] | None
-) -> Stored:
+) -> StoredChunk:
     """As `plain`, but compressed, and put where `hold` puts it. Other threads run meanwhile."""
     data: bytes = _zstd(zstd_level).encode(_values(array, rows, start))
     return _summed(data if hold is None else hold(data))
@@ -66,10 +66,10 @@ def _values(array: Array, rows: int, start: int) -> memoryview:
     return memoryview(part.view("u1").data).cast("B")
 
 
-def _summed(data: Buffer) -> Stored:
+def _summed(data: Buffer) -> StoredChunk:
     """Both sums, one after the other: the second finds the bytes in the processor's cache."""
     tail = checksum(data).to_bytes(CHECKSUM_BYTES, "little")
-    return Stored(data, tail, zip_checksum(data, tail))
+    return StoredChunk(data, tail, zip_checksum(data, tail))
 
 
 def _zstd(level: int) -> Any:

@@ -7,15 +7,24 @@ from archive.write import cut, imports
 from archive.write.blocks import Block, Slab
 from archive.write.buffer import Buffer
 from archive.write.bufferwriter import BufferWriter
-from archive.write.changes import Changes
 from archive.write.cut import Column, Cut, column_path, digest, live_table
-from archive.write.episodeids import Ids
-from archive.write.episoderecords import EpisodeRecord
+from archive.write.episodes import EpisodeRecord, Ids
 from archive.write.intake import Part, owned
-from archive.write.pipeline import Pipeline
+from archive.write.pipeline import Changes, Pipeline
 from archive.write.rowruns import EnvRuns, RowRuns
 from archive.write.slabs import slab_bytes
-from archive.write.works import Draft, Objects, Seal, Shards, Upload, Work, Written, encoded, rows_alone, shard
+from archive.write.works import (
+    ObjectDraft,
+    ObjectKind,
+    Seal,
+    ShardObjects,
+    Upload,
+    Work,
+    Written,
+    encoded,
+    rows_alone,
+    shard,
+)
 
 __all__ = [
     "Block",
@@ -24,16 +33,16 @@ __all__ = [
     "Changes",
     "Column",
     "Cut",
-    "Draft",
     "EnvRuns",
     "EpisodeRecord",
     "Ids",
-    "Objects",
+    "ObjectDraft",
+    "ObjectKind",
     "Part",
     "Pipeline",
     "RowRuns",
     "Seal",
-    "Shards",
+    "ShardObjects",
     "Slab",
     "Upload",
     "Work",

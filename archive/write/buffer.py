@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from archive.arrays import Ints
 from archive.fields import Schema
 from archive.write.bufferwriter import BufferWriter
-from archive.write.changes import Changes
+from archive.write.pipeline import Changes
 
 if TYPE_CHECKING:
     import threading

@@ -17,16 +17,13 @@ from archive.shard import SHARD_BYTES
 from archive.tables import NO_ENV
 from archive.write import cut, intake
 from archive.write.blocks import Block
-from archive.write.changes import Changes
-from archive.write.collecting import Collected
 from archive.write.cut import Cut
 from archive.write.departures import Departures, Range
-from archive.write.episodeids import Ids
-from archive.write.episoderecords import EpisodeRecord
+from archive.write.episodes import EpisodeRecord, Ids, SegmentRows
 from archive.write.intake import Part, Weights
+from archive.write.pipeline import Changes
 from archive.write.rowruns import EnvRuns, RowRuns
-from archive.write.segmentrows import SegmentRows
-from archive.write.slabs import slab_bytes
+from archive.write.slabs import Collected, slab_bytes
 from archive.write.streams import Assigned, Rows, Streams
 from archive.write.works import Describe, rows_alone
 

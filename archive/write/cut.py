@@ -15,7 +15,7 @@ from archive.base import ColumnError, UsageError, cached_property, check_text, e
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
 from archive.manifest import OWN, Runs, Stream
-from archive.write.episoderecords import EpisodeRecord, EpisodeRecords
+from archive.write.episodes import EpisodeRecord, EpisodeRecords
 
 if TYPE_CHECKING:
     import pyarrow as pa

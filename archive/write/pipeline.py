@@ -15,14 +15,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import takewhile
+from types import TracebackType
+from typing import Self
 
 from archive.arrays import reuse_freed_memory
-from archive.base import thread_pool
+from archive.base import ClosedError, Undo, thread_pool
 from archive.manifest import attempts
-from archive.shard import ShardWriter
-from archive.write.works import Draft, Folded, Objects, Seal, Upload, Work, Written
+from archive.shard import SHARD_BYTES, ShardWriter
+from archive.write.works import Folded, ObjectDraft, ObjectKind, Seal, Upload, Work, Written
 
 MAX_UNDER_WAY_BYTES = 100 * 1024 * 1024
+MAX_HELD_BYTES = 2 * SHARD_BYTES  # by one call, before it sends a part of it off
 FOLD_FROM = 64  # works: several to a tick
 _LOOK_S = 0.2  # while waiting for room
 _MOMENT_S = 0.01  # that a call takes, or two that follow each other
@@ -35,7 +38,7 @@ class Pipeline:
     waits sees to it that all of it is begun, so an interrupt between two lines leaves nothing that nobody will finish.
     """
 
-    def __init__(self, writer: ShardWriter, objects: Objects) -> None:
+    def __init__(self, writer: ShardWriter, objects: ObjectKind) -> None:
         reuse_freed_memory()
         self._writer = writer
         self._objects = objects
@@ -52,7 +55,7 @@ class Pipeline:
         self.seals: deque[Seal] = deque()  # that may not be durable yet
         self.failed: Callable[[], None] = lambda: None  # called in the background when something failed
         self.number = 0  # of the next object
-        self._draft: Draft | None = None
+        self._draft: ObjectDraft | None = None
         self._unsealed: list[Upload] = []  # complete objects that no seal has ended
         self._broken: BaseException | None = None  # what could not be laid out is missing: nothing may follow it
 
@@ -233,7 +236,7 @@ class Pipeline:
         if slab is not None and self._draft is not None and self._draft.slab is not None:
             self._complete(None)
         if self._draft is None:
-            self._draft = Draft(self.number, self._objects.key(self.number))
+            self._draft = ObjectDraft(self.number, self._objects.key(self.number))
         self._draft.add(work, slab, work.rows(slab, self._draft.key))
         work.slab = None
         if isinstance(work, Seal):
@@ -272,3 +275,79 @@ class Pipeline:
         elif not work.under_way:
             self._open.pop(work, None)
         self._moved.set()
+
+
+# -- what one call changes ---------------------------------------------------------------------------------------------
+
+
+class Changes:
+    """`with changes(wait=True):` a call, of which all is kept or nothing, also where a KeyboardInterrupt ends it.
+    `wait`: whether it waits for room when it sends off. Calls are serialised.
+
+    What is ready for the store waits until the call's changes are kept, because what was sent off cannot be taken back.
+    A call of many shards sends earlier, for want of memory: if it is interrupted then, the writer must be closed.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.undo = Undo()
+        self._pipeline = pipeline
+        self._wait = True
+        self._ready: list[Work] = []
+        self._spilled = False  # a part of the call under way was sent off
+        self.kept: Callable[[], None] = lambda: None  # called after each call whose changes are kept
+
+    def __call__(self, *, wait: bool) -> Self:
+        self.settle()
+        self._wait = wait
+        return self
+
+    def __enter__(self) -> None:
+        self.undo.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo.__exit__(kind, error, trace)
+        if kind is None:
+            self._spilled = False
+            self.send(wait=self._wait)
+            self.kept()
+
+    def settle(self) -> None:
+        """Take back what an interrupted call has left. ClosedError if that cannot be done."""
+        if self._spilled:
+            raise ClosedError(
+                "the writer was interrupted in the middle of a large call, of which a part was sent off: close it, and "
+                "open another; what was committed stands, what was added since then is not in the archive"
+            )
+        self.undo.settle()
+
+    @property
+    def left_over(self) -> bool:
+        """Whether a call is under way, or was interrupted before its changes were kept."""
+        return self.undo.holds
+
+    @property
+    def broken(self) -> bool:
+        """Whether the writer can only be closed."""
+        return self._spilled
+
+    @property
+    def ready(self) -> list[Work]:
+        """What is ready for the store, and not handed in yet."""
+        return list(self._ready)
+
+    def add(self, work: Work) -> None:
+        """This is ready for the store."""
+        self.undo.length(self._ready)
+        self._ready.append(work)
+        if self._wait and sum(one.nbytes for one in self._ready) > MAX_HELD_BYTES:
+            self._spilled = True
+            self.undo.keep()
+            self.send(wait=True)
+
+    def send(self, *, wait: bool) -> None:
+        """Hand on what is ready, in order; what an interrupted call has left comes first."""
+        while self._ready:
+            self._pipeline.hand_in(self._ready[0], wait=wait)
+            del self._ready[0]

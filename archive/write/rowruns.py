@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from archive.arrays import Ints, Mask, group_of, offsets_of, run_heads, spans
-from archive.write.episoderecords import NONE
+from archive.write.episodes import NONE
 
 
 class EnvRuns(NamedTuple):

@@ -1,6 +1,23 @@
-"""Pure, no I/O: how much of a buffer whose env rows advance together goes to one shard, a slab of time."""
+"""Pure, no I/O: blocks of one buffer that wait until they make up a shard, in memory laid out so that its rows need no
+second copy."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from archive.arrays import Memory
+from archive.fields import Array, Ragged, ShardSchema
+from archive.write import blocks, intake, works
+from archive.write.blocks import Block
+from archive.write.pipeline import Changes
+from archive.write.works import Describe
+
+_ALIGN_BYTES = 64
+_MERGE_BLOCKS = 512
+_ARENA_FROM_BYTES = 1024 * 1024  # of the first block of a shard: small ones are not worth a shard's memory
 
 SLABS = 32  # of a buffer, at least: eviction cuts one of them, and what is left of it is many short runs
 LEAST_SLAB_BYTES = 4 * 1024 * 1024
@@ -11,3 +28,130 @@ def slab_bytes(buffer_bytes: int, env_rows: int, step_bytes: int, most: int) -> 
     """Bytes of one slab, at most `most`; `buffer_bytes`: of all live steps."""
     run_bytes = step_bytes * min(LEAST_RUN, -(-LEAST_RUN_BYTES // step_bytes))
     return min(most, max(buffer_bytes // SLABS, LEAST_SLAB_BYTES, env_rows * run_bytes))
+
+
+class Collected:
+    """Blocks by their schema. `shard_bytes(block)`: how much of such blocks is a shard.  `describing()`: called when a
+    shard is ready; gives what describes its segments.  `reward`: the field of a schema that is the reward.
+    `most_bytes`: of a block; a larger one is cut."""
+
+    def __init__(
+        self, changes: Changes, memory: Memory, shard_bytes: Callable[[Block], int], describing: Callable[[], Describe],
+        reward: Callable[[ShardSchema], str | None], most_bytes: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._changes = changes
+        self._undo = changes.undo
+        self._memory = memory
+        self._shard_bytes = shard_bytes
+        self._describing = describing
+        self._reward = reward
+        self._most_bytes = most_bytes
+        self._pending: dict[str, list[Block]] = {}
+        self._bytes: dict[str, int] = {}
+        self._arenas: dict[str, Arena] = {}
+
+    def keep(self, block: Block, *, owned: bool = False) -> None:
+        """Copy a block (unless nobody else has its arrays) to the others; full shards are sent off."""
+        for piece in blocks.split(block, self._most_bytes()):
+            digest = piece.schema.digest
+            if self.has(digest) and self._bytes[digest] + piece.nbytes > self._shard_bytes(piece):
+                self.submit(digest)
+            if digest not in self._pending:
+                self._undo.key(self._pending, digest)
+                self._pending[digest] = []
+            self._add(digest, self._pending[digest], piece, owned=owned)
+
+    def has(self, digest: str) -> bool:
+        """Whether there are blocks of this schema."""
+        return bool(self._pending.get(digest))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks."""
+        return sum(self._bytes.values())
+
+    @property
+    def steps(self) -> int:
+        """Of all blocks."""
+        return sum(block.length for pending in self._pending.values() for block in pending)
+
+    def submit(self, digest: str) -> None:
+        """The blocks of one schema are a shard."""
+        for mapping in (self._pending, self._bytes, self._arenas):
+            self._undo.key(mapping, digest)
+        pending = self._pending.pop(digest)
+        self._bytes[digest] = 0
+        self._arenas.pop(digest, None)
+        self._changes.add(works.shard(pending, self._reward(pending[0].schema), self._describing()))
+
+    def submit_all(self) -> None:
+        """What there is of each schema is a shard."""
+        for digest in [d for d, found in self._pending.items() if found]:
+            self.submit(digest)
+
+    def _add(self, digest: str, pending: list[Block], piece: Block, *, owned: bool) -> None:
+        own = piece if owned else self._owned(piece, new=not pending)
+        self._undo.key(self._bytes, digest)
+        self._undo.length(pending)
+        pending.append(own)
+        self._bytes[digest] = self._bytes.get(digest, 0) + piece.nbytes
+        if len(pending) >= _MERGE_BLOCKS and all(b.single is None for b in pending[-_MERGE_BLOCKS:]):
+            merged = blocks.merge(pending[-_MERGE_BLOCKS:])
+            self._undo.content(pending)
+            pending[-_MERGE_BLOCKS:] = [merged]
+
+    def _owned(self, block: Block, *, new: bool) -> Block:
+        """The block copied; large ones into memory where those of one shard lie end to end."""
+        digest = block.schema.digest
+        if new:
+            self._undo.key(self._arenas, digest)
+            self._arenas.pop(digest, None)
+            if block.nbytes >= _ARENA_FROM_BYTES:
+                self._arenas[digest] = Arena(self._memory.take(), block)
+        arena = self._arenas.get(digest)
+        return (arena and arena.copy(block)) or intake.owned(block)
+
+
+class Arena:
+    """One piece of memory for the steps of one shard: a region for each field of fixed size, filled row by row."""
+
+    def __init__(self, piece: Array, block: Block) -> None:
+        self._piece = piece
+        self._rows = 0
+        sizes = {name: _row_bytes(value, block.length) for name, value in block.data.items()}
+        self._sizes = {name: size for name, size in sizes.items() if size}
+        room = len(piece) - _ALIGN_BYTES * len(self._sizes)
+        self._capacity = room // max(1, sum(self._sizes.values()))
+        self._starts: dict[str, int] = {}
+        at = 0
+        for name, size in self._sizes.items():
+            self._starts[name] = at
+            at = -(-(at + size * self._capacity) // _ALIGN_BYTES) * _ALIGN_BYTES
+
+    def copy(self, block: Block) -> Block | None:
+        """The block with its arrays copied, end to end with those of the last one; None if it does not fit."""
+        if self._rows + block.length > self._capacity or not self._same_rows(block.data, block.length):
+            return None
+        data = {name: self._copied(name, value) for name, value in block.data.items()}
+        self._rows += block.length
+        return replace(block, data=data)
+
+    def _same_rows(self, data: Mapping[str, Array | Ragged], length: int) -> bool:
+        return all(_row_bytes(data[name], length) == size for name, size in self._sizes.items())
+
+    def _copied(self, name: str, value: Array | Ragged) -> Array | Ragged:
+        if isinstance(value, Ragged):
+            return Ragged(value.values.copy(), value.lengths.copy())
+        if name not in self._sizes:
+            return np.array(value, copy=True, order="C")
+        start = self._starts[name] + self._rows * self._sizes[name]
+        own: Array = self._piece[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        own[...] = value
+        return own
+
+
+def _row_bytes(value: Array | Ragged, length: int) -> int:
+    """Bytes a step of a field that has one row of fixed size a step; else 0."""
+    if isinstance(value, Ragged) or value.dtype.hasobject or len(value) != length or not length:
+        return 0
+    return value.nbytes // length

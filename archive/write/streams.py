@@ -13,7 +13,7 @@ import numpy as np
 
 from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts
 from archive.base import Undo, UsageError
-from archive.write.episoderecords import NONE, Begun, Ends, EpisodeRecords, NewEpisodes
+from archive.write.episodes import NONE, Begun, Ends, EpisodeRecords, NewEpisodes
 from archive.write.rowruns import NO_ROWS, Cuts, EnvRuns, Groups, RowRuns, cuts_at
 
 

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from archive import tables
@@ -177,16 +176,16 @@ def rows_alone(kind: str, of: Callable[[], pa.Table | None]) -> Work:
     return Work(None, lambda slab, key: {kind: of()})
 
 
-@dataclass(eq=False)
-class Draft:
+class ObjectDraft:
     """An object to which more may come. `number`: how many were complete before it."""
 
-    number: int
-    key: str
-    works: list[Work] = field(default_factory=list)
-    carrier: Work | None = None  # of its works the one that has the slab, or else any: it stands for all
-    slab: Slab | None = None
-    tables: dict[str, list[pa.Table]] = field(default_factory=lambda: {"segments": [], "ledger": []})
+    def __init__(self, number: int, key: str) -> None:
+        self.number = number
+        self.key = key
+        self.works: list[Work] = []
+        self.carrier: Work | None = None  # of its works the one that has the slab, or else any: it stands for all
+        self.slab: Slab | None = None
+        self._tables: dict[str, list[pa.Table]] = {"segments": [], "ledger": []}
 
     def add(self, work: Work, slab: Slab | None, rows: Rows) -> None:
         """Put one more work into it."""
@@ -196,7 +195,7 @@ class Draft:
         self.slab = slab or self.slab
         for kind, table in rows.items():
             if table is not None:
-                self.tables[kind].append(table)
+                self._tables[kind].append(table)
 
     @property
     def nbytes(self) -> int:
@@ -206,11 +205,11 @@ class Draft:
     @property
     def rows(self) -> dict[str, pa.Table]:
         """Its rows, by table, of those that have any."""
-        joined = {kind: tables.concat(kind, parts) for kind, parts in self.tables.items() if parts}
+        joined = {kind: tables.concat(kind, parts) for kind, parts in self._tables.items() if parts}
         return {kind: table for kind, table in joined.items() if table.num_rows}
 
 
-class Objects(Protocol):
+class ObjectKind(Protocol):
     """The objects that a pipeline makes of works. `sealed`: they end with a Seal, or where memory is short; else each
     work is one."""
 
@@ -219,11 +218,11 @@ class Objects(Protocol):
     def key(self, number: int) -> str:
         """The name of an object."""
 
-    def complete(self, draft: Draft, seal: Seal | None) -> Upload | Written:
+    def complete(self, draft: ObjectDraft, seal: Seal | None) -> Upload | Written:
         """Nothing more comes to an object. seal: that it ends with; None if more objects come before that."""
 
 
-class Shards:
+class ShardObjects:
     """Each slab is a shard; rows without one need no object."""
 
     sealed = False
@@ -236,7 +235,7 @@ class Shards:
     def key(self, number: int) -> str:
         return layout.shard_key(uuid.uuid4().hex[:8], self._session, self._rank, self._writer.archive_layout)
 
-    def complete(self, draft: Draft, seal: Seal | None) -> Upload | Written:
+    def complete(self, draft: ObjectDraft, seal: Seal | None) -> Upload | Written:
         rows, slab, key, nbytes = draft.rows, draft.slab, draft.key, draft.nbytes
         if slab is None:
             return Written(rows.get("segments"), None, 0, rows.get("ledger"))

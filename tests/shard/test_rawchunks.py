@@ -13,7 +13,7 @@ import archive
 from archive.arrays import end_to_end, memory
 from archive.arrays.ranges import merge_runs
 from archive.shard import groups, rawchunks
-from archive.write import arena, bufferwriter
+from archive.write import bufferwriter, slabs
 from archive.write.blocks import Block, ShardSchema
 from archive.write.rowruns import RowRuns
 
@@ -70,7 +70,7 @@ def block(rows: int, first: int = 0) -> Block:
 
 def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> None:
     piece = memory.Memory(1 << 16, keep=1).take()
-    mine, given = arena.Arena(piece, block(5)), [block(5), block(7, 5), block(1, 12)]
+    mine, given = slabs.Arena(piece, block(5)), [block(5), block(7, 5), block(1, 12)]
     copies = [mine.copy(b) for b in given]
     for original in given:
         for value in original.data.values():
@@ -82,7 +82,7 @@ def test_steps_copied_into_an_arena_lie_end_to_end_and_are_not_the_callers() -> 
 
 
 def test_an_arena_that_is_full_or_of_other_rows_says_so() -> None:
-    mine = arena.Arena(np.empty(7 * 10 + 2 * 64, np.uint8), block(1))
+    mine = slabs.Arena(np.empty(7 * 10 + 2 * 64, np.uint8), block(1))
     assert mine.copy(block(8)) is not None
     assert mine.copy(block(3)) is None
     other = block(1)

@@ -21,7 +21,7 @@ def values(arc: Archive) -> list[list[int]]:
 
 
 def test_many_small_appends_are_merged_with_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archive.write.collecting._MERGE_BLOCKS", 8)
+    monkeypatch.setattr("archive.write.slabs._MERGE_BLOCKS", 8)
     arc = fresh()
     with arc.writer(schema=Schema(axes={"text": "ragged"})) as w:
         for t in range(50):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import archive
-from archive.write import changes, works
+from archive.write import pipeline, works
 
 LIBRARY = str(Path(archive.__file__).parent)
 STUCK_S = 120
@@ -164,7 +164,7 @@ def _check_lines(name: str, most: int | None, monkeypatch: pytest.MonkeyPatch) -
     from archive.write import bufferwriter
 
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1 << 11)
-    monkeypatch.setattr(changes, "MAX_HELD_BYTES", 1 << 12)
+    monkeypatch.setattr(pipeline, "MAX_HELD_BYTES", 1 << 12)
     w = prepared(archive.create(f"memory://interrupts-{name.replace(' ', '-')}-count-{most}"))
     count = lines_of(lambda: CALLS[name][0](w))
     w.close()

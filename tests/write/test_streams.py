@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from archive.arrays import spans
 from archive.base.errors import UsageError
-from archive.write.episoderecords import EpisodeRecord, NewEpisodes
+from archive.write.episodes import EpisodeRecord, NewEpisodes
 from archive.write.rowruns import EnvRuns
 from archive.write.streams import Rows, Streams
 from tests.support.sampling import examples
