@@ -39,9 +39,9 @@ from archive.manifest import (
     tablefiles,
 )
 from archive.read import Reader, Spans
+from archive.shard import SHARD_BYTES
 from archive.steps import Steps, codes
 from archive.tables import ADDRESS, Address, addresses, among, coded, distinct
-from archive.write import SHARD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
