@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from archive.checkpoint import RankRows, fresh_rows
+from archive.checkpoint import fresh_rows
 from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, Place
+from archive.saved import RankRows
 
 
 class RowCommits:

@@ -17,8 +17,6 @@ from archive.checkpoint import (
     Pending,
     Saver,
     finish_at_exit,
-    next_sequence,
-    rows_of,
     watch,
 )
 from archive.committing import RowCommits
@@ -29,6 +27,7 @@ from archive.ledger import Ledger, Ledgers
 from archive.maintain import check_newest
 from archive.manifest import Commit, CommitLog, Place, Resume, open_session
 from archive.observe import Operation, add, operation
+from archive.saved import next_sequence, rows_of
 from archive.shard import ShardWriter
 from archive.store import Storage
 from archive.write import (

@@ -39,6 +39,7 @@ ROOMS = (
     "archive.read",
     "archive.write",
     "archive.ledger",
+    "archive.saved",
     "archive.checkpoint",
     "archive.journal",
     "archive.maintain",

@@ -14,42 +14,29 @@ from archive.checkpoint.requests import watch
 from archive.checkpoint.retention import Candidate, Keep, best_of
 from archive.checkpoint.runs import Run, Runs
 from archive.checkpoint.saver import Saver, finish_at_exit
-from archive.checkpoint.saving import Request, SavedColumns, rows_of, stage
-from archive.checkpoint.staged import RankRows, StagedFile, next_sequence
-from archive.checkpoint.stagedindex import UNCONSUMED, ColumnRef, StateRef
 
 __all__ = [
     "MAIN_BUFFER",
-    "UNCONSUMED",
     "Candidate",
     "Checkpoint",
     "Checkpoints",
     "Clock",
-    "ColumnRef",
     "Holding",
     "Joint",
     "Keep",
     "Pending",
-    "RankRows",
-    "Request",
     "Run",
     "Runs",
-    "SavedColumns",
     "Saver",
-    "StagedFile",
-    "StateRef",
     "best_of",
     "checkpoint_at",
     "commit_recovered",
     "finish_at_exit",
     "fresh_rows",
-    "next_sequence",
     "on_terminal",
     "read_clock",
     "requests",
     "resuming",
-    "rows_of",
-    "stage",
     "starting",
     "watch",
 ]

@@ -20,8 +20,6 @@ from archive.base import (
 )
 from archive.checkpoint import resuming
 from archive.checkpoint.livesteps import LiveSteps
-from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import UNCONSUMED, AttributeRef, ColumnRef
 from archive.ledger import LedgerView
 from archive.manifest import (
     Commit,
@@ -33,6 +31,7 @@ from archive.manifest import (
     read_of,
 )  # fmt: skip
 from archive.read import Episodes, Reader, Spans
+from archive.saved import UNCONSUMED, AttributeRef, ColumnRef, Part
 from archive.steps import Steps
 from archive.store import Storage
 from archive.views import reports
@@ -156,11 +155,11 @@ class Checkpoint:
     # -- what the ranks staged -----------------------------------------------------------------------------------
 
     @cached_property
-    def _staged(self) -> dict[int, StagedFile]:
+    def _staged(self) -> dict[int, Part]:
         told = partial(resuming.remedy, self._storage, self.commit)
-        return {one.rank: StagedFile(self._storage, one.key, one.nonce, remedy=told) for one in self.record.ranks}
+        return {one.rank: Part(self._storage, one.key, one.nonce, remedy=told) for one in self.record.ranks}
 
-    def staged(self, rank: int) -> StagedFile:
+    def staged(self, rank: int) -> Part:
         """What one rank staged; an error if it is missing from a partial checkpoint, or not of this world."""
         if rank not in self._staged:
             why = "is missing from it" if rank in self.missing_ranks else f"is not of its world of {self.world_size}"
@@ -206,12 +205,12 @@ class Checkpoint:
             )
         return known[name]
 
-    def file(self, ref: ColumnRef | AttributeRef) -> StagedFile:
+    def file(self, ref: ColumnRef | AttributeRef) -> Part:
         """The staged object that has a column or attribute: of this or, for what is unchanged,
         of an earlier checkpoint."""
         own = [f for f in self._staged.values() if f.key == ref.object]
         told = partial(resuming.remedy, self._storage, self.commit)
-        return own[0] if own else StagedFile(self._storage, ref.object, ref.nonce, remedy=told)
+        return own[0] if own else Part(self._storage, ref.object, ref.nonce, remedy=told)
 
     def attributes(self, rank: int, buffer: str = MAIN_BUFFER) -> dict[str, dict[str, Any]]:
         """Name -> {episode id: value} of one rank."""

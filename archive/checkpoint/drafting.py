@@ -11,8 +11,6 @@ import numpy as np
 
 from archive import tables
 from archive.base import jsontree, layout
-from archive.checkpoint.staged import RankRows, StagedFile
-from archive.checkpoint.stagedindex import StagedIndex
 from archive.manifest import (
     Addition,
     Attempt,
@@ -28,6 +26,7 @@ from archive.manifest import (
     RunEntry,
     StagedObject,
 )
+from archive.saved import Part, PartIndex, RankRows
 from archive.tables import among, distinct
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Joint:
 
 
 def change_of(
-    joint: Joint, parts: Sequence[StagedFile], requires: Sequence[Requirement], *, partial: bool = False,
+    joint: Joint, parts: Sequence[Part], requires: Sequence[Requirement], *, partial: bool = False,
     recovered: Recovered | None = None,
 ) -> Change:  # fmt: skip
     """A checkpoint of what these ranks staged, or what was staged on their behalf."""
@@ -93,7 +92,7 @@ def _fresh(rows: RankRows, done: int) -> RankRows:
 
 
 def _record(
-    joint: Joint, parts: Sequence[StagedFile], parent: Commit, sequences: Mapping[int, int], *, partial: bool
+    joint: Joint, parts: Sequence[Part], parent: Commit, sequences: Mapping[int, int], *, partial: bool
 ) -> CheckpointRecord:
     """What the commit says of the checkpoint itself; the rest is in the staged objects."""
     indexes = [part.index for part in parts]
@@ -119,19 +118,19 @@ def _record(
     )
 
 
-def _object(part: StagedFile) -> StagedObject:
+def _object(part: Part) -> StagedObject:
     left_out = part.index.rows is not None and part.index.rows.left_out > 0
     return StagedObject(part.index.rank, part.key, part.index.nonce, left_out)
 
 
-def _borrowed(parts: Sequence[StagedFile]) -> tuple[str, ...]:
+def _borrowed(parts: Sequence[Part]) -> tuple[str, ...]:
     """The objects of earlier checkpoints in which columns and attributes of this one lie."""
     own = {part.key for part in parts}
     held = {key for part in parts for key in part.index.objects}
     return tuple(sorted(held - own))
 
 
-def _totals(indexes: Sequence[StagedIndex]) -> dict[str, BufferTotals]:
+def _totals(indexes: Sequence[PartIndex]) -> dict[str, BufferTotals]:
     """Each buffer, over all ranks."""
     out: dict[str, BufferTotals] = {}
     for index in indexes:
@@ -142,7 +141,7 @@ def _totals(indexes: Sequence[StagedIndex]) -> dict[str, BufferTotals]:
     return out
 
 
-def _discarded(indexes: Sequence[StagedIndex]) -> dict[str, Discarded]:
+def _discarded(indexes: Sequence[PartIndex]) -> dict[str, Discarded]:
     """What the ranks left out, by reason."""
     out: dict[str, Discarded] = {}
     for index in indexes:
@@ -167,7 +166,7 @@ def _row(made: CheckpointRecord, place: Place) -> pa.Table:
 
 
 def _run_entry(
-    parent: Commit, made: CheckpointRecord, parts: Sequence[StagedFile], place: Place, sequences: Mapping[int, int]
+    parent: Commit, made: CheckpointRecord, parts: Sequence[Part], place: Place, sequences: Mapping[int, int]
 ) -> RunEntry:  # fmt: skip
     """The run's entry once this checkpoint is committed."""
     entry = replace(parent.runs[place.run], sequences=sequences)
@@ -179,7 +178,7 @@ def _run_entry(
     return replace(entry, latest=mark, latest_replay=mark, journal=_journal(entry, [part.index for part in parts]))
 
 
-def _journal(entry: RunEntry, indexes: Sequence[StagedIndex]) -> Mapping[int, int] | None:
+def _journal(entry: RunEntry, indexes: Sequence[PartIndex]) -> Mapping[int, int] | None:
     """Up to where each rank's journal is in the newest checkpoint."""
     if entry.journal is None:
         return None

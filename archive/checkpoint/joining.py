@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, layout
 from archive.checkpoint.drafting import Joint, change_of
-from archive.checkpoint.staged import StagedFile
 from archive.manifest import Commit, CommitLog, Recovered
+from archive.saved import Part
 from archive.store import Storage
 
 FIRST_POLL_S = 0.02
@@ -28,7 +28,7 @@ STEP_IN_S = 1.0  # what each higher rank waits longer before it completes a chec
 
 
 def join(
-    log: CommitLog, joint: Joint, staged: dict[int, StagedFile], *, timeout_s: float,
+    log: CommitLog, joint: Joint, staged: dict[int, Part], *, timeout_s: float,
     given_up: Callable[[], bool] = lambda: False,
     ending: Callable[[float], bool] = lambda grace_s: False,
     absent: Callable[[Sequence[int], float], None] = lambda ranks, waited_s: None,
@@ -59,7 +59,7 @@ def join(
         wait.pause()
 
 
-def commit_present(log: CommitLog, joint: Joint, staged: dict[int, StagedFile]) -> Commit:
+def commit_present(log: CommitLog, joint: Joint, staged: dict[int, Part]) -> Commit:
     """Commit with the ranks that have staged by now, as partial if that is not all; another rank's such commit serves
     as well, if this rank is in it."""
     whole = all_staged(log.storage, joint, staged, look_at_all=True)
@@ -88,14 +88,14 @@ def _committed(log: CommitLog, joint: Joint) -> Commit | None:
     return log.find(joint.transaction)
 
 
-def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *, look_at_all: bool = False) -> bool:
+def all_staged(storage: Storage, joint: Joint, staged: dict[int, Part], *, look_at_all: bool = False) -> bool:
     """Look for those that are not in `staged` yet; whether all ranks are now.
 
     The first that is absent ends the look, unless all are to be looked at: so waiting costs a request a look.
     """
 
     def look(rank: int) -> None:
-        file = StagedFile(storage, layout.state_key(joint.place.session, joint.name, rank))
+        file = Part(storage, layout.state_key(joint.place.session, joint.name, rank))
         with suppress(MissingObjectError):
             file.index  # noqa: B018  # read it: whether it is there
             staged[rank] = file
@@ -111,7 +111,7 @@ def all_staged(storage: Storage, joint: Joint, staged: dict[int, StagedFile], *,
     return len(staged) == joint.place.world_size
 
 
-def _missing(joint: Joint, staged: Mapping[int, StagedFile], waited_s: float) -> RanksMissingError:
+def _missing(joint: Joint, staged: Mapping[int, Part], waited_s: float) -> RanksMissingError:
     absent = [r for r in range(joint.place.world_size) if r not in staged]
     return RanksMissingError(
         f"checkpoint {joint.name!r} of session {joint.place.session!r} is not whole after {waited_s:.0f} s: rank "
@@ -120,7 +120,7 @@ def _missing(joint: Joint, staged: Mapping[int, StagedFile], waited_s: float) ->
     )
 
 
-def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, partial: bool = False) -> Commit:
+def commit(log: CommitLog, joint: Joint, staged: Mapping[int, Part], *, partial: bool = False) -> Commit:
     """Commit what these ranks staged."""
     parts = [staged[r] for r in sorted(staged)]
     _check_agree(joint, parts)
@@ -133,7 +133,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, StagedFile], *, pa
 
 
 def commit_recovered(
-    log: CommitLog, joint: Joint, parts: Sequence[StagedFile], recovered: Recovered, check: Callable[[Commit], None]
+    log: CommitLog, joint: Joint, parts: Sequence[Part], recovered: Recovered, check: Callable[[Commit], None]
 ) -> Commit:  # fmt: skip
     """Commit, once, a checkpoint that was made of tails of journals on behalf of these ranks. `check(parent)` raises if
     it no longer holds."""
@@ -143,7 +143,7 @@ def commit_recovered(
     return log.commit(f"{joint.place.session}/recover/{about}", change)
 
 
-def _check_agree(joint: Joint, parts: Sequence[StagedFile]) -> None:
+def _check_agree(joint: Joint, parts: Sequence[Part]) -> None:
     """All ranks must mean the same checkpoint."""
     for key in ("step", "world_size", "run", "replay_saved"):
         values = {f.index.rank: getattr(f.index, key) for f in parts}

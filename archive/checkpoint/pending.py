@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from archive.base import Counts, DeadlineError, Losses, RanksMissingError, UsageError, logger, ranks
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.progressbar import Progress
-from archive.checkpoint.saving import Request, SavedColumns
-from archive.checkpoint.staged import StagedFile
+from archive.saved import Part, Request, SavedColumns
 from archive.write import Work
 
 
@@ -62,7 +61,7 @@ class Pending:
         self.kept: Sequence[Work] = ()  # of that the rows that it makes visible
         self.in_shutdown = False  # asked for when the process was told to end
         self._waiting_for: tuple[int, ...] = ()
-        self.staged: dict[int, StagedFile] = {}  # parts that are known, its own for one; until it is committed
+        self.staged: dict[int, Part] = {}  # parts that are known, its own for one; until it is committed
         self.columns = SavedColumns()  # what the next one may refer to, once this is committed
         self.losses: list[tuple[Losses, Counts]] = []  # what its `discarded` says
         self._seen = False

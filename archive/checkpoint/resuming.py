@@ -12,7 +12,6 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import ArchiveError, CorruptManifestError, PartialCheckpointError, jsontree
-from archive.checkpoint.staged import StagedFile
 from archive.manifest import (
     BufferResume,
     Commit,
@@ -28,6 +27,7 @@ from archive.manifest import (
     read_of,
     tablefiles,
 )
+from archive.saved import Part
 from archive.steps import Steps, places, row_codes
 from archive.store import Storage
 
@@ -70,7 +70,7 @@ class Source(Held, Protocol):
     def replay_saved(self) -> bool: ...
     @property
     def origin(self) -> Origin | None: ...
-    def staged(self, rank: int) -> StagedFile: ...
+    def staged(self, rank: int) -> Part: ...
 
 
 def same_rank(source: Source, rank: int) -> Resume:
@@ -245,6 +245,6 @@ def _sound_before(storage: Storage, commit: Commit) -> Commit | None:
         with suppress(ArchiveError):
             found = read_of(storage, number, commit)
             for one in () if found.checkpoint is None else found.checkpoint.ranks:
-                StagedFile(storage, one.key, one.nonce).index  # noqa: B018
+                Part(storage, one.key, one.nonce).index  # noqa: B018
             return found
     return None

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from archive.base import Losses, check_text, jsontree, layout, logger, ranks, shutdown, size, thread_pool
-from archive.checkpoint import saving
 from archive.checkpoint.checkpoints import Checkpoint
 from archive.checkpoint.drafting import Joint
 from archive.checkpoint.joining import all_staged, commit_present, join
 from archive.checkpoint.pending import Attempt, Pending
 from archive.checkpoint.progressbar import Progress, on_terminal
-from archive.checkpoint.saving import Request, SavedColumns
 from archive.manifest import CheckpointRecord, Commit, CommitLog, Place
 from archive.observe import add, operation
+from archive.saved import Request, SavedColumns, keeps_rows, name_taken, stage
 from archive.store import Storage
 from archive.write import Cut, Work, Written
 
@@ -142,13 +141,13 @@ class Saver:
         with operation("checkpoint.stage"):
             pending.tell("uploading")
             written = self._wait(pending.works)
-            pending.kept = pending.works if saving.keeps_rows(pending.request, written) else []
+            pending.kept = pending.works if keeps_rows(pending.request, written) else []
             pending.tell("staging", bytes=sum(w.data_bytes for w in written))
             name = pending.request.name
             if name in self._names:
                 key = layout.state_key(self._place.session, name, self._place.rank)
-                raise saving.name_taken(self._storage, key)
-            part = saving.stage(self._storage, self._place, pending.request, cuts, written, self._columns)
+                raise name_taken(self._storage, key)
+            part = stage(self._storage, self._place, pending.request, cuts, written, self._columns)
             self._names.add(name)
             pending.staged = {self._place.rank: part}
             pending.columns = SavedColumns.of(part.index)

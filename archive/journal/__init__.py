@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from archive.journal import tails
 from archive.journal.durable import Durable
-from archive.journal.entries import Read, parse
 from archive.journal.keeping import Journal, seconds
 from archive.journal.objects import JournalObjects
 from archive.journal.recovering import recover, tell_left
@@ -15,9 +14,7 @@ __all__ = [
     "Durable",
     "Journal",
     "JournalObjects",
-    "Read",
     "Tails",
-    "parse",
     "recover",
     "seconds",
     "tails",

@@ -13,10 +13,10 @@ import numpy as np
 
 from archive import tables
 from archive.journal.bases import Base
-from archive.journal.entries import Stretch
 from archive.journal.tails import RankTail
 from archive.ledger import taken_back
 from archive.manifest import Commit, Rows, RunEntry, Snapshot, chains
+from archive.saved import Stretch
 from archive.store import Storage
 from archive.tables import NO_ENV, among
 

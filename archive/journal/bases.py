@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from archive import tables
-from archive.checkpoint import UNCONSUMED, Checkpoint, StagedFile, StateRef, checkpoint_at
-from archive.journal import notes
+from archive.checkpoint import Checkpoint, checkpoint_at
 from archive.journal.tails import RankTail
 from archive.manifest import Commit, Later, Lineage, Mark, RunEntry
+from archive.saved import UNCONSUMED, Part, StateRef
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Base:
         if replay is not None and newest is not None and replay.number == newest.number:
             newest = replay  # what was read of it is read once
         ordinal = 0 if newest is None else newest.record.ordinal
-        said = notes.first_of([one.held for one in found.values()], "resumed_from")
+        said = next((one.held.resumed_from for one in found.values() if one.held.resumed_from is not None), None)
         resumed = entry.resumed_from.commit if said is None and entry.resumed_from is not None else said
         if replay is not None:
             return cls(entry.session, replay, True, newest or replay, resumed, ordinal)
@@ -135,6 +135,6 @@ class Base:
         return out
 
 
-def _part(checkpoint: Checkpoint | None, rank: int) -> StagedFile | None:
+def _part(checkpoint: Checkpoint | None, rank: int) -> Part | None:
     """What a rank staged for a checkpoint, if it is in it."""
     return checkpoint.staged(rank) if checkpoint is not None and rank in checkpoint.ranks else None

@@ -7,16 +7,16 @@ Runs are those of a live set, but that every stream has a number: `Runs.stream` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.arrays import Ints, offsets_of, spans
 from archive.fields import dtypes
-from archive.journal.entries import Stretch
 from archive.manifest import Runs, Stream
+from archive.saved import Stretch
 from archive.steps import Steps
+from archive.write import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,40 +129,23 @@ def _apart(some: Sequence[Runs]) -> list[Runs]:
 # -- values of columns -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Values in stored form, and the steps that they are of, in their order."""
-
-    dtype: str
-    array: Array
-    steps: Steps
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A value for each step that was asked for. lacking: of so many none was known."""
-
-    dtype: str
-    array: Array
-    lacking: int
-
-
-def fill(wanted: Steps, given: Sequence[Given]) -> Filled:
-    """The newest value of each step, of those given from the oldest to the newest; of another dtype or shape than the
-    newest ones none counts. A step without a value gets NaN where there is one, else the dtype's zero."""
-    newest = given[-1]
+def fill(wanted: Steps, given: Sequence[tuple[Column, Steps]]) -> tuple[Column, int]:
+    """The newest value of each step, of those given for steps from the oldest to the newest, and how many steps have
+    none: these get NaN where the dtype has it, else its zero. Values of another dtype or shape than the newest ones do
+    not count."""
+    newest, _ = given[-1]
     own = offsets_of(wanted.length)
     out = blank(newest.dtype, int(own[-1]), newest.array.shape[1:])
     known = np.zeros(len(out), bool)
-    for one in given:
-        if one.dtype == newest.dtype and one.array.shape[1:] == newest.array.shape[1:]:
-            met = wanted.meet(one.steps)
+    for column, steps in given:
+        if column.dtype == newest.dtype and column.array.shape[1:] == newest.array.shape[1:]:
+            met = wanted.meet(steps)
             count = met.hi - met.lo
             at = spans(own[met.left] + met.lo - wanted.lo[met.left], count)
-            theirs = offsets_of(one.steps.length)[met.right] + met.lo - one.steps.lo[met.right]
-            out[at] = one.array[spans(theirs, count)]
+            theirs = offsets_of(steps.length)[met.right] + met.lo - steps.lo[met.right]
+            out[at] = column.array[spans(theirs, count)]
             known[at] = True
-    return Filled(newest.dtype, out, int((~known).sum()))
+    return Column(out, newest.dtype), int((~known).sum())
 
 
 def blank(dtype: str, count: int, shape: tuple[int, ...]) -> Array:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from archive.base import AlreadyExistsError, SessionInUseError, layout
-from archive.checkpoint import next_sequence
-from archive.journal.entries import Entry, pack, row_members
 from archive.journal.saying import Said
 from archive.manifest import Place, Sighting, tablefiles
+from archive.saved import TickIndex, next_sequence, pack
 from archive.shard import Member, ShardWriter, groups
 from archive.write import ObjectDraft, Seal, Upload, Written, encoded
 
@@ -85,13 +84,13 @@ class JournalObjects:
         said: Said = Said() if seal is None else seal.said
         shard = self._shard(draft, said.arrays)
         rows = dict(rows) if said.live is None else {**rows, "live": said.live}
-        entry = Entry(
+        index = TickIndex(
             run=self._place.run, session=self._place.session, rank=self._place.rank, number=draft.number, nonce=nonce,
             sequence=sequence, goes_on=seal is None, rows={kind: table.num_rows for kind, table in rows.items()},
             gone=said.gone, columns=said.entries, attributes=said.texts, progress=said.progress,
             resumed_from=self._resumed_from, seen=self._seen(),
         )  # fmt: skip
-        buffers, placed = pack(entry, row_members(rows), shard)
+        buffers, placed = pack(index, {kind: table for kind, table in rows.items() if table.num_rows}, shard)
         return buffers, None if draft.slab is None else tablefiles.chunk_rows(draft.key, placed)
 
     def _shard(self, draft: ObjectDraft, columns: Mapping[str, Any]) -> list[Member]:

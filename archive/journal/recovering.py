@@ -15,12 +15,7 @@ from archive import tables
 from archive.base import SupersededError, logger
 from archive.checkpoint import (
     Joint,
-    RankRows,
-    Request,
-    SavedColumns,
-    StagedFile,
     commit_recovered,
-    stage,
 )
 from archive.journal import tails
 from archive.journal.bases import Base
@@ -28,6 +23,7 @@ from archive.journal.survivors import Survivors
 from archive.journal.tails import RankTail
 from archive.manifest import Commit, CommitLog, Place, Recovered, RunEntry, Tail
 from archive.observe import operation
+from archive.saved import Part, RankRows, Request, SavedColumns, stage
 from archive.store import Storage
 from archive.write import Written
 
@@ -116,7 +112,7 @@ def _commit(entry: RunEntry) -> tuple[int | None, int | None]:
 
 def _staged(
     log: CommitLog, place: Place, name: str, base: Base, left: Survivors, found: Mapping[int, RankTail], rank: int
-) -> StagedFile:
+) -> Part:
     """Write the staged object of one rank."""
     tail = found.get(rank)
     held = None if tail is None else tail.held

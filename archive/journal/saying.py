@@ -9,22 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import ColumnError, Undo, escape, jsontree
-from archive.journal.entries import JournalColumn, Stretch
-from archive.write import BufferWriter, Column, cut
+from archive.saved import Stretch, TickColumn, Values
+from archive.write import BufferWriter, cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Name = tuple[str, str]  # of a buffer, and of its column or attribute
 ALL = ""  # in place of an episode's id: all live steps
-
-
-@dataclass(frozen=True)
-class Values:
-    """Values of a column for the live steps of one episode."""
-
-    steps: tuple[Stretch, ...]
-    column: Column
 
 
 @dataclass(frozen=True)
@@ -49,13 +41,13 @@ class Said:
         }
 
     @property
-    def entries(self) -> dict[str, dict[str, JournalColumn]]:
+    def entries(self) -> dict[str, dict[str, TickColumn]]:
         """The columns as the object's index has them."""
-        out: dict[str, dict[str, JournalColumn]] = {}
+        out: dict[str, dict[str, TickColumn]] = {}
         for (buffer, name), of in self.columns.items():
             steps = tuple(run for one in of.values() for run in one.steps)
             dtype = next(iter(of.values())).column.dtype
-            out.setdefault(buffer, {})[name] = JournalColumn(_path(buffer, name), dtype, steps)
+            out.setdefault(buffer, {})[name] = TickColumn(_path(buffer, name), dtype, steps)
         return out
 
     @property
@@ -101,7 +93,7 @@ class Saying:
         runs = runs.pick(runs.length > 0)
         column = cut.column(name, values, runs, inner.streams.records)
         self._undo.attributes(self, "_columns")
-        of_all = Values(tuple(map(tuple, inner.addresses(runs))), column)  # type: ignore[arg-type]
+        of_all = Values(column, tuple(map(tuple, inner.addresses(runs))))  # type: ignore[arg-type]
         self._columns = self._columns | {(inner.name, name): {ALL: of_all}}
 
     def attributes(self, inner: BufferWriter, attributes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -142,7 +134,7 @@ def _values(inner: BufferWriter, name: str, values: Mapping[str, Any]) -> dict[s
     for key, value in values.items():
         mine = runs.pick(runs.episode == numbers.get(key, -1))
         column = cut.column(name, {key: value}, mine, records)
-        out[key] = Values(tuple(map(tuple, inner.addresses(mine))), column)  # type: ignore[arg-type]
+        out[key] = Values(column, tuple(map(tuple, inner.addresses(mine))))  # type: ignore[arg-type]
     return out
 
 

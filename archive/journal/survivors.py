@@ -13,7 +13,6 @@ from archive.checkpoint import Checkpoint
 from archive.journal.awaiting import awaited_steps, fresh_rows
 from archive.journal.bases import Base
 from archive.journal.liveruns import (
-    Given,
     Part,
     Streams,
     appended,
@@ -28,6 +27,7 @@ from archive.journal.liveruns import (
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
 from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview
+from archive.steps import Steps
 from archive.store import Storage
 from archive.tables import coded
 from archive.write import Column, Cut, live_table
@@ -179,18 +179,17 @@ class Survivors:
             yield from ((held, (rank, part[1])) for rank in ranks)
 
     def _columns(self, part: Part, runs: Runs) -> dict[str, Column]:
-        given: dict[str, list[Given]] = {}
+        given: dict[str, list[tuple[Column, Steps]]] = {}
         for held, source in self._sources(part):
             steps = self._before.get(source, Runs.empty()).written
             for name, ref in held.staged(source[0]).index.columns.get(part[1], {}).items():
                 (array,) = held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array]
-                given.setdefault(name, []).append(Given(ref.dtype, array, steps))
+                given.setdefault(name, []).append((Column(array, ref.dtype), steps))
         tail = self._found.get(part[0])
         for name, journaled in ({} if tail is None else tail.held.columns.get(part[1], {})).items():
-            for one in journaled:
-                given.setdefault(name, []).append(Given(one.dtype, one.array, self._streams.steps(one.steps)))
+            given.setdefault(name, []).extend((column, self._streams.steps(steps)) for column, steps in journaled)
         for name, (dtype, shape) in self._kinds.get(part[1], {}).items():
-            given.setdefault(name, [Given(dtype, blank(dtype, 0, shape), self._streams.steps([]))])
+            given.setdefault(name, [(Column(blank(dtype, 0, shape), dtype), self._streams.steps([]))])
         return {name: self._filled(part, name, runs, values) for name, values in given.items()}
 
     @cached_property
@@ -204,15 +203,16 @@ class Survivors:
                 out.setdefault(buffer, {}).update((name, (ref.dtype, ref.shape)) for name, ref in refs.items())
         for tail in self._found.values():
             for buffer, of in tail.held.columns.items():
-                kinds = {name: (values[-1].dtype, values[-1].array.shape[1:]) for name, values in of.items()}
+                newest = {name: values[-1].column for name, values in of.items()}
+                kinds = {name: (column.dtype, column.array.shape[1:]) for name, column in newest.items()}
                 out.setdefault(buffer, {}).update(kinds)
         return out
 
-    def _filled(self, part: Part, name: str, runs: Runs, given: list[Given]) -> Column:
-        found = fill(runs.written, given)
-        if found.lacking:
-            self.lacking[*part, name] = found.lacking
-        return Column(found.array, found.dtype)
+    def _filled(self, part: Part, name: str, runs: Runs, given: list[tuple[Column, Steps]]) -> Column:
+        column, lacking = fill(runs.written, given)
+        if lacking:
+            self.lacking[*part, name] = lacking
+        return column
 
     def _attributes(self, part: Part, names: set[str]) -> dict[str, str]:
         values: dict[str, dict[str, Any]] = {}

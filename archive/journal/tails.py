@@ -23,10 +23,8 @@ from archive.base import (
     one_line,
     size,
 )
-from archive.journal import notes
-from archive.journal.entries import Entry, parse_entry
-from archive.journal.notes import Gathering
-from archive.manifest import Commit, RunEntry, commits
+from archive.manifest import Commit, RunEntry, Sighting, commits
+from archive.saved import Delta, TickIndex, TickObject, counted, load
 from archive.shard import indexed
 from archive.store import Storage
 
@@ -55,7 +53,7 @@ class RankTail:
     bytes: int
     ended: str
     why: str
-    held: Gathering
+    held: Delta
 
     @property
     def objects(self) -> int:
@@ -189,14 +187,17 @@ class _Reader:
         self._room = room
         self._pool = pool
         self._largest = _LEAST_BYTES
-        self._held = Gathering()
+        self._held = Delta()
+        self._tick: list[Delta] = []  # of the tick that goes on
+        self._found = 0  # objects, also those of a tick that is not complete
+        self._after = 0  # rows of the next object are not below it
         self._looked_for = head.number  # commits up to this one are there
 
     def read(self) -> RankTail:
         """All of it."""
         while True:
-            number = self._start + self._held.found
-            ahead = min(1 + self._held.found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))
+            number = self._start + self._found
+            ahead = min(1 + self._found // _ONE_MORE_EVERY, MAX_AHEAD, max(1, _ROOM_BYTES // 8 // self._largest))
             with self._room.of(ahead * self._largest):
                 keys = [layout.journal_key(self._session, self._rank, n) for n in range(number, number + ahead)]
                 found = [self._get(keys[0])] if ahead == 1 else list(self._pool.map(self._get, keys))
@@ -233,38 +234,48 @@ class _Reader:
         try:
             if len(data) > MAX_OBJECT_BYTES:
                 raise CorruptStateError(f"{where} has more bytes than any object of a journal")
-            note = notes.read(data, key, where, self._run, self._held.after)
-            self._held.add(note)
+            tick = TickObject(data, key, where)
+            self._add(tick.index, Delta.of(tick, self._run, self._after))
         except IntegrityError as e:
             return str(e)
-        self._check_seen(note.entry, where)
+        self._check_seen(tick.index.seen, where)
         return None
 
-    def _check_seen(self, entry: Entry, where: str) -> None:
+    def _add(self, index: TickIndex, delta: Delta) -> None:
+        """The objects of a tick count once it is complete."""
+        self._found += 1
+        self._after = index.sequence
+        self._tick.append(delta)
+        if not index.goes_on:
+            for one in self._tick:
+                self._held.add(one)
+            self._tick = []
+
+    def _check_seen(self, seen: Sighting | None, where: str) -> None:
         """Refuse to go on where the rank had seen a commit that is gone; each is looked for once."""
-        if entry.seen is None or entry.seen.commit <= self._looked_for:
+        if seen is None or seen.commit <= self._looked_for:
             return
-        if (why := commits.missing(self._storage, self._head, entry.seen, where)) is not None:
+        if (why := commits.missing(self._storage, self._head, seen, where)) is not None:
             raise CorruptCommitError(why)
-        self._looked_for = entry.seen.commit
+        self._looked_for = seen.commit
 
     def _ended(self, ended: str, why: str) -> RankTail:
         held = self._held
-        if held.found > held.objects:
+        if self._tick:
             why += f"; the tick that begins with number {self._start + held.objects} is not complete"
-        counts = notes.counted(held.table("segments"))
+        counts = counted(held.table("segments"))
         return RankTail(
             self._rank, self._start, self._start + held.objects, *counts, held.nbytes, ended, why, held
         )  # fmt: skip
 
 
-def entry_at(storage: Storage, key: str) -> Entry:
+def index_at(storage: Storage, key: str) -> TickIndex:
     """What the object of a journal that lies there says of itself; its other bytes are not read."""
     where = storage.full_url(key)
     head = storage.get_head(key, indexed.HEAD_BYTES)
     start, stop = indexed.index_span(head, where)
     head = head if stop <= len(head) else storage.get(key, 0, stop)
-    return parse_entry(head[start:stop], key, where)
+    return load(TickIndex, head[start:stop], key, where)
 
 
 def beyond(storage: Storage, entry: RunEntry, *, most_ranks: int) -> list[int]:

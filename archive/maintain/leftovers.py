@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from archive import tables
 from archive.base import ArchiveError, CorruptCommitError, escape, layout, size
-from archive.checkpoint import StagedFile
 from archive.journal import tails
 from archive.maintain.missing import Evidence
 from archive.manifest import Commit, FileRef, commits, files_there, tablefiles
+from archive.saved import Part
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _fate(named: Named, session: str) -> str:
 
 
 def _staged(storage: Storage, key: str, evidence: Evidence) -> str:
-    index = StagedFile(storage, key).index
+    index = Part(storage, key).index
     evidence.add(key, index.seen)
     steps = sum(one.steps for one in index.buffers.values())
     rows = 0 if index.rows is None else index.rows.segments
@@ -208,4 +208,4 @@ def _hear_journals(storage: Storage, named: Named, unknown: set[str], evidence: 
             newest[place[:2]] = max(newest.get(place[:2], (-1, "")), (place[2], key))
     for _, key in newest.values():
         with suppress(ArchiveError):  # where it is damaged its tail says so
-            evidence.add(key, tails.entry_at(storage, key).seen)
+            evidence.add(key, tails.index_at(storage, key).seen)

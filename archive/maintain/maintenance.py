@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from archive.base import ArchiveError, layout
-from archive.checkpoint import StagedFile, checkpoint_at
+from archive.checkpoint import checkpoint_at
 from archive.journal import Tails, tails
 from archive.maintain import agreement, leftovers, missing
 from archive.maintain.objects import retained, retained_reach
@@ -28,6 +28,7 @@ from archive.manifest import (
     tablefiles,
 )
 from archive.read import fetching
+from archive.saved import Part
 from archive.shard import checksum
 from archive.store import Roots, Storage, split_key
 from archive.tables import CHUNK_FILE, among, of_segments
@@ -219,7 +220,7 @@ def _check_staged(
     for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
         if reach is not None and staged.key not in reach.states:
             continue
-        file = StagedFile(archive.storage, staged.key, staged.nonce)
+        file = Part(archive.storage, staged.key, staged.nonce)
         report.states += 1
         index = _attempt(report, staged.key, partial(getattr, file, "index"))
         if index is not None:

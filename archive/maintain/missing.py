@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from archive.base import AccessDeniedError, CorruptCommitError, IntegrityError, MissingObjectError, escape, layout
-from archive.checkpoint import StagedFile
 from archive.manifest import Claim, Commit, Mark, Sighting, commits, sessions
+from archive.saved import Part
 from archive.store import Storage
 
 _REMEDY = "put it back from a copy or an older version of the object; or `archive repair` goes on without it"
@@ -75,7 +75,7 @@ def seen_by(storage: Storage, key: str) -> Sighting | None:
     if key.startswith("sessions/"):
         claim: Claim = sessions.read_claim(storage, key)
         return claim.seen
-    return StagedFile(storage, key).index.seen
+    return Part(storage, key).index.seen
 
 
 @dataclass

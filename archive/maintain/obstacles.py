@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from archive.base import CorruptStateError, jsontree, layout, one_line
-from archive.checkpoint import UNCONSUMED, StagedFile
-from archive.journal import Read, parse
 from archive.maintain.draft import Decision, Draft
 from archive.maintain.objects import Journaled, read_pins
 from archive.maintain.survivors import RUNNING, held
 from archive.maintain.tags import Tag, read_tags
 from archive.manifest import Branches, Commit, FileRef, checkpoint_places, commits, read_of, tablefiles
+from archive.saved import UNCONSUMED, Part, TickObject
 from archive.store import Storage, split_key
 from archive.tables import LISTED, TABLES, among, mention, objects_of
 
@@ -127,14 +126,14 @@ class _Mentions:
 
     def _in_object(self, key: str, nonce: str | None) -> bool:
         if key not in self._known:
-            file = StagedFile(self._storage, key, nonce)
+            file = Part(self._storage, key, nonce)
             kinds = [kind for kind in ("segments", "ledger") if file.has(f"{kind}.parquet")]
             named = any(mention(table, {"episode_id": self._ids}) for table in file.tables(*kinds))
             self._known[key] = named or any(_says(value, self._ids) for value in _values(file))
         return self._known[key]
 
 
-def _values(file: StagedFile) -> Iterator[Any]:
+def _values(file: Part) -> Iterator[Any]:
     """What a staged object says in JSON: of open episodes, attributes, progress, what was not consumed, states."""
     index = file.index
     yield from ([*one.open_episodes.values()] for one in index.buffers.values())
@@ -199,15 +198,15 @@ def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
 
 def _is_named(data: bytes, key: str, where: str, ids: Set[str]) -> bool:
     try:
-        return _names(parse(data, key, where), ids, key)
+        return _names(TickObject(data, key, where), ids)
     except CorruptStateError:  # nobody knows what it says
         return True
 
 
-def _names(found: Read, ids: Set[str], where: str) -> bool:
+def _names(found: TickObject, ids: Set[str]) -> bool:
     """True if what it says is of one of these episodes."""
-    rows = [found.table(kind, where) for kind in ("segments", "ledger")]
-    texts = [jsontree.loads(text, where=where) for of in found.entry.attributes.values() for text in of.values()]
+    rows = [found.table(kind) for kind in ("segments", "ledger")]
+    texts = [jsontree.loads(text, where=found.where) for of in found.index.attributes.values() for text in of.values()]
     return any(mention(table, {"episode_id": ids}) for table in rows) or any(
         name in ids for text in texts for name in text
     )

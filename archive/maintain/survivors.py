@@ -15,7 +15,6 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints, Mask
 from archive.base import CorruptManifestError, NotFoundError
-from archive.checkpoint import StagedFile
 from archive.ledger import LedgerView, names, of_run
 from archive.maintain.objects import read_pins
 from archive.maintain.plans import EpisodeGroup
@@ -36,6 +35,7 @@ from archive.manifest import (
     value_set,
 )
 from archive.read import Episodes, Reader
+from archive.saved import Part
 from archive.store import Storage
 from archive.tables import ADDRESS, among
 
@@ -219,7 +219,7 @@ def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
     if not parts:
         return np.zeros(snapshot.rows, bool)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(lambda one: StagedFile(snapshot.storage, one.key, one.nonce).left_out(), parts)
+        found = pool.map(lambda one: Part(snapshot.storage, one.key, one.nonce).left_out(), parts)
     live = tables.concat("live", list(found))
     out: Mask = liveview.touched(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
     return out

@@ -80,7 +80,7 @@ def child_until_killed(where: str, session: str) -> dict[str, float]:
 
 def _lost_s(where: str) -> float:
     """How long before the kill the oldest trajectory was added that is in no object of the journal."""
-    from archive.journal import parse
+    from archive.saved import TickObject
 
     session = uuid.uuid4().hex
     command = [sys.executable, __file__, "--child", "until_killed", where, session]
@@ -96,7 +96,7 @@ def _lost_s(where: str) -> float:
     storage = _open(where).storage
     durable = number = 0
     while storage.exists(key := f"journal/{session}/rank-00000/{number:09d}.zip"):
-        durable += parse(storage.get_all([key])[0], key, key).entry.rows.get("segments", 0)
+        durable += TickObject(storage.get_all([key])[0], key, key).index.rows.get("segments", 0)
         number += 1
     lost = added[durable:]
     return killed - float(lost[0].split()[1]) if lost else 0.0

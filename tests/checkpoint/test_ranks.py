@@ -22,8 +22,8 @@ from archive.base.errors import (
 )
 from archive.base.layout import state_key
 from archive.checkpoint import joining, saver
-from archive.checkpoint.staged import StagedFile
 from archive.manifest.commits import CommitLog
+from archive.saved import Part
 from archive.testing import trace
 from tests.support.archives import looked_up_again
 from tests.support.backends import Backend
@@ -99,7 +99,7 @@ def _race(arc: archive.Archive, w: list[archive.Writer], name: str) -> list[int]
 
     def complete(rank: int) -> int:
         joint = joining.Joint(w[rank]._place, name, 1)
-        staged = {r: StagedFile(storage, state_key(w[rank].session, name, r)) for r in range(2)}
+        staged = {r: Part(storage, state_key(w[rank].session, name, r)) for r in range(2)}
         gate.wait(20)
         return joining.commit(logs[rank], joint, staged).number
 
@@ -303,7 +303,7 @@ def test_a_partial_checkpoint_never_supersedes_a_whole_one() -> None:
     for pending in [w.checkpoint(1, timeout_s=20) for w in writers]:
         pending.result()
     storage, place = arc._storage, writers[0]._place
-    staged = {0: StagedFile(storage, state_key("s", "step-1", 0))}
+    staged = {0: Part(storage, state_key("s", "step-1", 0))}
     with pytest.raises(CheckpointError, match="'step-1' was not committed: 'step-1', which is whole"):
         joining.commit(CommitLog(storage, arc.id, arc.head), joining.Joint(place, "step-1", 1), staged, partial=True)
     assert [c.whole for c in reopened(arc).checkpoints] == [True]

@@ -13,7 +13,7 @@ import pytest
 import archive
 from archive import tables
 from archive.base import CorruptStateError, layout
-from archive.journal import entries
+from archive.saved import TickColumn, TickIndex, TickObject, pack
 from archive.shard import Member, inflate
 from archive.testing import faults
 from tests.support.archives import fresh
@@ -88,13 +88,13 @@ def test_answers_that_are_wrong_otherwise_each_time_end_no_tail() -> None:
     check(arc.recover(), 0, one.held, one.progress)
 
 
-Changed = tuple[entries.Entry, dict[str, Any], list[Member]]
+Changed = tuple[TickIndex, dict[str, Any], list[Member]]
 
 
-def rewritten(data: bytes, key: str, change: Callable[[entries.Entry, dict[str, Any]], entries.Entry]) -> bytes:
+def rewritten(data: bytes, key: str, change: Callable[[TickIndex, dict[str, Any]], TickIndex]) -> bytes:
     """The object with another index, and maybe other rows; each checksum is right again."""
-    found = entries.parse(data, key, key)
-    rows = {kind: found.table(kind, key) for kind in ("segments", "ledger", "live") if found.entry.rows.get(kind)}
+    found = TickObject(data, key, key)
+    rows = {kind: found.table(kind) for kind in ("segments", "ledger", "live") if found.index.rows.get(kind)}
     members = [
         Member(
             one.name,
@@ -104,34 +104,32 @@ def rewritten(data: bytes, key: str, change: Callable[[entries.Entry, dict[str, 
             one.rows,
             one.crc32c,
         )
-        for one in found.entry.members
+        for one in found.index.members
         if not one.name.endswith(".parquet")
-        for raw in [found.member(one.name)]
+        for raw in found.files([one.name])
     ]
-    entry = change(found.entry, rows)
-    return b"".join(
-        bytes(part) for part in entries.pack(replace(entry, members=()), entries.row_members(rows), members)[0]
-    )
+    index = change(found.index, rows)
+    return b"".join(bytes(part) for part in pack(replace(index, members=()), rows, members)[0])
 
 
-def with_rows(**columns: Any) -> Callable[[entries.Entry, dict[str, Any]], entries.Entry]:
+def with_rows(**columns: Any) -> Callable[[TickIndex, dict[str, Any]], TickIndex]:
     """Columns of the segments table that say something else in every row."""
 
-    def change(entry: entries.Entry, rows: dict[str, Any]) -> entries.Entry:
+    def change(index: TickIndex, rows: dict[str, Any]) -> TickIndex:
         for name, value in columns.items():
             rows["segments"] = tables.set_column(rows["segments"], name, value)
-        return entry
+        return index
 
     return change
 
 
-HOSTILE: dict[str, Callable[[entries.Entry, dict[str, Any]], entries.Entry]] = {
-    "another run": lambda entry, rows: replace(entry, run="other"),
-    "another session": lambda entry, rows: replace(entry, session="other"),
-    "another rank": lambda entry, rows: replace(entry, rank=7),
-    "another number": lambda entry, rows: replace(entry, number=entry.number + 1),
-    "a session that leads outside": lambda entry, rows: replace(entry, session="../../../etc"),
-    "rows that came before": lambda entry, rows: replace(entry, sequence=0),
+HOSTILE: dict[str, Callable[[TickIndex, dict[str, Any]], TickIndex]] = {
+    "another run": lambda index, rows: replace(index, run="other"),
+    "another session": lambda index, rows: replace(index, session="other"),
+    "another rank": lambda index, rows: replace(index, rank=7),
+    "another number": lambda index, rows: replace(index, number=index.number + 1),
+    "a session that leads outside": lambda index, rows: replace(index, session="../../../etc"),
+    "rows that came before": lambda index, rows: replace(index, sequence=0),
     "rows of before": with_rows(sequence=0),
     "rows of another session": with_rows(session="other"),
     "rows of another rank": with_rows(rank=3),
@@ -140,15 +138,15 @@ HOSTILE: dict[str, Callable[[entries.Entry, dict[str, Any]], entries.Entry]] = {
     "rows of no length": with_rows(length=-1),
     "a shard elsewhere": with_rows(shard="shards/00000000-x-00000.zip"),
     "a shard outside": with_rows(shard="../../secret.zip"),
-    "more rows than there are": lambda entry, rows: replace(entry, rows={**entry.rows, "segments": 99}),
-    "rows that are not there": lambda entry, rows: replace(entry, rows={**entry.rows, "ledger": 2}),
-    "steps backwards": lambda entry, rows: replace(entry, gone={"replay": (("s", 0, 0, 9, 3),)}),
-    "a column of nothing": lambda entry, rows: replace(
-        entry, columns={"replay": {"p": entries.JournalColumn("%columns/replay/none", "<f8", (("s", 0, 0, 0, 3),))}}
+    "more rows than there are": lambda index, rows: replace(index, rows={**index.rows, "segments": 99}),
+    "rows that are not there": lambda index, rows: replace(index, rows={**index.rows, "ledger": 2}),
+    "steps backwards": lambda index, rows: replace(index, gone={"replay": (("s", 0, 0, 9, 3),)}),
+    "a column of nothing": lambda index, rows: replace(
+        index, columns={"replay": {"p": TickColumn("%columns/replay/none", "<f8", (("s", 0, 0, 0, 3),))}}
     ),
-    "an attribute of nothing": lambda entry, rows: replace(entry, attributes={"replay": {"q": "[1]"}}),
-    "an attribute that is no JSON": lambda entry, rows: replace(entry, attributes={"replay": {"q": "{"}}),
-    "a deep attribute": lambda entry, rows: replace(entry, attributes={"replay": {"q": "[" * 100_000}}),
+    "an attribute of nothing": lambda index, rows: replace(index, attributes={"replay": {"q": "[1]"}}),
+    "an attribute that is no JSON": lambda index, rows: replace(index, attributes={"replay": {"q": "{"}}),
+    "a deep attribute": lambda index, rows: replace(index, attributes={"replay": {"q": "[" * 100_000}}),
 }
 
 
@@ -174,7 +172,7 @@ def test_what_is_rewritten_as_it_was_is_taken() -> None:
     w.sync()
     die(w)
     key = layout.journal_key(w.session, 0, 0)
-    arc.storage.put(key, rewritten(arc.storage.get(key), key, lambda entry, rows: entry))
+    arc.storage.put(key, rewritten(arc.storage.get(key), key, lambda index, rows: index))
     assert arc.refresh().recover().episodes[0].read()["obs"].tolist() == [0, 1, 2]
 
 

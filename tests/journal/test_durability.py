@@ -72,7 +72,7 @@ def test_what_could_not_be_stored_is_kept_said_and_tried_again(store: dict[str, 
     w.add_episode(steps(3), episode_id="b")
     w.close()
     assert {e.id: e.length for e in reopened(arc).episodes} == {"a": 2, "b": 3}
-    assert [one.entry.number for one in journal(arc, w.session)] == [0, 1]
+    assert [one.index.number for one in journal(arc, w.session)] == [0, 1]
 
 
 def test_durability_advances_without_holes(store: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ def test_an_exception_commits_nothing_but_journals_what_is_pending(caplog: pytes
     w.add_episode(steps(2), episode_id="a")
     left_by_an_exception(w)
     assert len(reopened(arc).episodes) == 0
-    assert journal(arc, w.session)[0].table("segments", "the test")["episode_id"].to_pylist() == ["a"]
+    assert journal(arc, w.session)[0].table("segments")["episode_id"].to_pylist() == ["a"]
     assert not caplog.records
     until(lambda: not journal_threads(before))
 
@@ -228,7 +228,7 @@ def test_an_interpreter_that_ends_without_a_commit_journals_the_rest(tmp_path: P
     """
     with run(code, tmp_path / "a") as child:
         assert child.wait(60) == 0
-    assert [one.entry.rows for one in journal(arc, "s")] == [{"segments": 1}]
+    assert [one.index.rows for one in journal(arc, "s")] == [{"segments": 1}]
 
 
 def test_a_killed_process_has_lost_no_more_than_the_time_it_was_given(tmp_path: Path) -> None:
@@ -249,6 +249,6 @@ def test_a_killed_process_has_lost_no_more_than_the_time_it_was_given(tmp_path: 
         os.kill(child.pid, signal.SIGKILL)
         lines += child.stdout.readlines()
     said_durable = int([line for line in lines if line.endswith("\n")][-1].split()[1])
-    ids = [i for one in journal(arc, "s") for i in one.table("segments", "the test")["episode_id"].to_pylist()]
+    ids = [i for one in journal(arc, "s") for i in one.table("segments")["episode_id"].to_pylist()]
     assert ids == [f"e{i}" for i in range(len(ids))]
     assert len(ids) >= said_durable > 300

@@ -71,7 +71,7 @@ def test_a_ring_says_one_range_an_env_row_and_tick() -> None:
         if t % 40 == 39:
             w.sync()
     w.sync()
-    last = journal(arc, w.session)[-1].entry.gone["replay"]
+    last = journal(arc, w.session)[-1].index.gone["replay"]
     assert sorted(last) == [(w.session, 0, env, 110, 150) for env in range(16)]
     assert left_of(arc, w.session) == live_of(w)
     w.close()
@@ -111,12 +111,12 @@ def test_a_resumed_rank_says_first_what_it_holds_also_if_that_is_nothing() -> No
     with arc.writer(resume=ck, journal_s=NEVER_S) as again:
         again.sync()
         first = journal(arc, again.session)[0]
-        assert (first.entry.rows, first.entry.resumed_from) == ({"live": 1}, ck.number)
+        assert (first.index.rows, first.index.resumed_from) == ({"live": 1}, ck.number)
         assert left_of(arc, again.session) == live_of(again)
         assert arc.head.runs["main"].journal == {0: 0}
     with arc.writer(resume=looked_up_again(empty), journal_s=NEVER_S) as again:
         again.sync()
-        assert [one.entry.rows for one in journal(arc, again.session)] == [{"live": 0}]
+        assert [one.index.rows for one in journal(arc, again.session)] == [{"live": 0}]
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_values_are_journaled_by_address() -> None:
         w.buffer("demo").add_episode(steps(2), episode_id="c")
         w.journal(columns={"tag": {"c": [1, 2]}}, buffer="demo")
         w.sync()
-        entry = journal(arc, w.session)[1].entry
+        entry = journal(arc, w.session)[1].index
         said = entry.columns["replay"]["priority"]
         assert (said.dtype, said.steps) == ("<f4", ((w.session, 0, -1, 0, 3), (w.session, 0, -1, 3, 5)))
         assert entry.columns["demo"]["tag"].steps == ((w.session, 0, -1, 0, 2),)
@@ -143,7 +143,7 @@ def test_values_are_journaled_by_address() -> None:
         found = group(arc, w.session, 1)
         assert found[said.array][:].tolist() == [6, 7, 8, 4, 5]
         assert found["obs"][:].tolist() == [0, 1]
-        assert journal(arc, w.session)[0].entry.progress is None
+        assert journal(arc, w.session)[0].index.progress is None
     assert archive.open(arc.url).episodes["c"].read()["obs"].tolist() == [0, 1]
     assert verify(archive.open(arc.url), deep=True).sound
 

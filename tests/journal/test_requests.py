@@ -8,7 +8,8 @@ import pytest
 import archive
 from archive import tables
 from archive.base import layout
-from archive.journal import entries, tails
+from archive.journal import tails
+from archive.saved import TickIndex, TickObject, pack
 from archive.store import Storage
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die
@@ -40,8 +41,8 @@ def world(ranks: int, ticks: int, *, saved: bool) -> archive.Archive:
 def prolong(storage: Storage, session: str, rank: int, first: int, ticks: int) -> None:
     """Ticks like the one that is there: one of ten has steps that follow, the others say how far training has got."""
     key = layout.journal_key(session, rank, first)
-    found = entries.parse(storage.get(key), key, key)
-    rows = found.table("segments", key)
+    found = TickObject(storage.get(key), key, key)
+    rows = found.table("segments")
     (row,) = rows.to_pylist()
     items = []
     for i in range(1, ticks):
@@ -51,12 +52,12 @@ def prolong(storage: Storage, session: str, rank: int, first: int, ticks: int) -
             "position": [row["position"] + 3 * i], "shard": [new],
         }  # fmt: skip
         columns = {name: rows[name] for name in rows.column_names} | more
-        entry = entries.Entry(
-            found.entry.run, session, rank, first + i, f"{i:016x}", found.entry.sequence + i, progress=str(i),
+        index = TickIndex(
+            found.index.run, session, rank, first + i, f"{i:016x}", found.index.sequence + i, progress=str(i),
             rows={"segments": 1} if steps else {},
         )  # fmt: skip
-        members = entries.row_members({"segments": tables.from_columns("segments", columns)} if steps else {})
-        items.append((new, b"".join(bytes(part) for part in entries.pack(entry, members, [])[0])))
+        table = {"segments": tables.from_columns("segments", columns)} if steps else {}
+        items.append((new, b"".join(bytes(part) for part in pack(index, table, [])[0])))
     storage.put_many(items)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import archive
 from archive.base import layout
-from archive.checkpoint import saving
+from archive.checkpoint import saver
 from tests.support import format_reader
 from tests.support.archives import contents, fresh, identical, reopened
 from tests.support.backends import Backend
@@ -30,10 +30,10 @@ def test_a_tick_is_one_create_and_nothing_else(backend: Backend) -> None:
         done = arc.io_stats() - before
         assert (done.create, done.put, done.get, done.list, done.head, done.delete) == (1, 0, 0, 0, 0, 0)
     objects = journal(arc, w.session)
-    assert [one.entry.number for one in objects] == [0, 1, 2]
-    assert [one.entry.rows for one in objects] == [{"segments": 3}] * 3
-    assert [one.entry.sequence for one in objects] == [3, 6, 9]
-    assert not any(one.entry.goes_on for one in objects)
+    assert [one.index.number for one in objects] == [0, 1, 2]
+    assert [one.index.rows for one in objects] == [{"segments": 3}] * 3
+    assert [one.index.sequence for one in objects] == [3, 6, 9]
+    assert not any(one.index.goes_on for one in objects)
     assert len(archive.open(backend.url, storage_options=backend.storage_options).episodes) == 0
     w.close()
     arc = archive.open(backend.url, storage_options=backend.storage_options)
@@ -51,7 +51,7 @@ def test_what_is_added_is_durable_by_itself_and_read_back_without_a_commit() -> 
     state = w.durable_until
     assert (state.positions, state.number, state.pending_bytes) == ({("replay", -1): 5}, 1, 0)
     assert repr(state) == "<durable: all, next object 1>"
-    table = journal(arc, w.session)[0].table("segments", "the test")
+    table = journal(arc, w.session)[0].table("segments")
     assert table["episode_id"].to_pylist() == ["a"]
     found = group(arc, w.session, 0)
     np.testing.assert_array_equal(found["obs"][:], np.arange(5, dtype=np.float32))
@@ -174,9 +174,9 @@ def test_several_buffers_and_schemas_make_one_tick_of_several_objects() -> None:
         w.evict(2, before=1)
     w.sync()
     objects = journal(arc, w.session)
-    assert [one.entry.goes_on for one in objects] == [True, True, False]
-    assert [bool(one.entry.gone) for one in objects] == [False, False, True]
-    assert sum(one.entry.rows.get("segments", 0) for one in objects) >= 4
+    assert [one.index.goes_on for one in objects] == [True, True, False]
+    assert [bool(one.index.gone) for one in objects] == [False, False, True]
+    assert sum(one.index.rows.get("segments", 0) for one in objects) >= 4
     w.close()
     assert sorted(e.length for e in reopened(arc).episodes) == [2, 2, 3, 4]
 
@@ -191,8 +191,8 @@ def test_what_is_said_together_is_in_one_tick() -> None:
             w.journal(attributes={"status": {f"a{i}": i}})
     w.sync()
     for one in journal(arc, w.session):
-        ids = set(one.table("segments", "the test")["episode_id"].to_pylist())
-        said = one.entry.attributes.get("replay", {}).get("status", "{}")
+        ids = set(one.table("segments")["episode_id"].to_pylist())
+        said = one.index.attributes.get("replay", {}).get("status", "{}")
         assert all(name in said for name in ids)
     w.close()
 
@@ -206,7 +206,7 @@ def test_a_full_slab_comes_before_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     until(lambda: len(journal(arc, w.session)) > 0)
     w.close()
     assert len(reopened(arc).episodes) == 30
-    assert journal(arc, w.session)[-1].entry.sequence == 30
+    assert journal(arc, w.session)[-1].index.sequence == 30
 
 
 def test_a_call_that_is_larger_than_memory_allows_is_one_tick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,12 @@ def test_a_call_that_is_larger_than_memory_allows_is_one_tick(monkeypatch: pytes
     with w.together():
         w.append({"x": np.arange(20_000, dtype=np.float64)}, env_ids=0, first=True, last=True)
         until(lambda: len(journal(arc, w.session)) > 1)
-        assert all(one.entry.goes_on for one in journal(arc, w.session))
+        assert all(one.index.goes_on for one in journal(arc, w.session))
         assert w.durable_until.seconds_behind > 0
     w.sync()
     objects = journal(arc, w.session)
     assert len(objects) > 5
-    assert [one.entry.goes_on for one in objects] == [True] * (len(objects) - 1) + [False]
+    assert [one.index.goes_on for one in objects] == [True] * (len(objects) - 1) + [False]
     w.close()
     assert reopened(arc).episodes[0].read()["x"].tolist() == list(range(20_000))
 
@@ -248,8 +248,8 @@ def test_the_rows_of_many_ticks_are_kept_as_one_and_those_of_a_checkpoint_apart(
     arc = fresh()
     w = arc.writer(journal_s=NEVER_S)
     staged = threading.Event()
-    stage = saving.stage
-    monkeypatch.setattr(saving, "stage", lambda *given, **more: staged.wait(20) and stage(*given, **more))
+    stage = saver.stage
+    monkeypatch.setattr(saver, "stage", lambda *given, **more: staged.wait(20) and stage(*given, **more))
     pending = None
     for i in range(60):
         w.add_episode(steps(2, i), episode_id=f"e{i:02}")
@@ -279,12 +279,12 @@ def test_what_a_ledger_is_told_lies_with_its_episodes() -> None:
         ledger.seal("p", episode_id="a")
     w.sync()
     (one,) = journal(arc, w.session)
-    assert one.entry.rows["segments"] == 1
-    rows = one.table("ledger", "the test").to_pylist()
+    assert one.index.rows["segments"] == 1
+    rows = one.table("ledger").to_pylist()
     assert [row["state"] for row in rows if row["key"] == '"p"'][-1] == "sealed"
     assert [row["state"] for row in rows if row["key"] == '"q"'] == ["drawn"]
-    numbers = [row["sequence"] for row in rows] + one.table("segments", "the test")["sequence"].to_pylist()
-    assert sorted(set(numbers)) == list(range(one.entry.sequence))
+    numbers = [row["sequence"] for row in rows] + one.table("segments")["sequence"].to_pylist()
+    assert sorted(set(numbers)) == list(range(one.index.sequence))
     w.close()
     assert len(reopened(arc).episodes) == 1
 

@@ -18,8 +18,8 @@ import pytest
 
 from archive.base import ArchiveError, CorruptCommitError, CorruptStateError, IntegrityError, Record
 from archive.checkpoint import requests
-from archive.checkpoint.stagedindex import StagedIndex
 from archive.manifest import About, Claim, Commit, Pin
+from archive.saved import PartIndex
 from archive.shard import indexed
 from tests.support.nonsense import everything, filled, look_after
 from tests.support.sampling import one_in, sampled
@@ -71,7 +71,7 @@ def documents(root: Path) -> Iterator[tuple[type[Record], Any, type[IntegrityErr
     for path in commit_files(root):
         yield Commit, body(path), CorruptCommitError
     for index in staged_indexes(root).values():
-        yield StagedIndex, index, CorruptStateError
+        yield PartIndex, index, CorruptStateError
     for path in root.glob("sessions/*/rank-*.json"):
         yield Claim, json.loads(path.read_bytes()), CorruptStateError
     yield About, json.loads((root / "archive.json").read_bytes()), CorruptCommitError

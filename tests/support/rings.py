@@ -11,7 +11,7 @@ import torch
 
 from archive.base import cached_property
 from archive.checkpoint.checkpoints import Checkpoint
-from archive.checkpoint.stagedindex import StagedBuffer
+from archive.saved.index import PartBuffer
 
 
 class Ring:
@@ -88,7 +88,7 @@ class RankShare:
         return np.flatnonzero((ranks == self.rank) & (names == self.buffer))
 
     @cached_property
-    def _about(self) -> StagedBuffer:
+    def _about(self) -> PartBuffer:
         return self.ck.staged(self.rank).index.buffers[self.buffer]
 
     @cached_property

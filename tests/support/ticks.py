@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import archive
-from archive.journal import Read, parse
+from archive.saved import TickObject
 
 NEVER_S = 3600.0  # a journal that ticks when it is told to
 
@@ -19,21 +19,21 @@ def steps(n: int, base: int = 0) -> dict[str, Any]:
     return {"obs": np.arange(base, base + n, dtype=np.float32), "reward": np.ones(n, np.float32)}
 
 
-def journal(arc: archive.Archive, session: str, rank: int = 0) -> list[Read]:
+def journal(arc: archive.Archive, session: str, rank: int = 0) -> list[TickObject]:
     """A rank's objects by number, up to the first that is missing."""
-    out: list[Read] = []
+    out: list[TickObject] = []
     while True:
         key = f"journal/{session}/rank-{rank:05d}/{len(out):09d}.zip"
         if not arc.storage.exists(key):
             return out
-        out.append(parse(arc.storage.get_all([key])[0], key, key))
+        out.append(TickObject(arc.storage.get_all([key])[0], key, key))
 
 
 def gone(arc: archive.Archive, session: str) -> dict[str, list[tuple[Any, ...]]]:
     """All that left each buffer, as the journal says."""
     out: dict[str, list[tuple[Any, ...]]] = {}
     for one in journal(arc, session):
-        for name, ranges in one.entry.gone.items():
+        for name, ranges in one.index.gone.items():
             out.setdefault(name, []).extend(tuple(r) for r in ranges)
     return out
 
@@ -42,11 +42,11 @@ def left_of(arc: archive.Archive, session: str, buffer: str = "replay") -> set[t
     """The addresses (session, rank, env, position) of the steps that a journal says are live in one rank's buffer."""
     out: set[tuple[Any, ...]] = set()
     for one in journal(arc, session):
-        for row in one.table("live", "the test").to_pylist():
+        for row in one.table("live").to_pylist():
             if row["buffer"] == buffer:
                 stream = (row["session"], row["stream_rank"], row["stream_env"])
                 out |= {(*stream, p) for p in range(row["lo"], row["hi"])}
-        for row in one.table("segments", "the test").to_pylist():
+        for row in one.table("segments").to_pylist():
             if row["buffer"] == buffer:
                 stream = (row["session"], row["rank"], row["env_id"])
                 out |= {(*stream, p) for p in range(row["position"], row["position"] + row["length"])}

@@ -16,9 +16,7 @@ from numcodecs.zstd import Zstd
 
 import archive
 from archive import tables
-from archive.checkpoint.staged import StagedFile
-from archive.checkpoint.stagedindex import StagedIndex
-from archive.journal import notes
+from archive.saved import Delta, Part, PartIndex, TickObject
 from archive.shard import groups, indexed, packing
 from archive.store import Storage
 from tests.support.fuzzing.manifests import archives, mutated_table_file, sealed, text_of
@@ -117,8 +115,8 @@ def put(key: str, data: bytes) -> Storage:
 
 
 def read_staged(given: tuple[str, bytes]) -> None:
-    file = StagedFile(put(*given), given[0])
-    index: StagedIndex = file.index
+    file = Part(put(*given), given[0])
+    index: PartIndex = file.index
     repr(index), index.objects, index.lengths
     for attempt in (file.check, *(lambda name=name: file.state(name) for name in index.states)):
         attempted(attempt)
@@ -137,11 +135,10 @@ def attempted(attempt: Callable[[], object]) -> None:
 
 def read_journal(given: tuple[str, bytes]) -> None:
     key, data = given
-    found = notes.read(data, key, f"memory://{key}", "main", 0)
-    gathering = notes.Gathering()
-    gathering.add(found)
+    delta = Delta()
+    delta.add(Delta.of(TickObject(data, key, f"memory://{key}"), "main", 0))
     for kind in ("segments", "chunks", "ledger"):
-        gathering.table(kind).to_pylist()
+        delta.table(kind).to_pylist()
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------

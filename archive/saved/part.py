@@ -1,4 +1,4 @@
-"""Staging one rank's part of a checkpoint: what was cut, and the rows written since the last commit, as one object."""
+"""Writing a rank's part of a checkpoint: what was cut, and the rows written since the last commit, as one object."""
 
 from __future__ import annotations
 
@@ -11,20 +11,10 @@ import numpy as np
 
 from archive import tables
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
-from archive.checkpoint.staged import RankRows, StagedFile
-from archive.checkpoint.stagedindex import (
-    LEDGER,
-    LEFT_OUT,
-    UNCONSUMED,
-    AttributeRef,
-    ColumnRef,
-    StagedBuffer,
-    StagedIndex,
-    StagedRows,
-    StateRef,
-)
 from archive.manifest import Discarded, Lineage, Place, Runs, Sighting
-from archive.shard import file_member, groups, indexed, packing
+from archive.saved.index import UNCONSUMED, AttributeRef, ColumnRef, PartBuffer, PartIndex, PartRows, StateRef
+from archive.saved.object import Part, RankRows, pack
+from archive.shard import Member, file_member, groups
 from archive.store import Storage
 from archive.write import Column, Cut, Written, column_path, digest
 
@@ -66,7 +56,7 @@ class SavedColumns:
     gone: Callable[[Collection[str]], Collection[str]] = lambda keys: ()
 
     @classmethod
-    def of(cls, index: StagedIndex) -> SavedColumns:
+    def of(cls, index: PartIndex) -> SavedColumns:
         """Those of a staged object."""
         return cls(
             {one.array: one for of in index.columns.values() for one in of.values()},
@@ -102,7 +92,7 @@ def stage(
     written: Sequence[Written],
     saved: SavedColumns,
     states: Mapping[str, StateRef] | None = None,
-) -> StagedFile:
+) -> Part:
     """Write this rank's staged object, create-only. CheckpointError if its name is taken.
 
     states: those that lie in the objects of an earlier checkpoint.
@@ -112,7 +102,7 @@ def stage(
     rows = rows_of(written if keeps_rows(request, written) else [])
     live = tables.concat("live", [c.live for c in cuts])
     left_out = tables.concat("live", [c.left_out for c in cuts if len(c.left.env)])
-    index = StagedIndex(
+    index = PartIndex(
         rank=place.rank, world_size=place.world_size, run=place.run, session=place.session, name=request.name,
         step=request.step, ordinal=request.ordinal, nonce=here.nonce, replay_saved=request.save_replay,
         partial=request.partial, known_at=request.known_at, resumed_from=request.resumed_from,
@@ -122,22 +112,20 @@ def stage(
         columns={c.name: {n: _column(c.name, n, column, here) for n, column in c.columns.items()} for c in cuts},
         attributes={c.name: {n: _attribute(c.name, n, text, here) for n, text in c.attributes.items()} for c in cuts},
         states={**(states or {}), **{c.name: _state(c.name, c.state, here) for c in cuts if c.state is not None}},
-        rows=StagedRows(*(table.num_rows for table in (*rows, left_out))), buffers={c.name: _buffer(c) for c in cuts},
+        rows=PartRows(*(table.num_rows for table in (*rows, left_out))), buffers={c.name: _buffer(c) for c in cuts},
     )  # fmt: skip
+    held = {"segments": rows.segments, "chunks": rows.chunks, "live": live}
+    some = {"ledger": rows.ledger, "left_out": left_out}
     members = [
-        file_member("segments.parquet", tables.dumps(rows.segments)),
-        file_member("chunks.parquet", tables.dumps(rows.chunks)),
-        file_member("live.parquet", tables.dumps(live)),
-        *([file_member(LEDGER, tables.dumps(rows.ledger))] if rows.ledger.num_rows else []),
-        *([file_member(LEFT_OUT, tables.dumps(left_out))] if left_out.num_rows else []),
         *_text_members(index, cuts, request.unconsumed, here),
         *groups.encode(here.arrays, attributes={}, chunk_bytes=COLUMN_CHUNK_BYTES),
     ]
     try:
-        storage.create_once(here.key, indexed.pack(index, members)[0])
+        buffers, _ = pack(index, held | {name: table for name, table in some.items() if table.num_rows}, members)
+        storage.create_once(here.key, buffers)
     except AlreadyExistsError as e:
         raise name_taken(storage, here.key) from e
-    return StagedFile.written(storage, index, rows, live)
+    return Part.written(storage, index, rows, live)
 
 
 def name_taken(storage: Storage, key: str) -> CheckpointError:
@@ -175,9 +163,9 @@ def _without_replay(cut: Cut) -> Cut:
     return replace(cut, runs=Runs.empty(), columns={}, attributes={}, discarded={}, left=Runs.empty())
 
 
-def _buffer(cut: Cut) -> StagedBuffer:
+def _buffer(cut: Cut) -> PartBuffer:
     discarded = {reason: Discarded(counts["episodes"], counts["steps"]) for reason, counts in cut.discarded.items()}
-    return StagedBuffer(cut.steps, cut.episodes, discarded, cut.next_positions, cut.open_episodes)
+    return PartBuffer(cut.steps, cut.episodes, discarded, cut.next_positions, cut.open_episodes)
 
 
 def _column(buffer: str, name: str, column: Column, here: Here) -> ColumnRef:
@@ -199,7 +187,7 @@ def _attribute(buffer: str, name: str, text: str, here: Here) -> AttributeRef:
     return AttributeRef(member, mark, here.key, here.nonce)
 
 
-def _text_members(index: StagedIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[packing.Member]:
+def _text_members(index: PartIndex, cuts: Sequence[Cut], unconsumed: str | None, here: Here) -> list[Member]:
     """Attributes that lie in this object, and what was drawn and not trained on."""
     out = [
         file_member(one.member, cut.attributes[name].encode())

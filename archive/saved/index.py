@@ -1,16 +1,21 @@
-"""Pure, no I/O: the index of the object that a rank stages, as a record.
-archive/FORMAT.md says what each field means."""
+"""Pure, no I/O: the indexes of the objects that a rank saves, as records: of its part of a checkpoint, which has all
+that its buffers hold, and of a tick of its journal, which has what is new.
+
+archive/FORMAT.md says what each field means. Both lie in front of a ZIP that is also a Zarr group
+(`archive.shard.indexed`), and name where its members lie.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from archive.base import (
     COUNT,
     TEXT,
     WHOLE,
+    CorruptStateError,
     Count,
     MisshapenError,
     Positive,
@@ -20,11 +25,12 @@ from archive.base import (
     stored,
 )
 from archive.manifest import Discarded, Lineage, Sighting
-from archive.shard import Members
+from archive.shard import Members, indexed
 
 UNCONSUMED = "unconsumed.json"  # the member with what was drawn and not trained on
 LEDGER = "ledger.parquet"  # the member with rows of the ledger table, if there are any
 LEFT_OUT = "left_out.parquet"  # the member with these, if there are any
+Stretch = tuple[str, Count, int, Count, Count]  # session, rank, env id; steps [lo, hi) of that stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class StateRef(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedBuffer(Record):
+class PartBuffer(Record):
     """A buffer of one rank. Env row -> where its next step goes, and the id of the episode that is open there."""
 
     steps: Count
@@ -80,7 +86,7 @@ class StagedBuffer(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedRows(Record):
+class PartRows(Record):
     """How many rows of the tables were staged; `left_out`: as of the live table, of what its writer holds beside it."""
 
     segments: Count
@@ -90,14 +96,16 @@ class StagedRows(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class StagedIndex(Record):
-    """What a rank says of its part of a checkpoint, and where in the object the rest lies.
+class PartIndex(Record):
+    """The index of a rank's part of a checkpoint.
 
     Columns and attributes by buffer and name. `known_at`: the commit up to which ids that the user gave were checked;
     below 0 if there were none. `sequence`: the rank's segments below it are in the checkpoint.
     `journal`: so are its journal objects below this number; None if it keeps none. `seen`: the newest commit that its
     writer knew.
     """
+
+    REMEDY: ClassVar[str] = "resume from another checkpoint"
 
     rank: Count
     world_size: Positive
@@ -120,10 +128,15 @@ class StagedIndex(Record):
     columns: Mapping[str, Mapping[str, ColumnRef]] = stored({}, required=True)
     attributes: Mapping[str, Mapping[str, AttributeRef]] = stored({}, required=True)
     states: Mapping[str, StateRef] = stored({}, required=True)
-    rows: StagedRows | None = None
-    buffers: Mapping[str, StagedBuffer] = stored({}, required=True)
+    rows: PartRows | None = None
+    buffers: Mapping[str, PartBuffer] = stored({}, required=True)
     format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)  # checked before all else
     members: Members = stored((), required=True)
+
+    @property
+    def key(self) -> str:
+        """Where its object lies."""
+        return layout.state_key(self.session, self.name, self.rank)
 
     @property
     def objects(self) -> set[str]:
@@ -138,3 +151,67 @@ class StagedIndex(Record):
         columns = {one.array: one.rows for of in self.columns.values() for one in of.values()}
         states = [one for one in self.states.values() if one.object is None]
         return {path: rows for state in states for path, rows in state.arrays.items()} | columns
+
+
+@dataclass(frozen=True, slots=True)
+class TickColumn(Record):
+    """Values of a column in a tick: an array of its object, and the steps that they are of, in its order."""
+
+    array: str
+    dtype: str
+    steps: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TickIndex(Record):
+    """The index of an object of a rank's journal.
+
+    It holds one shard at most: a tick of more shards makes more objects, all but the last of which say that it goes on.
+    `sequence`: the rank's rows below this number are in it or came before. `goes_on`: its tick does, in the next one.
+    `rows`: table -> how many it has. `gone`: buffer -> steps that left it since the object before. `live`: it has rows
+    of the live table: what a resumed rank held when its journal began. Columns and attributes by buffer and name; an
+    attribute is {episode id: JSON value} as text. `progress`: as in a part; None where nothing new was said.
+    `resumed_from`: the commit of the checkpoint that the rank's writer went on from; None if there is none. `seen`: the
+    newest commit that it knew.
+    """
+
+    REMEDY: ClassVar[str] = "what this rank journaled from here on is lost"
+
+    run: str
+    session: str
+    rank: Count
+    number: Count
+    nonce: str
+    sequence: Count
+    goes_on: bool = stored(False, always=True)
+    rows: Mapping[str, Count] = stored({}, always=True)
+    gone: Mapping[str, tuple[Stretch, ...]] = stored({}, always=True)
+    columns: Mapping[str, Mapping[str, TickColumn]] = stored({}, always=True)
+    attributes: Mapping[str, Mapping[str, str]] = stored({}, always=True)
+    progress: str | None = None
+    resumed_from: Count | None = None
+    seen: Sighting | None = None
+    format: Any = stored(layout.format_block(layout.PART_VERSION), required=True)
+    members: Members = stored((), required=True)
+
+    @property
+    def key(self) -> str:
+        """Where its object lies."""
+        return layout.journal_key(self.session, self.rank, self.number)
+
+
+I = TypeVar("I", PartIndex, TickIndex)  # noqa: E741
+
+
+def load(kind: type[I], data: bytes, key: str, where: str, nonce: str | None = None) -> I:
+    """The index that these bytes are, of the object at `key`; CorruptStateError if it is damaged, or another object's:
+    what it says of itself must be what leads to it. nonce: as whoever refers to it says; None where nobody did yet."""
+    body = indexed.parse_index(data, where)
+    index = kind.from_json(body, what=f"the index of {where}", error=CorruptStateError, remedy=kind.REMEDY)
+    if index.key != key or nonce not in (None, index.nonce):
+        again = ", written another time" if index.key == key else ""
+        raise CorruptStateError(
+            f"{where} is not the object that belongs there: it says that it is {index.key}{again}; put the right "
+            f"object back, or {kind.REMEDY}"
+        )
+    return index

@@ -1,0 +1,45 @@
+"""The objects that ranks save: cut buffers and rows come in; one object goes out, and back: a part of a checkpoint,
+which is whole, or a tick of a journal, which has what is new."""
+
+from __future__ import annotations
+
+from archive.saved.delta import Delta, counted
+from archive.saved.index import (
+    UNCONSUMED,
+    AttributeRef,
+    ColumnRef,
+    PartIndex,
+    StateRef,
+    Stretch,
+    TickColumn,
+    TickIndex,
+    load,
+)
+from archive.saved.object import Part, RankRows, TickObject, Values, next_sequence, pack
+from archive.saved.part import Request, SavedColumns, keeps_rows, name_taken, rows_of, stage
+
+__all__ = [
+    "UNCONSUMED",
+    "AttributeRef",
+    "ColumnRef",
+    "Delta",
+    "Part",
+    "PartIndex",
+    "RankRows",
+    "Request",
+    "SavedColumns",
+    "StateRef",
+    "Stretch",
+    "TickColumn",
+    "TickIndex",
+    "TickObject",
+    "Values",
+    "counted",
+    "keeps_rows",
+    "load",
+    "name_taken",
+    "next_sequence",
+    "pack",
+    "rows_of",
+    "stage",
+]

@@ -1,0 +1,146 @@
+"""Pure, no I/O: what ticks of a rank's journal say, checked against where they lie and what came before, and put
+together, without the bytes of their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from archive import tables
+from archive.base import CorruptStateError, jsontree
+from archive.saved.index import Stretch, TickIndex
+from archive.saved.object import RankRows, TickObject, Values
+from archive.tables import distinct
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TOGETHER = 256
+
+
+class Delta:
+    """What one tick, or several that follow each other, add to what a rank holds.
+
+    live: what it held when its journal began, if it resumed. gone: buffer -> steps that left. By buffer and name:
+    columns, from the oldest values to the newest; attributes, {episode id: value}.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[pa.Table]] = {"segments": [], "chunks": [], "ledger": []}
+        self.objects = 0
+        self.nbytes = 0
+        self.sequence: int | None = None
+        self.live: pa.Table | None = None
+        self.resumed_from: int | None = None
+        self.progress: str | None = None
+        self.gone: dict[str, list[Stretch]] = {}
+        self.columns: dict[str, dict[str, list[Values]]] = {}
+        self.attributes: dict[str, dict[str, dict[str, Any]]] = {}
+
+    @classmethod
+    def of(cls, tick: TickObject, run: str, after: int) -> Self:
+        """What one object says; an IntegrityError if it is another run's, or if its rows do not follow those before
+        `after`."""
+        index, where = tick.index, tick.where
+        if index.run != run:
+            raise CorruptStateError(f"{where} says that it is of run {index.run!r:.80}, not of {run!r:.80}")
+        if index.sequence < after:
+            raise CorruptStateError(f"{where} ends at row {index.sequence}, and the object before it at {after}")
+        for *_, lo, hi in _all_steps(index):
+            if lo > hi:
+                raise CorruptStateError(f"{where} names steps {lo} to {hi}, which are none")
+        out = cls()
+        out.objects, out.nbytes, out.sequence = 1, tick.nbytes, index.sequence
+        out.resumed_from, out.progress = index.resumed_from, index.progress
+        found = {kind: _rows(tick, kind, after) for kind in ("segments", "ledger")} | {"chunks": tick.chunks()}
+        out._parts = {kind: [table] if table.num_rows else [] for kind, table in found.items()}
+        if "live" in index.rows:
+            out.live = tick.table("live")
+            _check_writer(tick, out.live, "live")
+        out.gone = {buffer: [*steps] for buffer, steps in index.gone.items()}
+        out.columns = {b: {name: [values] for name, values in of.items()} for b, of in tick.values().items()}
+        out.attributes = _attributes(tick)
+        return out
+
+    def add(self, later: Delta) -> None:
+        """Add what came after it."""
+        self.objects += later.objects
+        self.nbytes += later.nbytes
+        for name in ("sequence", "live", "resumed_from", "progress"):
+            if (value := getattr(later, name)) is not None:
+                setattr(self, name, value)
+        for kind, parts in later._parts.items():
+            self._parts[kind] += parts
+            if len(self._parts[kind]) >= _TOGETHER:  # thousands of small tables take more than their rows
+                self.table(kind)
+        for buffer, steps in later.gone.items():
+            self.gone.setdefault(buffer, []).extend(steps)
+        for buffer, columns in later.columns.items():
+            for name, values in columns.items():
+                self.columns.setdefault(buffer, {}).setdefault(name, []).extend(values)
+        for buffer, attributes in later.attributes.items():
+            for name, given in attributes.items():
+                self.attributes.setdefault(buffer, {}).setdefault(name, {}).update(given)
+
+    def table(self, kind: str) -> pa.Table:
+        """All rows that it adds to a table."""
+        parts = self._parts[kind]
+        if len(parts) != 1:
+            parts[:] = [tables.concat(kind, parts).combine_chunks()]
+        return parts[0]
+
+    @property
+    def rows(self) -> RankRows:
+        """All rows that it adds to tables of a commit."""
+        return RankRows(*map(self.table, RankRows._fields))
+
+
+def _all_steps(index: TickIndex) -> list[Stretch]:
+    columns = [one.steps for of in index.columns.values() for one in of.values()]
+    return [steps for group in (*index.gone.values(), *columns) for steps in group]
+
+
+def _rows(tick: TickObject, kind: str, after: int) -> pa.Table:
+    """Its rows of a table, if they are its rank's own, numbered from `after` on, and lie in it."""
+    import pyarrow.compute as pc
+
+    index, table, where = tick.index, tick.table(kind), tick.where
+    _check_writer(tick, table, kind)
+    if not table.num_rows:
+        return table
+    numbers = pc.min_max(table["sequence"]).as_py()
+    if numbers["min"] is None or numbers["min"] < after or numbers["max"] >= index.sequence:
+        raise CorruptStateError(
+            f"{where} has {kind} rows {numbers['min']} to {numbers['max']}, not of {after} to {index.sequence}"
+        )
+    if kind == "segments" and {*distinct(table["shard"])} - {index.key}:
+        raise CorruptStateError(f"{where} has rows of steps that do not lie in it")
+    return table
+
+
+def _check_writer(tick: TickObject, table: pa.Table, kind: str) -> None:
+    """The rows must be as many as it says, of its rank and (what was live before aside) of its session."""
+    index, where = tick.index, tick.where
+    if table.num_rows != index.rows.get(kind, 0):
+        raise CorruptStateError(f"{where} has {table.num_rows} {kind} rows, and says {index.rows.get(kind, 0)}")
+    ranks = set(table["rank"].unique().to_pylist())
+    sessions = set() if kind == "live" else set(table["session"].unique().to_pylist())
+    if ranks - {index.rank} or sessions - {index.session}:
+        raise CorruptStateError(f"{where} has {kind} rows of another rank or session")
+
+
+def _attributes(tick: TickObject) -> dict[str, dict[str, dict[str, Any]]]:
+    given = tick.index.attributes
+    out = {b: {n: jsontree.loads(text, where=tick.where) for n, text in of.items()} for b, of in given.items()}
+    if not all(isinstance(value, Mapping) for of in out.values() for value in of.values()):
+        raise CorruptStateError(f"{tick.where} has an attribute that is no object of episodes and values")
+    return out
+
+
+def counted(segments: pa.Table) -> tuple[int, int]:
+    """How many steps rows of the segments table have, and of how many episodes they are."""
+    import pyarrow.compute as pc
+
+    if not segments.num_rows:
+        return 0, 0
+    return int(pc.sum(segments["length"]).as_py()), int(pc.count_distinct(segments["episode_id"]).as_py())

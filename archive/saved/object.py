@@ -1,0 +1,337 @@
+"""The objects that a rank saves, as they are packed and read: the index first, then only the members that are asked
+for; of a tick, which is read whole, all from the bytes that came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+
+import numpy as np
+
+from archive import tables
+from archive.base import ByteRange, CorruptStateError, IntegrityError, MissingObjectError, cached_property
+from archive.fields import dtypes
+from archive.fields.state import trees
+from archive.manifest import ArrayChunks, ShardIndex, tablefiles
+from archive.read import fetching
+from archive.saved.index import (
+    LEDGER,
+    LEFT_OUT,
+    ColumnRef,
+    I,
+    PartIndex,
+    StateRef,
+    Stretch,
+    TickColumn,
+    TickIndex,
+    load,
+)
+from archive.shard import Member, Placed, ShardView, checksum, file_member, indexed, inflate
+from archive.store import Storage
+from archive.write import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Array = np.ndarray[Any, Any]
+_METADATA = "zarr.json"
+_END, _END_BYTES = b"PK\x05\x06", 22  # of a ZIP: its last record
+
+
+def pack(index: I, rows: Mapping[str, pa.Table], members: Sequence[Member]) -> tuple[list[Any], list[Placed]]:
+    """The buffers of an object with these rows of tables and these members, and where its members lie in it."""
+    files: list[Member] = [file_member(f"{name}.parquet", tables.dumps(table)) for name, table in rows.items()]
+    buffers, placed = indexed.pack(index, [*files, *members])
+    return buffers, placed[len(files) :]
+
+
+class RankRows(NamedTuple):
+    """Rows that one rank adds to tables of a commit. Those of segments and of the ledger are numbered together."""
+
+    segments: pa.Table
+    chunks: pa.Table
+    ledger: pa.Table
+
+    @property
+    def next_sequence(self) -> int:
+        """The number after those that its rows have; 0 if there are none."""
+        return next_sequence(self.segments, self.ledger)
+
+
+def next_sequence(*numbered: pa.Table | None) -> int:
+    """The number after those of some rows of the segments and ledger tables."""
+    import pyarrow.compute as pc
+
+    greatest = [pc.max(rows["sequence"]).as_py() for rows in numbered if rows is not None and rows.num_rows]
+    return 1 + max(greatest, default=-1)
+
+
+class SavedObject(Generic[I]):
+    """An object that lies at `key`."""
+
+    index: I
+    damage: str  # what errors say of it
+
+    def __init__(self, key: str, where: str) -> None:
+        self.key = key
+        self.where = where
+
+    @property
+    def _head(self) -> bytes:
+        """The object's first bytes, at least to the end of its index."""
+        raise NotImplementedError
+
+    def _get(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
+        """Bytes of the object."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors within say how to go on without what is damaged or gone."""
+        yield
+
+    @cached_property
+    def _base(self) -> int:
+        return indexed.index_span(self._head, self.where)[1]
+
+    @cached_property
+    def _places(self) -> dict[str, Placed]:
+        return {member.name: member for member in self.index.members}
+
+    def has(self, name: str) -> bool:
+        """Whether it has a member of this name."""
+        return name in self._places
+
+    def files(self, names: Sequence[str]) -> list[bytes]:
+        """Members that are no part of the Zarr group, by name."""
+        if absent := [n for n in names if not self.has(n)]:
+            raise CorruptStateError(f"{self.where} has no member {absent[0]!r:.80}; {self.damage}")
+        wanted = [self._places[name] for name in names]
+        with self._told():
+            out = list(self._get([self._range(member) for member in wanted]))
+            for member, data in zip(wanted, out, strict=True):
+                self._check(member, data)
+        return out
+
+    def _range(self, member: Placed) -> ByteRange:
+        start = self._base + member.offset
+        return ByteRange(self.key, start, start + member.size)
+
+    def _check(self, member: Placed, data: bytes) -> None:
+        """CorruptStateError unless a member is as it was written; a chunk ends in the checksum of what goes before."""
+        chunk = member.chunk >= 0 and bool(member.array)
+        own = checksum(data[:-4]) if chunk else checksum(data)
+        told = int.from_bytes(data[-4:], "little") if chunk else own
+        if len(data) != member.size or own != member.crc32c or told != own:
+            raise CorruptStateError(f"{member.name!r:.80} in {self.where} does not match its checksum; {self.damage}")
+
+    def tables(self, *kinds: str) -> list[pa.Table]:
+        """Its rows of tables of the archive, which are in the members <table>.parquet."""
+        files = self.files([f"{kind}.parquet" for kind in kinds])
+        return [self._rows(data, kind, kind) for data, kind in zip(files, kinds, strict=True)]
+
+    def _rows(self, data: bytes, kind: str, what: str) -> pa.Table:
+        return tables.loads(data, kind, where=f"{what} rows in {self.where}", committed=False)
+
+
+class Part(SavedObject[PartIndex]):
+    """One rank's part of a checkpoint: all that its buffers hold. `nonce`: of the object that is meant, where what
+    refers to it says so."""
+
+    damage = "the state is damaged"
+
+    def __init__(
+        self, storage: Storage, key: str, nonce: str | None = None, remedy: Callable[[], str] | None = None
+    ) -> None:  # fmt: skip
+        """remedy: what errors say of going on without it."""
+        super().__init__(key, storage.full_url(key))
+        self.storage = storage
+        self._nonce = nonce
+        self._remedy = remedy
+
+    @classmethod
+    def written(cls, storage: Storage, index: PartIndex, adds: RankRows, live: pa.Table) -> Self:
+        """The part that this process has just written, which need not be read for what is given here."""
+        out = cls(storage, index.key, index.nonce)
+        out.index, out.rows_held = index, (adds, live)
+        return out
+
+    @cached_property
+    def _head(self) -> bytes:
+        head = self.storage.get_head(self.key, indexed.HEAD_BYTES)
+        _, stop = indexed.index_span(head, self.where)
+        return head if stop <= len(head) else head + self.storage.get(self.key, len(head), stop)
+
+    def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Bytes of the object; what came with its index is not asked for again."""
+        head = self._head
+        fetched = iter(self.storage.get_ranges([one for one in ranges if one.stop > len(head)]))
+        return [head[one.start : one.stop] if one.stop <= len(head) else next(fetched) for one in ranges]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (IntegrityError, MissingObjectError) as e:
+            if self._remedy is None:
+                raise
+            raise type(e)(f"{e}. {self._remedy()}") from e
+
+    @cached_property
+    def index(self) -> PartIndex:
+        """What it says of itself; CorruptStateError if that is damaged, or if another object should lie here."""
+        with self._told():
+            start, stop = indexed.index_span(self._head, self.where)
+            return load(PartIndex, self._head[start:stop], self.key, self.where, self._nonce)
+
+    @cached_property
+    def rows_held(self) -> tuple[RankRows, pa.Table]:
+        """The rows that its rank adds to the tables of the archive, and its rows of the live table."""
+        ledger = ["ledger"] if self.has(LEDGER) else []
+        segments, chunks, live, *found = self.tables("segments", "chunks", "live", *ledger)
+        return RankRows(segments, chunks, tables.concat("ledger", found)), live
+
+    def left_out(self) -> pa.Table:
+        """Rows as of the live table: what is live in its writer, and not in the checkpoint."""
+        found = self.files([LEFT_OUT]) if self.index.rows is not None and self.index.rows.left_out else []
+        return tables.concat("live", [self._rows(data, "live", LEFT_OUT) for data in found])
+
+    @cached_property
+    def arrays_index(self) -> ShardIndex:
+        """Where the chunks of the Zarr group lie."""
+        groups: dict[str, list[Placed]] = {}
+        for member in self.index.members:
+            if member.array or member.name == _METADATA:
+                groups.setdefault(member.array, []).append(member)
+        return ShardIndex(self.key, True, {name: self._array_chunks(members) for name, members in groups.items()})
+
+    def _array_chunks(self, members: list[Placed]) -> ArrayChunks:
+        members.sort(key=lambda member: member.chunk)
+        offset = np.array([member.offset for member in members], np.int64) + self._base
+        size = np.array([member.size for member in members], np.int64)
+        crc = np.array([member.crc32c for member in members], np.int64)
+        return ArrayChunks(max(1, members[0].rows), offset, size, crc, [member.name for member in members])
+
+    def rows(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, list[Array]]:
+        """Rows of arrays of the Zarr group."""
+        if not wanted:
+            return {}
+        self._check_there(wanted)
+        runs = {name: tuple(np.array(pairs, np.int64).reshape(-1, 2).T) for name, pairs in wanted.items()}
+        reads = self.arrays_index.plan(runs)  # type: ignore[arg-type]
+        try:
+            blocks = self._get(reads.requests)
+            chunks = fetching.members(self.key, reads, blocks, lambda: "this rank's state")
+            view = ShardView(bytes(chunks.pop(_METADATA)))
+            return {name: view.read_many(name, pairs, chunks) for name, pairs in wanted.items()}
+        except IntegrityError as e:
+            with self._told():
+                raise CorruptStateError(f"the state in {self.where} is damaged: {e}") from e
+
+    def _check_there(self, wanted: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Arrays of which rows are wanted must have chunks; those of no rows have none."""
+        needed = ["", *(name for name, runs in wanted.items() if any(start < stop for start, stop in runs))]
+        if absent := [name for name in needed if name not in self.arrays_index.arrays]:
+            raise CorruptStateError(f"{self.where} has no array {absent[0]!r:.80}; {self.damage}")
+
+    def check(self) -> None:
+        """Read every byte; CorruptStateError if one is not as it was written."""
+        names = [m.name for m in self.index.members if not m.array]
+        self.files([n for n in names if n.endswith((".parquet", ".json")) and not n.endswith(_METADATA)])
+        lengths = self.index.lengths
+        if unknown := [name for name in self.arrays_index.arrays if name and name not in lengths]:
+            raise CorruptStateError(f"nothing refers to the array {unknown[0]!r} in {self.where}; {self.damage}")
+        self.rows({name: [(0, lengths[name])] for name in self.arrays_index.arrays if name})
+
+    def state(self, buffer: str) -> Any:
+        """The state tree of one buffer; None if it has none."""
+        entry = self.index.states.get(buffer)
+        if entry is None:
+            return None
+        if entry.object not in (None, self.key):
+            return Part(self.storage, str(entry.object), entry.nonce, self._remedy).tree(entry, buffer)
+        return self.tree(entry, buffer)
+
+    def tree(self, entry: StateRef, buffer: str) -> Any:
+        """A tree of state whose arrays lie in this object."""
+        self.index  # noqa: B018  # is it the object that is meant?
+        arrays = self.rows({path: [(0, n)] for path, n in entry.arrays.items()})
+        plain = {path.removeprefix(entry.prefix): a[0] for path, a in arrays.items()}
+        for key in entry.scalars:
+            plain[key] = plain[key].reshape(())
+        return trees.unflatten(dict(entry.skeleton), plain, where=f"state of buffer {buffer!r} in {self.where}")
+
+    def column_rows(self, column: ColumnRef, runs: list[tuple[int, int]]) -> list[Array]:
+        """Rows of one column."""
+        parts = self.rows({column.array: runs})[column.array] if runs else []
+        return [dtypes.from_stored(part, column.dtype) for part in parts]
+
+
+class Values(NamedTuple):
+    """Values of a column, one each of these steps, in order."""
+
+    column: Column
+    steps: Sequence[Stretch]
+
+
+class TickObject(SavedObject[TickIndex]):
+    """An object of a rank's journal, from all its bytes; CorruptStateError if one of them is not as it was written."""
+
+    damage = f"it is damaged; {TickIndex.REMEDY}"
+
+    def __init__(self, data: bytes, key: str, where: str) -> None:
+        super().__init__(key, where)
+        self._data = data
+        self.index = load(TickIndex, data[slice(*indexed.index_span(data, where))], key, where)
+        if data[-_END_BYTES:][:4] != _END:
+            raise CorruptStateError(f"{where} ends before its end, as what was torn does; {TickIndex.REMEDY}")
+        for member in self.index.members:
+            self._check(member, self._get([self._range(member)])[0])
+
+    @property
+    def _head(self) -> bytes:
+        return self._data
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return len(self._data)
+
+    def _get(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        return [self._data[one.start : one.stop] for one in ranges]
+
+    def table(self, kind: str) -> pa.Table:
+        """Its rows of a table: "segments", "ledger" or "live"."""
+        return self.tables(kind)[0] if self.index.rows.get(kind) else tables.schema(kind).empty_table()
+
+    def chunks(self) -> pa.Table:
+        """Rows of the chunk table for the shard in it: its index says where all members lie."""
+        placed = [replace(one, offset=self._base + one.offset) for one in self.index.members if is_of_shard(one)]
+        return tablefiles.chunk_rows(self.key, placed)
+
+    def values(self) -> dict[str, dict[str, Values]]:
+        """The values of its columns, by buffer and name."""
+        columns = self.index.columns
+        return {b: {name: self._values(one) for name, one in of.items()} for b, of in columns.items()}
+
+    @cached_property
+    def _view(self) -> ShardView:
+        (packed,) = self.files([_METADATA])
+        return ShardView(packed if packed[:1] == b"{" else inflate(packed))
+
+    def _values(self, column: TickColumn) -> Values:
+        count = sum(steps[4] - steps[3] for steps in column.steps)
+        if column.array not in self._view.paths or self._view.describe(column.array).rows != count:
+            raise CorruptStateError(
+                f"{self.where} has no array {column.array!r:.80} of {count} rows, as its columns say; {self.damage}"
+            )
+        own = [one for one in self.index.members if one.array == column.array]
+        chunks = dict(zip((one.name for one in own), self._get([self._range(one) for one in own]), strict=True))
+        return Values(Column(self._view.read(column.array, 0, count, chunks), column.dtype), column.steps)
+
+
+def is_of_shard(member: Placed) -> bool:
+    """Whether a member is one of the Zarr group, and no table."""
+    return member.chunk < 0 or bool(member.array)
