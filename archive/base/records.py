@@ -87,7 +87,7 @@ def unstored(default: Any) -> Any:
 class Record:
     """A JSON object of known keys. `more`: those that no field has."""
 
-    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
+    more: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, hash=False)
 
     @classmethod
     def from_json(cls, value: Any, *, what: str, error: type[IntegrityError], remedy: str = "") -> Self:

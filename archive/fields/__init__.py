@@ -7,7 +7,6 @@ from archive.fields import derived, dtypes, nesting, schema
 from archive.fields.derived import Bools, Derivation, Rows, parse, put
 from archive.fields.dtypes import to_numpy
 from archive.fields.jsoncolumns import Objects, are_nested, typed
-from archive.fields.kinds import Kinds
 from archive.fields.nesting import (
     Array,
     Fields,
@@ -25,6 +24,7 @@ from archive.fields.schema import (
     NODES,
     PLACES,
     FieldSpec,
+    Kinds,
     Path,
     Schema,
     ShardSchema,

@@ -1,12 +1,12 @@
-"""Pure, no I/O: what fields mean (`Schema`, declared by the user) and what they are (`FieldSpec`,
-found in the data)."""
+"""Pure, no I/O: what fields mean (`Schema`, declared by the user), what they are (`FieldSpec`, found in the data), and
+what those of one buffer have been so far (`Kinds`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -15,12 +15,13 @@ from archive.base import (
     CorruptManifestError,
     Count,
     FieldError,
-    MisshapenError,
     Record,
     cached_property,
     escape_path,
+    logger,
     plainjson,
     show,
+    stored,
 )
 
 Path = tuple[str, ...]
@@ -30,6 +31,16 @@ LENGTHS = "%lengths"  # companion array of a ragged field; "%l" is no escape, so
 _MOST_AXES = 32
 _MOST_IN_A_ROW = 1 << 48  # items: what no machine holds
 PLACES = "%places"  # companion array of a field declared in next_of
+_MANY_SCHEMAS = 8  # schemas: one or a few come of a field added later, or of two tasks
+_CHANGED = (
+    "field %r of buffer %r comes as %s, after %s: steps of each kind go to shards of their own, which are many and "
+    "small if it changes often. %s. (Told once a field.)"
+)
+_MANY = (
+    "the fields of buffer %r have come in %d combinations, and steps of each go to shards of their own, which are many "
+    "and small if that goes on: give all steps the same fields, or put what only some have into metadata=. These come "
+    "and go: %s"
+)
 
 
 def to_path(name: str | Iterable[str]) -> Path:
@@ -38,14 +49,14 @@ def to_path(name: str | Iterable[str]) -> Path:
 
 
 @dataclass(frozen=True)
-class FieldSpec:
+class FieldSpec(Record):
     """One field as stored: its keys, kind of axis, logical dtype and shape of one row."""
 
     path: Path
     axis: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    extra: int = 0  # rows beyond the steps of a complete episode (axis "offset")
+    dtype: str = stored("", always=True)
+    shape: tuple[Count, ...] = stored((), always=True)
+    extra: Count = 0  # rows beyond the steps of a complete episode (axis "offset")
     scalar: bool = False  # a 0-d value of axis "free", stored as one row
     next_of: str = ""  # name of the field whose next row this one repeats
 
@@ -58,12 +69,15 @@ class FieldSpec:
         """Whether row i of the segment is step i, so that no extents are needed."""
         return self.axis == "step" and not self.next_of
 
-    def as_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"path": list(self.path), "axis": self.axis}
-        if self.axis not in NODES:
-            out |= {"dtype": self.dtype, "shape": list(self.shape)}
-        optional = {"extra": self.extra, "scalar": self.scalar, "next_of": self.next_of}
-        return out | {k: v for k, v in optional.items() if v}
+    @property
+    def described(self) -> str:
+        """Its dtype, shape of a row and axis, for people."""
+        return self.axis if self.axis in NODES else f"{self.dtype}{list(self.shape)} {self.axis}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The field as a schema's JSON has it; nodes have no data, and so neither dtype nor shape."""
+        out = super().to_json()
+        return out if self.axis not in NODES else {k: v for k, v in out.items() if k not in ("dtype", "shape")}
 
 
 @dataclass(frozen=True)
@@ -135,81 +149,44 @@ def _checked_axis(name: Any, axis: str) -> str:
 
 
 @dataclass(frozen=True)
-class ShardSchema:
+class ShardSchema(Record):
     """The fields of one shard and what they mean; its JSON lies in the shard and in the segments table."""
 
     fields: tuple[FieldSpec, ...]
-    env_id: tuple[str, ...] = ()
-    episode_id: tuple[str, ...] = ()
-    unit: str = "episode"
+    env_id: tuple[str, ...] = stored((), required=True)
+    episode_id: tuple[str, ...] = stored((), required=True)
+    unit: str = stored("episode", required=True)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_name", {f.name: f for f in self.fields})
-
-    by_name: dict[str, FieldSpec] = field(init=False, compare=False, repr=False, default_factory=dict)
+    @cached_property
+    def by_name(self) -> dict[str, FieldSpec]:
+        return {f.name: f for f in self.fields}
 
     def dumps(self) -> str:
-        body = {
-            "fields": [f.as_json() for f in self.fields],
-            "env_id": list(self.env_id),
-            "episode_id": list(self.episode_id),
-            "unit": self.unit,
-        }
-        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+        return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
 
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:16]
 
-    def describe(self) -> dict[str, str]:
-        """Field path -> `dtype[shape] axis`, for people."""
-        return {
-            show(f.path): f"{f.dtype}{list(f.shape)} {f.axis}" if f.axis not in NODES else f.axis for f in self.fields
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredField(Record):
-    """A field, as a schema's JSON has it."""
-
-    path: tuple[str, ...]
-    axis: str
-    dtype: str = ""
-    shape: tuple[Count, ...] = ()
-    extra: Count = 0
-    scalar: bool = False
-    next_of: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.path or len(self.shape) > _MOST_AXES or prod(max(1, n) for n in self.shape) > _MOST_IN_A_ROW:
-            raise MisshapenError(f"field {show(self.path)!r} has no path, or a row of impossible shape")
-
-    def spec(self) -> FieldSpec:
-        return FieldSpec(self.path, self.axis, self.dtype, self.shape, self.extra, self.scalar, self.next_of)
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredSchema(Record):
-    """A schema's JSON."""
-
-    fields: tuple[_StoredField, ...]
-    env_id: tuple[str, ...]
-    episode_id: tuple[str, ...]
-    unit: str
-
 
 @lru_cache(maxsize=256)  # an archive has few, and each of its rows names one
 def loads(text: str) -> ShardSchema:
     """The schema of a shard from its JSON; what is not one is an error."""
-    what = "a shard's schema"
+    what, remedy = "a shard's schema", "run `archive verify`"
     body = plainjson.parse_object(text, what=what, error=CorruptManifestError)
-    found = _StoredSchema.from_json(body, what=what, error=CorruptManifestError, remedy="run `archive verify`")
-    return ShardSchema(tuple(one.spec() for one in found.fields), found.env_id, found.episode_id, found.unit)
+    found = ShardSchema.from_json(body, what=what, error=CorruptManifestError, remedy=remedy)
+    for one in found.fields:
+        if not one.path or len(one.shape) > _MOST_AXES or prod(max(1, n) for n in one.shape) > _MOST_IN_A_ROW:
+            raise CorruptManifestError(
+                f"{what} is not what it should be (field {show(one.path)!r} has no path, or a row of impossible "
+                f"shape): it is damaged; {remedy}"
+            )
+    return found
 
 
 def described(texts: Iterable[str]) -> dict[str, str]:
-    """Field -> dtype, shape and kind of axis, of several schemas."""
-    return {k: v for text in texts for k, v in loads(text).describe().items()}
+    """The dtype, shape and kind of axis of each field of several schemas, for people."""
+    return {show(f.path): f.described for text in texts for f in loads(text).fields}
 
 
 def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchema:
@@ -221,3 +198,88 @@ def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchem
         tuple(sorted(names[p] for p in declared.episode_id if p in names)),
         declared.unit,
     )
+
+
+# -- changes of kind ---------------------------------------------------------------------------------------------------
+
+
+class Kinds:
+    """The schemas of a buffer's steps. Each has shards of its own,
+    so one that changes all the time is told of, once."""
+
+    def __init__(self, buffer: str) -> None:
+        self._buffer = buffer
+        self._schemas: dict[str, ShardSchema] = {}
+        self._vague: dict[str, frozenset[str]] = {}  # digest -> fields whose dtype is a guess
+        self._told: set[str] = set()
+        self.known: dict[str, FieldSpec] = {}  # field -> what it was last
+
+    def is_only(self, schema: ShardSchema) -> bool:
+        """Whether no steps have come in another schema."""
+        return not self._schemas or self._schemas.keys() == {schema.digest}
+
+    def add(self, schema: ShardSchema, vague: frozenset[str]) -> None:
+        """These steps are kept."""
+        if schema.digest in self._schemas:
+            return
+        self._schemas[schema.digest], self._vague[schema.digest] = schema, vague
+        for name, spec in schema.by_name.items():
+            if name in vague or spec.axis in NODES:
+                continue
+            before = self.known.get(name)
+            if before is not None and _kind(before) != _kind(spec) and name not in self._told:
+                self._told.add(name)
+                logger.warning(
+                    _CHANGED, show(spec.path), self._buffer, spec.described, before.described, _remedy(before, spec)
+                )
+            self.known[name] = spec
+        if len(self._schemas) == _MANY_SCHEMAS and not self._told:
+            logger.warning(_MANY, self._buffer, _MANY_SCHEMAS, ", ".join(sorted(_comers_and_goers(self._schemas))))
+
+    def difference(self, digest: str, schema: ShardSchema) -> str:
+        """How a schema differs from an earlier one, for people."""
+        before = self._schemas.get(digest)
+        if before is None:
+            return ""
+        names = sorted(before.by_name.keys() | schema.by_name.keys())
+        pairs = [(name, before.by_name.get(name), schema.by_name.get(name)) for name in names]
+        return "; ".join(f"{_shown(a, b)}: {_described(b)}, earlier {_described(a)}" for _, a, b in pairs if a != b)
+
+    def only_guesses_differ(self, digest: str, schema: ShardSchema) -> bool:
+        """Whether a schema is an earlier one but for the dtype of fields that had no values then."""
+        before, vague = self._schemas.get(digest), self._vague.get(digest, frozenset())
+        if before is None or before.by_name.keys() != schema.by_name.keys():
+            return False
+        odd = [name for name, spec in schema.by_name.items() if spec != before.by_name[name]]
+        return set(odd) <= vague and all(schema.by_name[n].axis == before.by_name[n].axis == "ragged" for n in odd)
+
+
+def _kind(spec: FieldSpec) -> FieldSpec:
+    return replace(spec, next_of="")
+
+
+def _described(spec: FieldSpec | None) -> str:
+    return "absent" if spec is None else spec.described
+
+
+def _shown(*specs: FieldSpec | None) -> str:
+    return next(repr(show(s.path)) for s in specs if s is not None)
+
+
+def _remedy(before: FieldSpec, spec: FieldSpec) -> str:
+    name = repr(show(spec.path))
+    if before.axis != spec.axis:
+        return (
+            f"Declare what it is, with Schema(axes={{{name}: 'ragged'}}) or 'step', or give it the same way each time"
+        )
+    if before.shape != spec.shape:
+        return f"If its rows differ in length, declare Schema(axes={{{name}: 'ragged'}}); else give all steps one shape"
+    if before.dtype[1:2] == spec.dtype[1:2] == "U":
+        return "Give strings as a list of str, or as an array of objects: numpy's own have the width of the longest"
+    return "Give arrays of one dtype (lists of numbers have that of what is in them)"
+
+
+def _comers_and_goers(schemas: Mapping[str, ShardSchema]) -> set[str]:
+    names = [{show(f.path) for f in schema.fields} for schema in schemas.values()]
+    every: set[str] = set().union(*names)
+    return {name for name in every if not all(name in of for of in names)}

@@ -27,7 +27,7 @@ from archive.base import (
     Wait,
     in_order,
 )
-from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, Info
+from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, ObjectInfo
 from archive.store.reads import ObjectReader
 from archive.store.retry import Try
 from archive.store.root import check_key, check_listed
@@ -276,7 +276,7 @@ class Storage(ObjectReader):
 
         return self.request("head", check_key(key), attempt, cancelled)
 
-    def _look(self, key: str) -> Info:
+    def _look(self, key: str) -> ObjectInfo:
         """The store's word on an object: its size and ETag."""
         check_key(key)
         return self.request("head", key, lambda this: self.driver.head(key, this.timeout_s))
@@ -379,7 +379,7 @@ def _paced(keys: Iterable[str], per_second: float | None) -> Iterator[Sequence[s
         yield batch
 
 
-def _alike(before: Info, after: Info) -> bool:
+def _alike(before: ObjectInfo, after: ObjectInfo) -> bool:
     """Whether two are of the same bytes: ETags of uploads in parts (they have a "-") depend on the parts."""
     plain = all(etag and "-" not in etag for etag in (before.etag, after.etag))
     return before.size == after.size and (before.etag == after.etag or not plain)

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from archive.store.drivers import Buffer, Create, Driver
-from archive.testing.between import BetweenDriver
+from archive.store.drivers import Buffer, DelegatingDriver, Driver
 from archive.testing.injections import OF_BYTES, Injection
 
 T = TypeVar("T")
@@ -35,16 +34,12 @@ _BEFORE: dict[str, Callable[[], Exception]] = {
 }
 
 
-class FaultyDriver(BetweenDriver):
+class FaultyDriver(DelegatingDriver):
     """Another driver. Whatever reads several ranges, or into memory of the caller's, goes through `get`."""
 
     def __init__(self, inner: Driver, injection: Injection) -> None:
         super().__init__(inner)
         self._injection = injection
-
-    @property
-    def creating(self) -> Create | None:
-        return self if self._inner.creating is not None else None
 
     @property
     def ranging(self) -> None:
@@ -74,11 +69,8 @@ class FaultyDriver(BetweenDriver):
         kept = [_changed(b"".join(parts), self._injection)] if strikes else parts
         self._sent(strikes, lambda: creating.create(key, kept, timeout_s), timeout_s)
 
-    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
-        return self._through("list", prefix, lambda: self._inner.list(prefix, timeout_s), timeout_s)
-
-    def _through(self, verb: str, key: str, send: Callable[[], T], timeout_s: float) -> T:
-        return self._sent(self._injection.strikes(verb, key), send, timeout_s)
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
+        return self._sent(self._injection.strikes(verb, key), lambda: call(self._inner), timeout_s)
 
     def _sent(self, strikes: bool, send: Callable[[], T], timeout_s: float) -> T:
         """Do what is asked, and what the injection does to it."""

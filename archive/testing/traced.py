@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from archive.store.drivers import (
-    Buffer,
-    Create,
-    Driver,
-    GetRanges,
-    Scatter,
-)
-from archive.testing.between import BetweenDriver
+from archive.store.drivers import Buffer, DelegatingDriver, Driver, GetRanges, Scatter
 from archive.testing.traces import Traced
 
 T = TypeVar("T")
@@ -22,7 +15,7 @@ Spans = Sequence[tuple[int, int | None]]
 Begin = Callable[[str, str, Spans], list[Traced]]  # a verb, a key, the ranges that are asked for: rows of the trace
 
 
-class TracedDriver(BetweenDriver):
+class TracedDriver(DelegatingDriver):
     """Another driver; `begin` makes the rows of a request, which are filled once it is answered."""
 
     def __init__(self, inner: Driver, begin: Begin) -> None:
@@ -41,10 +34,6 @@ class TracedDriver(BetweenDriver):
         finally:
             for row in rows:
                 row.seconds = time.perf_counter() - started
-
-    @property
-    def creating(self) -> Create | None:
-        return self if self._inner.creating is not None else None
 
     @property
     def ranging(self) -> GetRanges | None:
@@ -111,9 +100,9 @@ class TracedDriver(BetweenDriver):
             self._begin("list", prefix, ())
         return names, requests
 
-    def _through(self, verb: str, key: str, send: Callable[[], T], timeout_s: float) -> T:
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         with self._noted(verb, key):
-            return send()
+            return call(self._inner)
 
 
 def _came(rows: Sequence[Traced], found: Sequence[Buffer]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import archive
 from archive.base.errors import NotExclusiveError
-from archive.store.drivers import Buffer, Driver, Found, Info, Place, register, registry
+from archive.store.drivers import Buffer, Driver, Found, ObjectInfo, Place, register, registry
 from archive.store.storage import Storage
 from archive.testing import EmptyRoot, StoreContract
 from tests.support.places import ROOT
@@ -39,8 +39,8 @@ class ShelfDriver(Driver):
         self._held[key] = b"".join(parts)
         self._made[key] = datetime.now(UTC)
 
-    def head(self, key: str, timeout_s: float) -> Info:
-        return Info(len(self._found(key)), "", self._made[key])
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
+        return ObjectInfo(len(self._found(key)), "", self._made[key])
 
     def delete(self, key: str, timeout_s: float) -> None:
         self._held.pop(key, None)

@@ -99,12 +99,11 @@ def _opens_for_writing(path: Any, flags: int, *_: Any) -> bool:
 
 def arm_remote(fatal: Fatal) -> None:
     """Every request that changes something."""
-    from archive.store.drivers.conditional import ConditionalDriver
     from archive.store.drivers.obstore import ObstoreDriver
-    from archive.store.drivers.plain import FsspecDriver
+    from archive.store.drivers.plain import BucketDriver, FsspecDriver
 
     FsspecDriver.put = fatal.wrap(FsspecDriver.put)  # type: ignore[method-assign]
-    ConditionalDriver.create = fatal.wrap(ConditionalDriver.create)  # type: ignore[method-assign]
+    BucketDriver.create = fatal.wrap(BucketDriver.create)  # type: ignore[method-assign]
     ObstoreDriver.put = fatal.wrap(ObstoreDriver.put)  # type: ignore[method-assign]
     ObstoreDriver.create = fatal.wrap(ObstoreDriver.create)  # type: ignore[method-assign]
 

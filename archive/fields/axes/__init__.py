@@ -4,9 +4,8 @@ parts of them and the arrays of a shard go out, and what reading takes. No I/O."
 from __future__ import annotations
 
 from archive.fields.axes.axis import Axis, Cuts, Extent, Fetched, Layout, Located, Runs, empty_rows
-from archive.fields.axes.kinds import axis_of
-from archive.fields.axes.normalising import normalise
-from archive.fields.axes.step import StepAxis
+from archive.fields.axes.kinds import axis_of, normalise
+from archive.fields.axes.rows import StepAxis
 
 __all__ = [
     "Axis",

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from archive.arrays import Ints, Pieces
-from archive.base import FieldError, jsontree, show
-from archive.fields import Array, Bools, FieldSpec, Path, Ragged, ShardSchema, dtypes, nesting
+from archive.base import FieldError, show
+from archive.fields import Array, Bools, FieldSpec, Path, Ragged, ShardSchema, dtypes
 
 Value = Array | Ragged
 V = TypeVar("V", Array, Ragged)
@@ -36,7 +36,7 @@ class Extent(NamedTuple):
     rows: Ints
 
 
-class Stored(NamedTuple):
+class StoredField(NamedTuple):
     """A field as it lies in a shard: its array and maybe a companion, by zarr path, and its extent if it needs one."""
 
     arrays: dict[str, Array]
@@ -149,7 +149,7 @@ class Axis(ABC, Generic[V]):
         """The rows of steps [lo, hi) out of those of so many steps."""
 
     @abstractmethod
-    def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
+    def lay_out(self, parts: Sequence[V], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
         """The field in a shard, from its values in each block.
 
         arrays: of the fields that are laid out already; those that follow another one (`next_of`) come last.
@@ -175,69 +175,6 @@ class Axis(ABC, Generic[V]):
 
         convert: applied to the rows; it makes of them what they are to a user.
         """
-
-
-class Rows(Axis[Array]):
-    """An axis whose values are one array.
-
-    scalars: whether a value may be a number, which is kept as one row.
-    """
-
-    scalars: ClassVar[bool] = False
-
-    @classmethod
-    def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, Array]:
-        where = repr(show(path))
-        array = nesting.as_array(leaf, where)
-        scalar = array.ndim == 0
-        if scalar and not cls.scalars:
-            raise FieldError(
-                f"field {where} has no step axis (it is 0-d); give one row a step, or declare "
-                f"Schema(axes={{{where}: 'free'}}) for a value that belongs to the whole episode"
-            )
-        plain, dtype = stored(path, array[None] if scalar else array)
-        return FieldSpec(path, cls.kind, dtype, array.shape[1:], extra, scalar), plain
-
-    @classmethod
-    def json(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, Array]:
-        where = repr(show(path))
-        if not isinstance(leaf, (list, tuple, np.ndarray)):
-            raise FieldError(f"field {where} is JSON: give a list of one value a step, not {type(leaf).__name__}")
-        rows = np.empty(len(leaf), object)
-        for i, value in enumerate(leaf):
-            rows[i] = jsontree.dumps(value, where=f"{where}[{i}]")
-        return FieldSpec(path, cls.kind, "json", extra=extra), rows
-
-    def nothing(self, steps: int) -> Array:
-        return empty_rows(self.spec)
-
-    def build(self, fetched: Fetched, episodes: Ints, convert: Callable[[Array], Array]) -> list[Array]:
-        ends = (
-            np.append(fetched.at, fetched.at[-1:] + fetched.located.rows[-1:]) if len(fetched.at) else np.zeros(1, int)
-        )
-        return fetched.rows[""].converted(convert).cut(ends[episodes])
-
-
-class WholeRows(Rows):
-    """An axis whose rows are a segment's and not its steps': they lie segment by segment, each with an extent."""
-
-    whole = True
-
-    @abstractmethod
-    def before_more(self, value: Array, steps: int) -> Array:
-        """The rows of a block which another block of the same segment follows."""
-
-    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
-        order = np.argsort(layout.block_segment, kind="stable")
-        segment = layout.block_segment[order]
-        goes_on = np.append(segment[1:] == segment[:-1], False)
-        pieces = [
-            self.before_more(parts[i], int(layout.block_length[i])) if more else parts[i]
-            for i, more in zip(order.tolist(), goes_on.tolist(), strict=True)
-        ]
-        rows = np.zeros(len(layout.start), np.int64)
-        np.add.at(rows, segment, [len(piece) for piece in pieces])
-        return Stored({self.spec.name: np.concatenate(pieces)}, Extent(np.cumsum(rows) - rows, rows))
 
 
 def empty_rows(spec: FieldSpec) -> Array:

@@ -10,8 +10,8 @@ import numpy as np
 from archive.arrays import Ints, offsets_of
 from archive.base import CorruptManifestError, show
 from archive.fields import PLACES, Array, ShardSchema
-from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Runs, Stored, empty_rows, end_to_end
-from archive.fields.axes.step import StepAxis
+from archive.fields.axes.axis import Cuts, Extent, Fetched, Layout, Located, Runs, StoredField, empty_rows, end_to_end
+from archive.fields.axes.rows import StepAxis
 
 _KEPT = "kept"
 
@@ -22,7 +22,7 @@ class NextOfAxis(StepAxis):
     Of each segment the last row is kept, and those whose bits differ. The companion `PLACES` has the step of each.
     """
 
-    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> Stored:
+    def lay_out(self, parts: Sequence[Array], layout: Layout, arrays: Mapping[str, Array]) -> StoredField:
         name = self.spec.name
         rows = super().lay_out(parts, layout, arrays).arrays[name]
         start, stop = layout.start, layout.start + layout.length
@@ -31,7 +31,7 @@ class NextOfAxis(StepAxis):
         kept = np.flatnonzero(keep)
         before = offsets_of(keep)
         first, count = before[start], before[stop] - before[start]
-        return Stored({name: rows[kept], name + PLACES: kept - np.repeat(start, count)}, Extent(first, count))
+        return StoredField({name: rows[kept], name + PLACES: kept - np.repeat(start, count)}, Extent(first, count))
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
         """The next rows of the field followed; of each segment all rows that were kept, and their places."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.fields.state.arrays import ArrayDecoder, ArrayEncoder
+if TYPE_CHECKING:
+    from archive.fields.state.trees import StateDecoder, StateEncoder
 
 _BIT_GENERATORS: dict[str, type[np.random.BitGenerator]] = {
     "PCG64": np.random.PCG64,
@@ -25,7 +26,7 @@ _HIGHEST = {"pos": 624, "buffer_pos": 4, "has_uint32": 1, "has_gauss": 1, "uinte
 _MAX_POOL_SIZE = 1024
 
 
-def encode(encoder: ArrayEncoder, value: Any) -> Any:
+def encode(encoder: StateEncoder, value: Any) -> Any:
     """The JSON for a random generator; NotImplemented for any other value."""
     encode_one = _ENCODERS.get(type(value))
     if encode_one is None and isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
@@ -35,36 +36,36 @@ def encode(encoder: ArrayEncoder, value: Any) -> Any:
     return NotImplemented if encode_one is None else encoder.once(value, lambda: encode_one(encoder, value))
 
 
-def _encode_bits(encoder: ArrayEncoder, value: np.random.BitGenerator) -> Any:
+def _encode_bits(encoder: StateEncoder, value: np.random.BitGenerator) -> Any:
     state = encoder.encode(value.state)
     seed = value.seed_seq
     return {"$np.bitgenerator": {"id": encoder.number(), "state": state, "seed": _encode_seed(encoder, seed)}}
 
 
-def _encode_seed(encoder: ArrayEncoder, seed: Any) -> Any:
+def _encode_seed(encoder: StateEncoder, seed: Any) -> Any:
     if type(seed) is not np.random.SeedSequence:
         return None
     return encoder.encode([seed.entropy, tuple(seed.spawn_key), seed.pool_size, seed.n_children_spawned])
 
 
-def _encode_generator(encoder: ArrayEncoder, value: np.random.Generator) -> Any:
+def _encode_generator(encoder: StateEncoder, value: np.random.Generator) -> Any:
     return {"$np.generator": {"id": encoder.number(), "bits": encoder.encode(value.bit_generator)}}
 
 
-def _encode_legacy(encoder: ArrayEncoder, value: np.random.RandomState) -> Any:
+def _encode_legacy(encoder: StateEncoder, value: np.random.RandomState) -> Any:
     state = value.get_state(legacy=False)
     if state["bit_generator"] not in _BIT_GENERATORS:
         encoder.refuse(value, f"use one of {', '.join(_BIT_GENERATORS)}")
     return {"$np.randomstate": {"id": encoder.number(), "state": encoder.encode(state)}}
 
 
-def _encode_python(encoder: ArrayEncoder, value: random.Random) -> Any:
+def _encode_python(encoder: StateEncoder, value: random.Random) -> Any:
     version, words, gauss = value.getstate()
     state = [version, np.array(words, np.uint32), gauss]
     return {"$random": {"id": encoder.number(), "state": encoder.encode(state)}}
 
 
-def _decode_bits(decoder: ArrayDecoder, payload: Any) -> np.random.BitGenerator:
+def _decode_bits(decoder: StateDecoder, payload: Any) -> np.random.BitGenerator:
     state, seed = decoder.decode(payload["state"]), decoder.decode(payload["seed"])
     bits = _bit_generator(decoder, state)(_decode_seed(decoder, seed) if seed is not None else 0)
     _check_state(decoder, state, bits.state)
@@ -72,13 +73,13 @@ def _decode_bits(decoder: ArrayDecoder, payload: Any) -> np.random.BitGenerator:
     return bits
 
 
-def _bit_generator(decoder: ArrayDecoder, state: Any) -> type[np.random.BitGenerator]:
+def _bit_generator(decoder: StateDecoder, state: Any) -> type[np.random.BitGenerator]:
     if type(state) is not dict:
         decoder.corrupt("the state of a generator is expected")
     return _BIT_GENERATORS[state["bit_generator"]]
 
 
-def _decode_seed(decoder: ArrayDecoder, seed: Any) -> np.random.SeedSequence:
+def _decode_seed(decoder: StateDecoder, seed: Any) -> np.random.SeedSequence:
     entropy, spawn_key, pool_size, children = seed
     numbers = (pool_size, children, *(entropy if isinstance(entropy, list | tuple) else (entropy,)), *spawn_key)
     is_array = isinstance(entropy, np.ndarray) and entropy.dtype.kind == "u" and entropy.ndim == 1
@@ -88,14 +89,14 @@ def _decode_seed(decoder: ArrayDecoder, seed: Any) -> np.random.SeedSequence:
     return np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=children)
 
 
-def _decode_generator(decoder: ArrayDecoder, payload: Any) -> np.random.Generator:
+def _decode_generator(decoder: StateDecoder, payload: Any) -> np.random.Generator:
     bits = decoder.decode(payload["bits"])
     if not isinstance(bits, np.random.BitGenerator):
         decoder.corrupt("a bit generator is expected")
     return np.random.Generator(bits)
 
 
-def _decode_legacy(decoder: ArrayDecoder, payload: Any) -> np.random.RandomState:
+def _decode_legacy(decoder: StateDecoder, payload: Any) -> np.random.RandomState:
     state = decoder.decode(payload["state"])
     generator = np.random.RandomState(_bit_generator(decoder, state)(0))
     _check_state(decoder, state, generator.get_state(legacy=False))
@@ -103,7 +104,7 @@ def _decode_legacy(decoder: ArrayDecoder, payload: Any) -> np.random.RandomState
     return generator
 
 
-def _decode_python(decoder: ArrayDecoder, payload: Any) -> random.Random:
+def _decode_python(decoder: StateDecoder, payload: Any) -> random.Random:
     version, words, gauss = decoder.decode(payload["state"])
     is_words = isinstance(words, np.ndarray) and words.dtype == np.uint32 and words.shape == (625,)
     if not is_words or not isinstance(gauss, float | None):
@@ -113,7 +114,7 @@ def _decode_python(decoder: ArrayDecoder, payload: Any) -> random.Random:
     return generator
 
 
-def _check_state(decoder: ArrayDecoder, state: Any, fresh: Any, name: str = "state") -> None:
+def _check_state(decoder: StateDecoder, state: Any, fresh: Any, name: str = "state") -> None:
     """That `state` has the keys, types, lengths and ranges of a fresh state."""
     is_same = type(state) is type(fresh) or (isinstance(fresh, int) and type(state) is int)
     if is_same and isinstance(fresh, np.ndarray):
@@ -128,11 +129,11 @@ def _check_state(decoder: ArrayDecoder, state: Any, fresh: Any, name: str = "sta
         _check_state(decoder, state[key], fresh[key], key)
 
 
-def _once(tag: str, decode: Callable[[ArrayDecoder, Any], Any]) -> Callable[[Any, Any], Any]:
+def _once(tag: str, decode: Callable[[StateDecoder, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda decoder, payload: decoder.once(tag, payload, lambda: decode(decoder, payload))
 
 
-_ENCODERS: dict[type, Callable[[ArrayEncoder, Any], Any]] = {
+_ENCODERS: dict[type, Callable[[StateEncoder, Any], Any]] = {
     **dict.fromkeys(_BIT_GENERATORS.values(), _encode_bits),
     np.random.Generator: _encode_generator,
     np.random.RandomState: _encode_legacy,

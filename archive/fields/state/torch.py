@@ -9,12 +9,14 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archive.base import UsageError
-from archive.fields.state.arrays import ArrayDecoder, ArrayEncoder
+
+if TYPE_CHECKING:
+    from archive.fields.state.trees import StateDecoder, StateEncoder
 
 _STORED_AS = {  # torch dtype: the dtype of the same width that both numpy and torch have
     **{name: name for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")},
@@ -29,7 +31,7 @@ _TENSOR_CLASSES = {"Tensor", "Parameter", "Buffer", "MemoryMappedTensor"}
 _DEVICE = re.compile(r"[a-z_]{1,32}(:\d{1,5})?")
 
 
-def encode(encoder: ArrayEncoder, value: Any) -> Any:
+def encode(encoder: StateEncoder, value: Any) -> Any:
     """The JSON for a value of torch's or tensordict's; NotImplemented for any other."""
     torch, tensordict = sys.modules.get("torch"), sys.modules.get("tensordict")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -52,7 +54,7 @@ def encode(encoder: ArrayEncoder, value: Any) -> Any:
     return NotImplemented
 
 
-def _encode_tensor(encoder: ArrayEncoder, value: Any) -> Any:
+def _encode_tensor(encoder: StateEncoder, value: Any) -> Any:
     torch = sys.modules["torch"]
     _refuse_odd_tensor(encoder, value, torch)
     dtype = _dtype_name(encoder, value, value.dtype)
@@ -61,7 +63,7 @@ def _encode_tensor(encoder: ArrayEncoder, value: Any) -> Any:
     return {"$tensor": {"key": encoder.store(array), "dtype": dtype, "shape": list(array.shape)}}
 
 
-def _refuse_odd_tensor(encoder: ArrayEncoder, value: Any, torch: Any) -> None:
+def _refuse_odd_tensor(encoder: StateEncoder, value: Any, torch: Any) -> None:
     is_known = type(value).__name__ in _TENSOR_CLASSES
     if not is_known or type(value).__module__.partition(".")[0] not in ("torch", "tensordict"):
         encoder.refuse(value, "store a plain tensor")
@@ -75,18 +77,18 @@ def _refuse_odd_tensor(encoder: ArrayEncoder, value: Any, torch: Any) -> None:
         encoder.refuse(value, "it is on the meta device and has no values, store its shape")
 
 
-def _dtype_name(encoder: ArrayEncoder, value: Any, dtype: Any) -> str:
+def _dtype_name(encoder: StateEncoder, value: Any, dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _STORED_AS:
         encoder.refuse(value, f"dtype {name} cannot be stored, use one of {', '.join(_STORED_AS)}")
     return name
 
 
-def _encode_generator(encoder: ArrayEncoder, value: Any) -> Any:
+def _encode_generator(encoder: StateEncoder, value: Any) -> Any:
     return {"$torch.generator": {"device": str(value.device), "state": encoder.encode(value.get_state())}}
 
 
-def _encode_tensordict(encoder: ArrayEncoder, value: Any) -> Any:
+def _encode_tensordict(encoder: StateEncoder, value: Any) -> Any:
     items = list(value.items())
     children = encoder.children(value, items)
     return {
@@ -99,20 +101,20 @@ def _encode_tensordict(encoder: ArrayEncoder, value: Any) -> Any:
     }
 
 
-def _decode_tensor(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_tensor(decoder: StateDecoder, payload: Any) -> Any:
     name = payload["dtype"]
     stored_as = _STORED_AS[name]
     array = decoder.stored(payload["key"], np.dtype(stored_as), payload["shape"]).copy(order="C")
     return _library("torch").from_numpy(array).view(_torch_dtype(name))
 
 
-def _decode_size(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_size(decoder: StateDecoder, payload: Any) -> Any:
     if type(payload) is not list or any(type(n) is not int for n in payload):
         decoder.corrupt("a list of lengths is expected")
     return _library("torch").Size(payload)
 
 
-def _decode_device(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_device(decoder: StateDecoder, payload: Any) -> Any:
     if _DEVICE.fullmatch(payload) is None:
         decoder.corrupt("no device has that name")
     try:
@@ -121,7 +123,7 @@ def _decode_device(decoder: ArrayDecoder, payload: Any) -> Any:
         decoder.corrupt(f"no device has that name ({error!s:.80})")
 
 
-def _decode_generator(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_generator(decoder: StateDecoder, payload: Any) -> Any:
     torch = _library("torch")
     device, state = _decode_device(decoder, payload["device"]), decoder.decode(payload["state"])
     try:
@@ -136,7 +138,7 @@ def _decode_generator(decoder: ArrayDecoder, payload: Any) -> Any:
         decoder.corrupt(f"it is no state of a generator ({error!s:.80})")
 
 
-def _decode_tensordict(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_tensordict(decoder: StateDecoder, payload: Any) -> Any:
     tensordict = _library("tensordict")
     options = {"batch_size": _decode_size(decoder, payload["batch_size"])}
     if payload["has_device"]:
@@ -148,7 +150,7 @@ def _decode_tensordict(decoder: ArrayDecoder, payload: Any) -> Any:
         decoder.corrupt(f"it makes no TensorDict ({error!s:.80})")
 
 
-def _decode_nontensor(decoder: ArrayDecoder, payload: Any) -> Any:
+def _decode_nontensor(decoder: StateDecoder, payload: Any) -> Any:
     batch_size = _decode_size(decoder, payload["batch_size"])
     return _library("tensordict").NonTensorData(decoder.decode(payload["data"]), batch_size=batch_size)
 

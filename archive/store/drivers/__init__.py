@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from archive.store.drivers.alone import SingleWriterDriver
-from archive.store.drivers.delegating import DelegatingDriver
 from archive.store.drivers.failures import Kind, chain_of, judge, unreached
 from archive.store.drivers.protocols import (
     PAGE,
@@ -14,7 +12,7 @@ from archive.store.drivers.protocols import (
     Driver,
     Found,
     GetRanges,
-    Info,
+    ObjectInfo,
     Place,
     Scan,
     Scatter,
@@ -22,6 +20,7 @@ from archive.store.drivers.protocols import (
 )
 from archive.store.drivers.registry import open_driver, register, similar_protocols
 from archive.store.drivers.s3transport import OWN_OPTIONS
+from archive.store.drivers.wrappers import DelegatingDriver, SingleWriterDriver
 
 __all__ = [
     "OWN_OPTIONS",
@@ -34,8 +33,8 @@ __all__ = [
     "Driver",
     "Found",
     "GetRanges",
-    "Info",
     "Kind",
+    "ObjectInfo",
     "Place",
     "Scan",
     "Scatter",

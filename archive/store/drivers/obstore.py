@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-from archive.base import Gate, StorageError, thread_pool
-from archive.store.drivers.plain import FsspecDriver, answer_of, complete, join
-from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
-from archive.store.drivers.renewing import Renewal, given_for_good
+from archive.base import StorageError, thread_pool
+from archive.store.drivers.plain import StreamingDriver, answer_of, complete, join
+from archive.store.drivers.protocols import PAGE, Buffer, Found, ObjectInfo, Place
 
 T = TypeVar("T")
 
@@ -30,16 +28,13 @@ def of_another_process() -> bool:
     return bool(_used_by) and _used_by[0] != os.getpid()
 
 
-class ObstoreDriver(FsspecDriver):
+class ObstoreDriver(StreamingDriver):
     """Objects of a bucket. Not for forked children; the store itself checks the condition of `create`."""
 
-    exclusive = True
-    lists_at_once = True  # S3, GCS and Azure all say so
     transport = "obstore"
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
-        self._renewal = Renewal()
         self._pool = thread_pool(place.width, "archive-storage-obstore")
 
     @staticmethod
@@ -48,16 +43,6 @@ class ObstoreDriver(FsspecDriver):
         client = {"timeout": timeout, **(options.get("client_options") or {})}
         ours = {"skip_instance_cache": True, "retry_config": {"max_retries": 0}}
         return {**ours, **options, "client_options": client}
-
-    def renew(self) -> bool:
-        if given_for_good(self._fs.storage_options):
-            return False
-        self._renewal.once(self._reopen)
-        return True
-
-    @property
-    def creating(self) -> ObstoreDriver:
-        return self
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         span = {"offset": start} if stop is None else (start, stop)
@@ -70,18 +55,13 @@ class ObstoreDriver(FsspecDriver):
 
         return self._ask(self._path(key), read, timeout_s)
 
-    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
-        gate = Gate()
-
+    def _pour(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool], timeout_s: float) -> None:
         def read(store: Any, path: str) -> None:
             for piece in store.get(path, options={"range": (start, stop)}).stream(min_chunk_size=_PIECE_BYTES):
-                if not gate.through(partial(take, memoryview(piece))):
+                if not take(memoryview(piece)):
                     return
 
-        try:
-            self._ask(self._path(key), read, timeout_s)
-        finally:
-            gate.close()
+        self._ask(self._path(key), read, timeout_s)
 
     def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
         data = join(parts)
@@ -99,12 +79,12 @@ class ObstoreDriver(FsspecDriver):
     def delete(self, key: str, timeout_s: float) -> None:
         self._ask(self._path(key), lambda store, path: store.delete(path), timeout_s)
 
-    def head(self, key: str, timeout_s: float) -> Info:
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
         return self._head_explained(key, timeout_s, lambda: self._head(key, timeout_s))
 
-    def _head(self, key: str, timeout_s: float) -> Info:
+    def _head(self, key: str, timeout_s: float) -> ObjectInfo:
         found = self._ask(self._path(key), lambda store, path: store.head(path), timeout_s)
-        return Info(int(found["size"]), str(found["e_tag"] or ""), found["last_modified"])
+        return ObjectInfo(int(found["size"]), str(found["e_tag"] or ""), found["last_modified"])
 
     @property
     def deleting(self) -> ObstoreDriver:

@@ -1,22 +1,35 @@
-"""Does I/O: any filesystem of fsspec that somebody else has made. Imports no fsspec."""
+"""Does I/O: the filesystems of fsspec: any that somebody else has made, those of buckets, of web servers, of memory.
+
+Imports no fsspec.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import math
 import sys
+import threading
+import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from archive.base import ShortReadError, StorageError, in_child
+from archive.base import Gate, ShortReadError, StorageError, forking, in_child
 from archive.store.drivers.failures import Kind, judge, unexplained
-from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, Info, Place, Scan
+from archive.store.drivers.protocols import PAGE, Buffer, Driver, Found, ObjectInfo, Place, Scan
 
 T = TypeVar("T")
 
+RENEW_LEAST_S = 1.0  # between two looks at the source of credentials
+_GIVEN = ("key", "secret", "username", "password", "anon", "skip_signature")
+_GIVEN_ENDINGS = ("access_key_id", "secret_access_key")
 _TIMES = ("LastModified", "mtime", "modified", "last_modified", "updated", "created")  # as filesystems call it
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
 
 
 class FsspecDriver(Driver):
@@ -32,30 +45,6 @@ class FsspecDriver(Driver):
         """Give `options` of the filesystem over our own defaults."""
         return dict(options)
 
-    def _reopen(self) -> None:
-        """Go on through a new filesystem of the same options, which has yet to look for its credentials.
-
-        The old one, and its connections, go with the last request that is under way.
-        """
-        old = self._fs
-        self._fs = type(old)(*old.storage_args, **{**old.storage_options, "skip_instance_cache": True})
-
-    def _head_explained(self, key: str, timeout_s: float, head: Callable[[], Info]) -> Info:
-        """What `head` gives. Where it is refused without a word, a GET is asked whether the credentials expired."""
-        try:
-            return head()
-        except Exception as error:
-            if unexplained(error):
-                self._raise_expired(key, timeout_s)
-            raise
-
-    def _raise_expired(self, key: str, timeout_s: float) -> None:
-        try:
-            self.get(key, 0, 1, timeout_s)
-        except Exception as why:
-            if judge(why).kind is Kind.EXPIRED:
-                raise
-
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
         data = self._call("cat_file", self._path(key), start=start, end=stop, timeout_s=timeout_s)
         return data if isinstance(data, bytes) else bytes(data)
@@ -66,11 +55,11 @@ class FsspecDriver(Driver):
     def delete(self, key: str, timeout_s: float) -> None:
         self._call("rm_file", self._path(key), timeout_s=timeout_s)
 
-    def head(self, key: str, timeout_s: float) -> Info:
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
         info: Mapping[str, Any] = self._call("info", self._path(key), timeout_s=timeout_s)
         if info["type"] != "file":
             raise FileNotFoundError(key)
-        return Info(int(info["size"] or 0), str(info.get("ETag") or ""), _modified(info))
+        return ObjectInfo(int(info["size"] or 0), str(info.get("ETag") or ""), _modified(info))
 
     @property
     def scanning(self) -> Scan | None:
@@ -117,11 +106,152 @@ class FsspecDriver(Driver):
         return _wait(self._fs.loop, coroutine, timeout_s)
 
 
+class BucketDriver(FsspecDriver):
+    """Objects of a bucket, by a filesystem that sends a create as a conditional request (gcsfs, adlfs).
+
+    The store itself checks the condition of `create`. Credentials that have expired are looked for anew.
+    """
+
+    exclusive = True
+    lists_at_once = True  # S3, GCS and Azure all say so
+
+    def __init__(self, fs: Any, path: str, place: Place) -> None:
+        super().__init__(fs, path, place)
+        self._renewal = Renewal()
+
+    @staticmethod
+    def defaults(options: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        return {"use_listings_cache": False, "skip_instance_cache": True, **options}
+
+    def renew(self) -> bool:
+        if given_for_good(self._fs.storage_options):
+            return False
+        self._renewal.once(self._reopen)
+        return True
+
+    def _reopen(self) -> None:
+        """Go on through a new filesystem of the same options, which has yet to look for its credentials.
+
+        The old one, and its connections, go with the last request that is under way.
+        """
+        old = self._fs
+        self._fs = type(old)(*old.storage_args, **{**old.storage_options, "skip_instance_cache": True})
+
+    def _head_explained(self, key: str, timeout_s: float, head: Callable[[], ObjectInfo]) -> ObjectInfo:
+        """What `head` gives. Where it is refused without a word, a GET is asked whether the credentials expired."""
+        try:
+            return head()
+        except Exception as error:
+            if unexplained(error):
+                self._raise_expired(key, timeout_s)
+            raise
+
+    def _raise_expired(self, key: str, timeout_s: float) -> None:
+        try:
+            self.get(key, 0, 1, timeout_s)
+        except Exception as why:
+            if judge(why).kind is Kind.EXPIRED:
+                raise
+
+    @property
+    def creating(self) -> BucketDriver:
+        return self
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._call("pipe_file", self._path(key), join(parts), mode="create", timeout_s=timeout_s)
+
+
+class StreamingDriver(BucketDriver):
+    """Objects of a bucket, whose bytes are handed over as they come."""
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        gate = Gate()
+        try:
+            self._pour(key, start, stop, lambda piece: gate.through(partial(take, piece)), timeout_s)
+        finally:
+            gate.close()
+
+    @abstractmethod
+    def _pour(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool], timeout_s: float) -> None:
+        """Have `take` given the pieces, until it says that no more are wanted."""
+
+
 class HttpDriver(FsspecDriver):
     """Objects of a web server, whose paths are quoted."""
 
     def _path(self, key: str) -> str:
         return super()._path(quote(key))
+
+
+class MemoryDriver(FsspecDriver):
+    """Objects in memory. One process is all there is, so a lock makes `create` atomic."""
+
+    remote = False
+    exclusive = True
+
+    @property
+    def creating(self) -> MemoryDriver:
+        return self
+
+    @property
+    def telling(self) -> MemoryDriver:
+        return self
+
+    def now(self, folder: str, timeout_s: float) -> datetime:
+        """Look at the clock that fsspec does."""
+        return datetime.now(UTC)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        with _lock: self._look_and_put(key, parts, timeout_s)  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def _look_and_put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        try:
+            self.head(key, timeout_s)
+        except FileNotFoundError:
+            self.put(key, parts, timeout_s)
+        else:
+            raise FileExistsError(key)
+
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
+        """By the name alone: fsspec looks whether any other one begins with it, through all that there are."""
+        held = self._fs.store.get(self._fs._strip_protocol(self._path(key)))
+        if held is None:
+            raise FileNotFoundError(key)
+        return ObjectInfo(int(held.size), "", held.modified)
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._fs._rm(self._path(key))
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        """fsspec's own way looks through all objects for each folder."""
+        stem = f"{self._root}/{prefix}/" if prefix else f"{self._root}/"
+        held = [(path, file) for path, file in self._fs.store.copy().items() if path.startswith(stem)]
+        found = [Found(path[len(self._root) + 1 :], file.size, file.modified) for path, file in held]
+        return in_pages(sorted(one for one in found if one.key > after))
+
+
+class Renewal:
+    """One renewal for all threads that are told at about the same time that their credentials have expired."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at = -math.inf
+
+    def once(self, renew: Callable[[], None]) -> None:
+        """Call `renew`, unless somebody just has. Where that fails, all stays as it was."""
+        with self._lock:
+            if time.monotonic() - self._at < RENEW_LEAST_S:
+                return
+            with contextlib.suppress(Exception):  # the source may be away for a moment; the request tells if it stays
+                renew()
+            self._at = time.monotonic()
+
+
+def given_for_good(options: Mapping[str, Any]) -> bool:
+    """Whether options of a filesystem hold the credentials themselves, or want none, so that nothing renews them."""
+    inner = [value for name in ("client_kwargs", "config") if isinstance(value := options.get(name), Mapping)]
+    pairs = [pair for one in (options, *inner) for pair in one.items()]
+    return any(value and (name in _GIVEN or name.lower().endswith(_GIVEN_ENDINGS)) for name, value in pairs)
 
 
 def answer_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:

@@ -32,7 +32,7 @@ class Place:
     allowed: bool | tuple[str, ...] = ()
 
 
-class Info(NamedTuple):
+class ObjectInfo(NamedTuple):
     """What a store says of an object without sending it. `etag` is empty where the store has none.
 
     modified: when it was made, in UTC and by the store's own clock; None where the store does not say.
@@ -100,7 +100,7 @@ class Create(Protocol):
 
 
 class Head(Protocol):
-    def head(self, key: str, timeout_s: float) -> Info:
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
         """Look at an object, not at a folder: FileNotFoundError if it is not there."""
         ...
 

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from archive.store.drivers.conditional import ConditionalDriver
 from archive.store.drivers.local import LocalDriver
-from archive.store.drivers.memory import MemoryDriver
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.plain import FsspecDriver, HttpDriver
+from archive.store.drivers.plain import BucketDriver, FsspecDriver, HttpDriver, MemoryDriver
 from archive.store.drivers.protocols import Driver, Place
 from archive.store.drivers.s3 import S3Driver
 from archive.store.drivers.s3transport import open_s3
@@ -26,8 +24,8 @@ Opener = Callable[[Place], Driver]
 _FILESYSTEMS: dict[str, type[FsspecDriver]] = {  # the package of a filesystem's class, or of one it is made from
     "obstore": ObstoreDriver,
     "s3fs": S3Driver,
-    "gcsfs": ConditionalDriver,
-    "adlfs": ConditionalDriver,
+    "gcsfs": BucketDriver,
+    "adlfs": BucketDriver,
 }
 _FSSPECS_OWN: dict[str, type[FsspecDriver]] = {  # the very module: what is made from these may work otherwise
     "fsspec.implementations.http": HttpDriver,

@@ -8,28 +8,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any
 
-from archive.base import Gate
-from archive.store.drivers.conditional import ConditionalDriver
 from archive.store.drivers.failures import BrokenAnswerError
-from archive.store.drivers.plain import complete
-from archive.store.drivers.protocols import PAGE, Buffer, Found, Info, Place
-from archive.store.drivers.renewing import Renewal, given_for_good
+from archive.store.drivers.plain import BucketDriver, StreamingDriver, complete
+from archive.store.drivers.protocols import PAGE, Buffer, Found, ObjectInfo, Place
 
 _SECOND = timedelta(microseconds=999_999)  # what a Date leaves out, at most
 _PIECE_BYTES = 1024 * 1024  # at most: what the connection has, which is less, is then not cut up once more
 
 
-class S3Driver(ConditionalDriver):
+class S3Driver(StreamingDriver):
     """Objects of an S3 bucket. s3fs and botocore retry nothing: that is ours to do."""
 
     transport = "s3fs"
 
     def __init__(self, fs: Any, path: str, place: Place) -> None:
         super().__init__(fs, path, place)
-        self._renewal = Renewal()
         fs.retries = 1
 
     @staticmethod
@@ -42,19 +37,13 @@ class S3Driver(ConditionalDriver):
             **_sending_once(),
             **options.get("config_kwargs", {}),
         }
-        return {"use_listings_cache": False, "skip_instance_cache": True, **options, "config_kwargs": config}
-
-    def renew(self) -> bool:
-        if given_for_good(self._fs.storage_options):
-            return False
-        self._renewal.once(self._reopen)
-        return True
+        return {**BucketDriver.defaults(options, place), "config_kwargs": config}
 
     def _reopen(self) -> None:
         super()._reopen()
         self._fs.retries = 1
 
-    def head(self, key: str, timeout_s: float) -> Info:
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
         return self._head_explained(key, timeout_s, lambda: super(S3Driver, self).head(key, timeout_s))
 
     def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
@@ -79,18 +68,14 @@ class S3Driver(ConditionalDriver):
         )
         return answer
 
-    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
-        gate = Gate()
-        try:
-            self._call_async(self._stream(key, start, stop, take, gate), timeout_s)
-        finally:
-            gate.close()
+    def _pour(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool], timeout_s: float) -> None:
+        self._call_async(self._stream(key, start, stop, take), timeout_s)
 
-    async def _stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], gate: Gate) -> None:
+    async def _stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], bool]) -> None:
         """What s3fs's own reading does, but for joining the pieces, which its only thread would be busy with."""
         body = (await self._answer(key, start, stop))["Body"]
         try:
-            while (piece := await body.read(_PIECE_BYTES)) and gate.through(partial(take, piece)):
+            while (piece := await body.read(_PIECE_BYTES)) and take(piece):
                 pass
         finally:
             body.close()

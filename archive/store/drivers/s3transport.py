@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from archive.base import in_child
 from archive.store.drivers.failures import wrong_region
 from archive.store.drivers.obstore import ObstoreDriver
-from archive.store.drivers.protocols import Buffer, Copy, Create, DeleteMany, Driver, Found, Info, Place, Tell, Versions
-from archive.store.drivers.renewing import Renewal, given_for_good
-from archive.store.drivers.s3credentials import Provider, Session, Signer
-from archive.store.drivers.s3options import UntranslatedError, settings, understood
+from archive.store.drivers.plain import Renewal, given_for_good
+from archive.store.drivers.protocols import Copy, DeleteMany, Driver, Place, Tell, Versions
+from archive.store.drivers.s3options import Provider, Session, Signer, UntranslatedError, settings, understood
+from archive.store.drivers.wrappers import DelegatingDriver
 
 T = TypeVar("T")
 TRANSPORTS = ("obstore", "s3fs")
@@ -61,26 +61,19 @@ class Bucket:
         return self._store
 
 
-class S3Transport(Driver):
+class S3Transport(DelegatingDriver):
     """A bucket through obstore; through s3fs from when the store says that it lies in another region.
 
     s3fs follows it there, obstore does not. Such an answer means that nothing was done.
     """
 
-    exclusive = True
-    lists_at_once = True
-
     def __init__(self, bucket: Bucket, fast: Driver, through_s3fs: Callable[[], Driver], given: bool) -> None:
+        super().__init__(fast)
         self._bucket = bucket
-        self._now = fast
         self._through_s3fs = through_s3fs
         self._given = given
         self._renewal = Renewal()
         self._spare: Driver | None = None
-
-    @property
-    def transport(self) -> str:  # type: ignore[override]
-        return self._now.transport
 
     def renew(self) -> bool:
         if self._given:
@@ -89,73 +82,29 @@ class S3Transport(Driver):
         return self._spare is None or self._spare.renew()
 
     @property
-    def creating(self) -> Create | None:
-        return self
-
-    @property
     def copying(self) -> Copy | None:
-        """s3fs's: it copies from other buckets, and what is larger than 5 GB."""
+        """The copies of s3fs, which come from other buckets, too, and of what is larger than 5 GB."""
         return self._s3fs().copying
 
     @property
-    def scanning(self) -> S3Transport:
-        return self
-
-    @property
     def deleting(self) -> DeleteMany | None:
-        """s3fs's: obstore names one of the objects that stay."""
+        """The deletes of s3fs: obstore names one of the objects that stay."""
         return self._s3fs().deleting
 
     @property
     def versioning(self) -> Versions | None:
-        """s3fs's: obstore does not ask."""
+        """The question of s3fs: obstore does not ask."""
         return self._s3fs().versioning
 
     @property
     def telling(self) -> Tell | None:
-        """s3fs's: obstore does not say what came with an answer."""
+        """The clock that s3fs reads: obstore does not say what came with an answer."""
         return self._s3fs().telling
 
-    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
-        return self._ask(lambda driver: driver.get(key, start, stop, timeout_s))
-
-    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
-        self._ask(lambda driver: driver.stream(key, start, stop, take, timeout_s))
-
-    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        self._ask(lambda driver: driver.put(key, parts, timeout_s))
-
-    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
-        def create(driver: Driver) -> None:
-            assert driver.creating is not None
-            driver.creating.create(key, parts, timeout_s)
-
-        self._ask(create)
-
-    def head(self, key: str, timeout_s: float) -> Info:
-        return self._ask(lambda driver: driver.head(key, timeout_s))
-
-    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
-        return self._ask(lambda driver: driver.list(prefix, timeout_s))
-
-    def delete(self, key: str, timeout_s: float) -> None:
-        self._ask(lambda driver: driver.delete(key, timeout_s))
-
-    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
-        def first(driver: Driver) -> tuple[Sequence[Found], Iterator[Sequence[Found]]]:
-            assert driver.scanning is not None
-            pages = driver.scanning.scan(prefix, after, timeout_s)
-            return next(pages, []), pages
-
-        page, pages = self._ask(first)
-        while page:
-            yield page
-            page = self._ask(lambda driver: next(pages, []))
-
-    def _ask(self, call: Callable[[Driver], T]) -> T:
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
         shown = None
         try:
-            return call(self._now)
+            return call(self._inner)
         except Exception as error:
             if not wrong_region(error):
                 shown = self._bucket.told(error)
@@ -163,8 +112,8 @@ class S3Transport(Driver):
                     raise
         if shown is not None:  # out of the handler, or it would hang on to the error that says more
             raise shown
-        self._now = self._s3fs()
-        return call(self._now)
+        self._inner = self._s3fs()
+        return call(self._inner)
 
     def _s3fs(self) -> Driver:
         if self._spare is None:

@@ -1,0 +1,179 @@
+"""Does no I/O: stores around a store: one whose requests all pass through a method, and one for a single writer."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from archive.base import NotExclusiveError, forking
+from archive.store.drivers.failures import Kind, judge
+from archive.store.drivers.protocols import (
+    Buffer,
+    Copy,
+    Create,
+    DeleteMany,
+    Driver,
+    Found,
+    GetRanges,
+    ObjectInfo,
+    Scan,
+    Scatter,
+    Tell,
+    Versions,
+)
+
+T = TypeVar("T")
+_lock = forking.own(sys.modules[__name__], "_lock", threading.Lock)
+
+
+class DelegatingDriver(Driver):
+    """Another driver, with all that it has. What differs, a subclass overrides: `_ask` for all requests alike.
+
+    Reads of many ranges, and into memory of the caller's, are the inner driver's own.
+    """
+
+    def __init__(self, inner: Driver) -> None:
+        self._inner = inner
+        self.remote = inner.remote
+        self.lists_at_once = inner.lists_at_once
+
+    def _ask(self, verb: str, key: str, call: Callable[[Driver], T], timeout_s: float) -> T:
+        """Send a request, by calling `call` with the driver that it goes to; its answer."""
+        return call(self._inner)
+
+    @property
+    def transport(self) -> str:  # type: ignore[override]
+        return self._inner.transport
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether of two creators anywhere at most one succeeds."""
+        return self._inner.creating is not None and self._inner.creating.exclusive
+
+    def renew(self) -> bool:
+        return self._inner.renew()
+
+    @property
+    def creating(self) -> Create | None:
+        return self if self._inner.creating is not None else None
+
+    @property
+    def ranging(self) -> GetRanges | None:
+        return self._inner.ranging
+
+    @property
+    def scattering(self) -> Scatter | None:
+        return self._inner.scattering
+
+    @property
+    def copying(self) -> Copy | None:
+        return self if self._inner.copying is not None else None
+
+    @property
+    def scanning(self) -> Scan | None:
+        return self if self._inner.scanning is not None else None
+
+    @property
+    def deleting(self) -> DeleteMany | None:
+        return self if self._inner.deleting is not None else None
+
+    @property
+    def versioning(self) -> Versions | None:
+        return self._inner.versioning
+
+    @property
+    def telling(self) -> Tell | None:
+        return self if self._inner.telling is not None else None
+
+    def get(self, key: str, start: int, stop: int | None, timeout_s: float) -> Buffer:
+        return self._ask("get", key, lambda driver: driver.get(key, start, stop, timeout_s), timeout_s)
+
+    def stream(self, key: str, start: int, stop: int, take: Callable[[Buffer], None], timeout_s: float) -> None:
+        self._ask("get", key, lambda driver: driver.stream(key, start, stop, take, timeout_s), timeout_s)
+
+    def put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._ask("put", key, lambda driver: driver.put(key, parts, timeout_s), timeout_s)
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        self._ask("create", key, lambda driver: _has(driver.creating).create(key, parts, timeout_s), timeout_s)
+
+    def head(self, key: str, timeout_s: float) -> ObjectInfo:
+        return self._ask("head", key, lambda driver: driver.head(key, timeout_s), timeout_s)
+
+    def list(self, prefix: str, timeout_s: float) -> tuple[list[str], int]:
+        return self._ask("list", prefix, lambda driver: driver.list(prefix, timeout_s), timeout_s)
+
+    def scan(self, prefix: str, after: str, timeout_s: float) -> Iterator[Sequence[Found]]:
+        asked: Driver | None = None
+        pages: Iterator[Sequence[Found]] = iter(())
+
+        def following(driver: Driver) -> Sequence[Found]:
+            nonlocal asked, pages
+            if driver is not asked:
+                asked, pages = driver, _has(driver.scanning).scan(prefix, after, timeout_s)
+            return next(pages, [])
+
+        while page := self._ask("list", prefix, following, timeout_s):
+            yield page
+            after = page[-1].key
+
+    def delete(self, key: str, timeout_s: float) -> None:
+        self._ask("delete", key, lambda driver: driver.delete(key, timeout_s), timeout_s)
+
+    def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
+        return self._ask(
+            "delete", keys[0], lambda driver: _has(driver.deleting).delete_many(keys, timeout_s), timeout_s
+        )
+
+    def locate(self, key: str) -> str:
+        return _has(self._inner.copying).locate(key)
+
+    def copy(self, source: str, key: str, timeout_s: float) -> None:
+        self._ask("copy", key, lambda driver: _has(driver.copying).copy(source, key, timeout_s), timeout_s)
+
+    def now(self, folder: str, timeout_s: float) -> datetime | None:
+        return self._ask("list", folder, lambda driver: _has(driver.telling).now(folder, timeout_s), timeout_s)
+
+
+class SingleWriterDriver(DelegatingDriver):
+    """Another driver, whose every create looks first, and only puts where the store can't create.
+
+    Threads of this process take turns; another process that writes there, too, is not seen.
+    """
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self.lists_at_once = False  # a store that needs this is not taken at its word
+
+    @property
+    def creating(self) -> Create:
+        return self
+
+    def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        """Looked at first in any case, as there are stores that pass over a condition which they do not know."""
+        with _lock:
+            try:
+                self._inner.head(key, timeout_s)
+            except FileNotFoundError:
+                self._create_or_put(key, parts, timeout_s)
+            else:
+                raise FileExistsError(key)
+
+    def _create_or_put(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
+        try:
+            if self._inner.creating is not None:
+                self._inner.creating.create(key, parts, timeout_s)
+                return
+        except Exception as error:
+            if not isinstance(error, NotExclusiveError) and judge(error).kind is not Kind.UNSUPPORTED:
+                raise
+        self._inner.put(key, parts, timeout_s)
+
+
+def _has(verbs: T | None) -> T:
+    """The verbs that a driver has; they were looked for before."""
+    assert verbs is not None
+    return verbs
