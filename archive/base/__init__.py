@@ -46,11 +46,10 @@ from archive.base.errors import (
     package,
 )
 from archive.base.forking import in_child
-from archive.base.jsontree import Decoder, Encoder, array_from_bytes, is_shape, is_simple_dtype
 from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
 from archive.base.losses import Counts, Losses
 from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
-from archive.base.parallel import Gate, Task, in_any_order, in_order, side_by_side, thread_pool, usable_cores
+from archive.base.parallel import Gate, Task, at_once, in_any_order, in_order, side_by_side, thread_pool, usable_cores
 from archive.base.plaintext import MAX_PAGE_BYTES, logger, make_visible, one_line, size, tabulate, visible
 from archive.base.records import (
     COUNT,
@@ -96,10 +95,8 @@ __all__ = [
     "Count",
     "Counts",
     "DeadlineError",
-    "Decoder",
     "DuplicateEpisodeError",
     "EmptyBufferError",
-    "Encoder",
     "FieldError",
     "Form",
     "Gate",
@@ -132,7 +129,7 @@ __all__ = [
     "__version__",
     "agreement_folder",
     "agreement_key",
-    "array_from_bytes",
+    "at_once",
     "cached_property",
     "check_file_name",
     "check_text",
@@ -144,8 +141,6 @@ __all__ = [
     "in_any_order",
     "in_child",
     "in_order",
-    "is_shape",
-    "is_simple_dtype",
     "jsontree",
     "layout",
     "logger",

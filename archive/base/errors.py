@@ -90,11 +90,11 @@ class ClosedError(UsageError):
 
 
 class ReadOnlyError(UsageError, TypeError):
-    """What says what is archived cannot be changed: the change would be lost."""
+    """A value that says what is archived cannot be changed: the change would be lost."""
 
 
 class MissingPackageError(UsageError, ImportError):
-    """What was asked for needs a package that is not installed, or does not load."""
+    """The call needs a package that is not installed, or does not load."""
 
 
 def package(module: str, user: str, install: str) -> Any:
@@ -189,7 +189,7 @@ class SessionInUseError(ConflictError):
 
 
 class LetGoError(ConflictError):
-    """What was to be committed, or gone on from, was forgotten or pruned meanwhile."""
+    """Something that was to be committed, or gone on from, was forgotten or pruned meanwhile."""
 
 
 class NotExclusiveError(ConflictError):
@@ -201,7 +201,7 @@ class CommitUnknownError(ConflictError):
 
 
 class NotDurableError(ArchiveError, TimeoutError):
-    """What was added is not durable by the deadline; it is kept, and will be."""
+    """An addition is not durable by the deadline; it is kept, and will be."""
 
 
 class CheckpointError(ArchiveError):

@@ -73,12 +73,12 @@ def format_path(where: str, steps: Iterable[Any]) -> str:
 
 
 def is_simple_dtype(text: Any) -> bool:
-    """Whether `text` is the `dtype.str` of a numpy dtype without fields, objects or raw bytes."""
+    """True if `text` is the `dtype.str` of a numpy dtype without fields, objects or raw bytes."""
     return isinstance(text, str) and _SIMPLE_DTYPE.fullmatch(text) is not None
 
 
 def is_shape(value: Any) -> bool:
-    """Whether `value` is a list of array lengths."""
+    """True if `value` is a list of array lengths."""
     return type(value) is list and len(value) <= 32 and all(type(n) is int and 0 <= n < 2**62 for n in value)
 
 

@@ -29,12 +29,12 @@ _TEMPORARY = re.compile(r"(?:.*/)?\.[0-9a-f]{16}\.tmp")
 
 
 def temporary_name(nonce: str) -> str:
-    """Of a file on disk that is being written, beside what it will be; `nonce`: 16 hexadecimal digits."""
+    """The name of a file on disk while it is being written, beside what it will be; `nonce`: 16 hexadecimal digits."""
     return f".{nonce}.tmp"
 
 
 def is_temporary(key: str) -> bool:
-    """Whether it is a file that was being written: who was killed then has left it."""
+    """True for a file that was being written: who was killed then has left it."""
     return _TEMPORARY.fullmatch(key) is not None
 
 
@@ -68,12 +68,12 @@ def state_key(session: str, checkpoint: str, rank: int) -> str:
 
 
 def journal_key(session: str, rank: int, number: int) -> str:
-    """What a rank of a session made durable at one tick; numbers count from 0, without gaps."""
+    """The key of what a rank of a session made durable at one tick; numbers count from 0, without gaps."""
     return f"journal/{escape(session)}/rank-{rank:05d}/{number:09d}.zip"
 
 
 def journal_place(key: str) -> tuple[str, int, int] | None:
-    """Of an object of a journal its session (escaped), rank and number; None for all else."""
+    """The session (escaped), rank and number of an object of a journal; None for all else."""
     found = _JOURNALED.fullmatch(key)
     return None if found is None else (found["session"], int(found["rank"]), int(found["number"]))
 

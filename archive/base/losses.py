@@ -23,7 +23,7 @@ class Losses:
         self._all = {**self._all, reason: (had[0] + episodes, had[1] + steps)}
 
     def mark(self) -> Counts:
-        """All of them so far, for `reported`."""
+        """The counts so far, for `reported`."""
         return self._all
 
     def reported(self, mark: Counts) -> None:
@@ -31,7 +31,7 @@ class Losses:
         self._reported = mark
 
     def unreported(self, more: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-        """What no committed checkpoint has, and `more`: as a checkpoint says it."""
+        """The counts that no committed checkpoint has, and `more`: as a checkpoint says it."""
         out = {reason: dict(counts) for reason, counts in more.items()}
         for reason, counts in self._all.items():
             before = self._reported.get(reason, (0, 0))

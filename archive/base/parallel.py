@@ -17,11 +17,12 @@ from typing import Generic, TypeVar
 
 from archive.base.forking import in_child
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -45,6 +46,19 @@ _pools: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
 in_child(_pools.clear)  # they are the parent's
 # After whatever waits for their work, which registers later: the last one is called first.
 getattr(threading, "_register_atexit", atexit.register)(_end_pools)
+
+
+def at_once(call: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
+    """The results of a call for each item, in their order: of several, by so many threads of their own. After an error
+    no more calls begin, and none runs any more when it is raised."""
+    given = list(items)
+    if len(given) < 2:
+        return [call(one) for one in given]
+    pool = ThreadPoolExecutor(min(threads, len(given)), "archive-at-once")
+    try:
+        return list(pool.map(call, given))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def side_by_side(calls: Sequence[Callable[[], None]], *, cores: int | None = None) -> None:
@@ -158,7 +172,7 @@ def _take_done(running: dict[Future[None], int]) -> None:
 
 
 class Gate:
-    """What several threads pass through, until it is closed; then nobody is inside any more."""
+    """A gate that several threads pass through, until it is closed; then nobody is inside any more."""
 
     def __init__(self) -> None:
         self._inside = 0

@@ -32,7 +32,7 @@ def parse(text: bytes | str, *, what: str, error: type[IntegrityError], max_dept
 def parse_object(
     text: bytes | str, *, what: str, error: type[IntegrityError], max_depth: int | None = None
 ) -> dict[str, Any]:
-    """As `parse`; anything but an object is an error, too. What is in it is checked by a record (see `records`)."""
+    """The object of a JSON text, else an error as of `parse`. What is in it is checked by a record."""
     value = parse(text, what=what, error=error, max_depth=max_depth)
     if type(value) is not dict:
         raise error(f"{what} is not what it should be (it is no object): it is damaged")
@@ -47,7 +47,7 @@ def check_size(data: bytes, max_bytes: int, *, what: str, error: type[IntegrityE
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested more than so many levels."""
+    """True if lists and objects are nested more than so many levels."""
     level = [value]
     for _ in range(levels + 1):
         nodes = [node for node in level if isinstance(node, (dict, list))]

@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """As `visible`, lines and tabs too: for what is one line whatever it holds."""
+    """The same as `visible`, lines and tabs too: for what is one line whatever it holds."""
     return text if text.isprintable() else "".join(c if _stays(c) and c not in _LAID_OUT else _escaped(c) for c in text)
 
 

@@ -54,7 +54,7 @@ class MisshapenError(Exception):
 
 
 class Form(NamedTuple):
-    """How a field's value is read from JSON, and written. `read(value, at)` raises MisshapenError, by `refuse`."""
+    """The two ways of a field's value: from JSON, and to it. `read(value, at)` raises MisshapenError, by `refuse`."""
 
     read: Callable[[Any, str], Any]
     write: Callable[[Any], Any]

@@ -30,7 +30,7 @@ class Shutdown:
 
     @property
     def announced(self) -> bool:
-        """Whether the process was told to end. One that is still there long after was not meant to."""
+        """True once the process was told to end. One that is still there long after was not meant to."""
         return self.began is not None and time.monotonic() < self.began + FORGOTTEN_AFTER * self.within_s
 
     def until(self, part: float) -> float | None:
@@ -38,7 +38,7 @@ class Shutdown:
         return self.began + part * self.within_s if self.began is not None and self.announced else None
 
     def passed(self, part: float, grace_s: float = 0.0) -> bool:
-        """Whether that part of the time is over, and `grace_s` more."""
+        """True once that part of the time is over, and `grace_s` more."""
         until = self.until(part)
         return until is not None and time.monotonic() >= until + grace_s
 
@@ -47,7 +47,7 @@ process = Shutdown()
 
 
 def set_within(seconds: float) -> None:
-    """How long a shutdown may take; 30 s unless this is called."""
+    """Sets how long a shutdown may take; 30 s unless this is called."""
     if not seconds > 0:
         raise UsageError(f"a shutdown within {seconds} s: give a number of seconds above 0")
     process.within_s = float(seconds)

@@ -33,7 +33,7 @@ class Wait:
         self._next = self._began + FIRST_S
 
     def due(self) -> bool:
-        """Whether it is time to say it; if so, not again for twice as long as the last time, a minute at most."""
+        """True if it is time to say it; then not again for twice as long as the last time, a minute at most."""
         if time.monotonic() < self._next:
             return False
         self._gap = min(2 * self._gap, GAP_S)
@@ -46,7 +46,7 @@ class Wait:
 
     @property
     def over(self) -> bool:
-        """Whether it has lasted too long."""
+        """True once it has lasted too long."""
         return self.waited_s > self._timeout_s
 
     def pause(self) -> None:

@@ -55,7 +55,7 @@ class Derivation(ABC):
         """One value for each of `rows.at`; `values` has the rows of each of `fields`, maybe a nest of them."""
 
     def of(self, data: Mapping[str, Any], rows: Rows) -> Any:
-        """As `compute`, from a nest that has the rows."""
+        """The same as `compute`, from a nest that has the rows."""
         return self.compute({path: _found(data, path) for path in self.fields}, rows)
 
 
@@ -155,7 +155,7 @@ def next_of(name: str = "obs", ahead: int = 1, *, as_name: Any = None) -> Deriva
 
 
 def has_next(ahead: int = 1, *, as_name: Any = "has_next") -> Derivation:
-    """Whether the episode has a step `ahead` steps later."""
+    """True where the episode has a step `ahead` steps later."""
     return _HasNext(_name(as_name), (), 0, _at_least_one(ahead, "ahead"), ahead)
 
 
@@ -165,7 +165,7 @@ def n_step_return(gamma: float, n: int, *, reward: str = "reward", as_name: Any 
 
 
 def n_step_discount(gamma: float, n: int, *, as_name: Any = "n_step_discount") -> Derivation:
-    """What the value of `next_of(..., ahead=n)` counts in a target beside the n-step return: gamma to the number of
+    """The weight of the value of `next_of(..., ahead=n)` in a target beside the n-step return: gamma to the number of
     rewards in it, and 0 where the episode terminates among them."""
     return _Discount(_name(as_name), (), 0, _at_least_one(n, "n") - 1, gamma, n)
 

@@ -27,7 +27,7 @@ _BYTES_KINDS = "SV"
 
 @lru_cache(maxsize=1024)  # numpy makes a dtype's name anew each time
 def is_native(dtype: np.dtype[Any]) -> bool:
-    """Whether zarr stores this dtype itself."""
+    """True if zarr stores this dtype itself."""
     return dtype.kind in _NATIVE_KINDS and dtype.name not in ("float128", "complex256", "longdouble", "clongdouble")
 
 

@@ -22,8 +22,6 @@ _DEEPEST = 16  # an object below so many others is a text
 _BATCH = 1024  # of more, the collector of garbage looks at all again and again
 _COMMON = 16  # a key is looked up in all objects of a batch, if one in so many has it
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
-_INTEGER = r"^-?[0-9]{1,18}$"
 
 
 class Objects:
@@ -70,13 +68,13 @@ class Objects:
         return self._columns[name]
 
     def is_comparable(self, name: str) -> bool:
-        """Whether a name has values of one type."""
+        """True if a name has values of one type."""
         values = self._values.get(name)
         return values is None or not values.is_mixed
 
 
 class _NamedValues:
-    """What some rows have of one name; batch by batch, rows ascend."""
+    """The values that some rows have of one name; batch by batch, rows ascend."""
 
     def __init__(self) -> None:
         self.objects: list[Ints] = []
@@ -85,7 +83,7 @@ class _NamedValues:
 
     @property
     def count(self) -> int:
-        """How many rows have a value that is no object."""
+        """The number of rows that have a value that is no object."""
         return sum(map(len, self._rows))
 
     def add(self, rows: Ints, values: pa.Array) -> None:
@@ -104,7 +102,7 @@ class _NamedValues:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether there are scalars of several types, or scalars and objects."""
+        """True if there are scalars of several types, or scalars and objects."""
         import pyarrow as pa
 
         texts = bool(self._parts) and pa.types.is_large_string(self._joined.type) and not are_nested(self._joined)
@@ -137,13 +135,17 @@ def _tagged_text(value: Any) -> str:
 
 def _parsed(text: str, what: str) -> dict[str, Any]:
     """The object of a text without tags."""
+    value = _quickly(text)
+    return value if type(value) is dict else _decoded(text, what)
+
+
+def _quickly(text: str) -> Any:
+    """The value of a text without tags; None where it is no JSON: the strict parser says what is wrong."""
     try:
         value, end = _decode(text)
-        if type(value) is dict and end == len(text):
-            return value
+        return value if end == len(text) else None
     except (ValueError, RecursionError):
-        pass  # the strict parser says what is wrong
-    return _decoded(text, what)
+        return None
 
 
 def _decoded(text: str, what: str) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class _Taking(NamedTuple):
             own.add(rows, self.array(values))
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """As bool, int64, double or string; JSON texts, which are large strings here, where that cannot be."""
+        """The values as bool, int64, double or string; as JSON texts, large strings here, where that cannot be."""
         import pyarrow as pa
 
         kinds = set(map(type, values))
@@ -217,61 +219,21 @@ def _as_texts(part: pa.Array) -> pa.Array:
     return pa.array([_tagged_text(value) for value in part.to_pylist()], pa.large_string())
 
 
-# -- one value a text --------------------------------------------------------------------------------------------------
-
-
 def typed(texts: pa.Array) -> pa.Array | None:
     """The values of JSON texts as bool, int64, double or strings; None if they are of several types, or nested."""
-
     import pyarrow as pa
 
     if texts.null_count == len(texts):
         return pa.nulls(len(texts))
     coded = texts.dictionary_encode()
-    distinct = coded.dictionary
-    kinds: tuple[Callable[[pa.Array], pa.Array | None], ...] = (_bools, _integers, _doubles, _strings)
-    for kind in kinds:
-        if (found := kind(distinct)) is not None:
-            return found.take(coded.indices)
-    return None
+    found = _Taking({}, _tagged_text).array([_value(text) for text in coded.dictionary.to_pylist()])
+    return None if pa.types.is_large_string(found.type) else found.take(coded.indices)
 
 
-def _bools(texts: pa.Array) -> pa.Array | None:
-    import pyarrow.compute as pc
-
-    known = {"true", "false"} >= set(texts.to_pylist()) if len(texts) <= 2 else False
-    return pc.equal(texts, "true") if known else None
-
-
-def _integers(texts: pa.Array) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return texts.cast(pa.int64()) if pc.all(pc.match_substring_regex(texts, _INTEGER)).as_py() else None
-
-
-def _doubles(texts: pa.Array) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    odd = pc.invert(pc.match_substring_regex(texts, _NUMBER))
-    values = {text: jsontree.loads(text) for text in texts.filter(odd).to_pylist()[:4]}  # nan, inf, -inf
-    if any(type(value) is not float for value in values.values()) or len(values) > 3:
-        return None
-    for text, value in values.items():
-        texts = pc.if_else(pc.equal(texts, text), str(value), texts)
-    return texts.cast(pa.float64())
-
-
-def _strings(texts: pa.Array) -> pa.Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pc.all(pc.starts_with(texts, '"')).as_py():
-        return None
-    if pc.any(pc.match_substring(texts, "\\")).as_py():
-        return pa.array([jsontree.loads(text) for text in texts.to_pylist()], pa.string())
-    return pc.utf8_slice_codeunits(texts, 1, -1)
+def _value(text: str) -> Any:
+    """The value of a JSON text."""
+    value = None if '"$' in text else _quickly(text)
+    return jsontree.loads(text, where="a value") if value is None else value
 
 
 def are_nested(texts: pa.Array) -> bool:

@@ -78,7 +78,7 @@ def children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _plain_entry(value: Any) -> Any:
-    """What a TensorDict wraps of other values than tensors is a list, one entry a row."""
+    """A TensorDict's other values than tensors, which it wraps, as a list of one entry a row; else the value itself."""
     return value.tolist() if getattr(type(value), "_is_non_tensor", False) else value
 
 

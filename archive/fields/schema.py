@@ -66,7 +66,7 @@ class FieldSpec(Record):
 
     @property
     def per_step(self) -> bool:
-        """Whether row i of the segment is step i, so that no extents are needed."""
+        """True if row i of the segment is step i, so that no extents are needed."""
         return self.axis == "step" and not self.next_of
 
     @property
@@ -82,7 +82,7 @@ class FieldSpec(Record):
 
 @dataclass(frozen=True)
 class Schema:
-    """What fields mean, declared once by the user. Names are `"obs/image"` or tuples of keys.
+    """The meaning of fields, declared once by the user. Names are `"obs/image"` or tuples of keys.
 
     env_id, episode_id: fields that hold an env row's or a trajectory's id; renumbered on redistribution.
     next_of: `{"next/obs": "obs"}`: next/obs[t] is obs[t+1]; rows that follow this are not stored twice. A field that is
@@ -190,7 +190,7 @@ def described(texts: Iterable[str]) -> dict[str, str]:
 
 
 def shard_schema(specs: Mapping[str, FieldSpec], declared: Schema) -> ShardSchema:
-    """What is kept in the shard of the fields found and the roles declared."""
+    """The schema that is kept in a shard, of the fields found and the roles declared."""
     names = {spec.path: name for name, spec in specs.items()}
     return ShardSchema(
         tuple(specs[name] for name in sorted(specs)),
@@ -215,7 +215,7 @@ class Kinds:
         self.known: dict[str, FieldSpec] = {}  # field -> what it was last
 
     def is_only(self, schema: ShardSchema) -> bool:
-        """Whether no steps have come in another schema."""
+        """True if no steps have come in another schema."""
         return not self._schemas or self._schemas.keys() == {schema.digest}
 
     def add(self, schema: ShardSchema, vague: frozenset[str]) -> None:
@@ -237,7 +237,7 @@ class Kinds:
             logger.warning(_MANY, self._buffer, _MANY_SCHEMAS, ", ".join(sorted(_comers_and_goers(self._schemas))))
 
     def difference(self, digest: str, schema: ShardSchema) -> str:
-        """How a schema differs from an earlier one, for people."""
+        """The differences of a schema from an earlier one, for people."""
         before = self._schemas.get(digest)
         if before is None:
             return ""
@@ -246,7 +246,7 @@ class Kinds:
         return "; ".join(f"{_shown(a, b)}: {_described(b)}, earlier {_described(a)}" for _, a, b in pairs if a != b)
 
     def only_guesses_differ(self, digest: str, schema: ShardSchema) -> bool:
-        """Whether a schema is an earlier one but for the dtype of fields that had no values then."""
+        """True if a schema is an earlier one but for the dtype of fields that had no values then."""
         before, vague = self._schemas.get(digest), self._vague.get(digest, frozenset())
         if before is None or before.by_name.keys() != schema.by_name.keys():
             return False

@@ -20,7 +20,7 @@ _UNITS = {"": "", "By": "_bytes", "s": "_seconds"}
 
 
 class MetricKind(StrEnum):
-    """What may be done with a metric: a counter only grows, a gauge is as it is now, a histogram has buckets."""
+    """The kinds of metrics: a counter only grows, a gauge is as it is now, a histogram has buckets."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Times:
-    """How long something took: how often it was within each bound, and longer than the last one."""
+    """The times that something took: how often it was within each bound, and longer than the last one."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     seconds: float = 0.0
@@ -137,7 +137,7 @@ def samples(name: str) -> list[Sample]:
 
 
 def times() -> dict[str, Times]:
-    """How long each operation took, by name, now."""
+    """The times that each operation took, by name, now."""
     with _lock:
         return {name: Times(list(one.counts), one.seconds) for name, one in _times.items()}
 
@@ -146,7 +146,7 @@ _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def metrics() -> str:
-    """What this process has done since it began (a forked child, since the fork), as Prometheus scrapes it.
+    """The metrics of this process since it began (of a forked child, since the fork), as Prometheus scrapes them.
 
     Waits for nothing, and holds up nobody: it may be asked for at any time, from any thread.
     """

@@ -57,7 +57,7 @@ class Roots:
         return self.storage(base).get(rest)
 
     def get_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """As Storage.get_ranges, wherever the keys lie."""
+        """The same as Storage.get_ranges, wherever the keys lie."""
         out: list[bytes] = [b""] * len(ranges)
         places: dict[str | None, list[int]] = {}
         for i, one in enumerate(ranges):
@@ -69,43 +69,43 @@ class Roots:
         return out
 
     def iter_ranges(self, ranges: Iterable[ByteRange], *, max_bytes: int) -> Generator[Buffer, None, None]:
-        """As Storage.iter_ranges, wherever the keys lie."""
+        """The same as Storage.iter_ranges, wherever the keys lie."""
         for base, mine in groupby(ranges, key=lambda one: split_key(one.key)[0]):
             yield from self.storage(base).iter_ranges([_inside(one) for one in mine], max_bytes=max_bytes)
 
     def fill(self, fillings: Iterable[Filling], use: Callable[[int], None], *, max_bytes: int) -> None:
-        """As Storage.fill, wherever the keys lie."""
+        """The same as Storage.fill, wherever the keys lie."""
         for base, mine in groupby(enumerate(fillings), key=lambda one: split_key(one[1].key)[0]):
             numbers: list[int] = []
             self.storage(base).fill(_noted(mine, numbers), _renumbered(use, numbers), max_bytes=max_bytes)
 
     def is_remote(self, keys: Iterable[str]) -> bool:
-        """Whether what lies at these keys comes over a network."""
+        """True if the objects of these keys all come over a network."""
         return all(self.storage(base).driver.remote for base in {split_key(key)[0] for key in keys})
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:
-        """As Storage.scatter, wherever the key lies."""
+        """The same as Storage.scatter, wherever the key lies."""
         base, rest = split_key(key)
         self.storage(base).scatter(rest, start, rooms, again=again)
 
     def scatters(self, keys: Iterable[str]) -> bool:
-        """Whether Storage.scatter is to be had wherever these keys lie."""
+        """True if Storage.scatter is to be had wherever these keys lie."""
         return all(self.storage(base).scatters for base in {split_key(key)[0] for key in keys})
 
     def remote(self, key: str) -> bool:
-        """Whether there is a network on the way to a key, so that a request costs more than some bytes."""
+        """True if there is a network on the way to a key, so that a request costs more than some bytes."""
         return self.storage(split_key(key)[0]).driver.remote
 
     def url_of(self, base: str) -> str:
-        """Where a base lies, as the commit says; empty if it doesn't."""
+        """The URL of a base, as the commit says; empty if it doesn't."""
         return self._bases.get(base, "")
 
     def allows(self, base: str | None) -> bool:
-        """Whether a base (None: the archive itself) may be read."""
+        """True if a base (None: the archive itself) may be read."""
         return base is None or _allowed(self.url_of(base), self._own.allowed_bases)
 
     def storage(self, base: str | None) -> Storage:
-        """Where a base lies (None: the archive itself); UnsafePathError for one that is not allowed."""
+        """The storage of a base (None: the archive itself); UnsafePathError for one that is not allowed."""
         if base is None:
             return self._own
         if base not in self._opened:
@@ -149,14 +149,14 @@ _OF_ONE_SERVER = frozenset(("s3", "s3a", "gs", "gcs", "az", "file", "memory"))  
 
 
 def _same_server(url: str, own: str) -> bool:
-    """Whether requests to a URL go to the same server by the same options, and may so be signed as the archive's own;
+    """True if requests to a URL go to the same server by the same options, and may so be signed as the archive's own;
     of other kinds (http, sftp and the like) the URL names the host."""
     (protocol, _, rest), (mine, _, ours) = url.partition("://"), own.partition("://")
     return protocol == mine and (protocol in _OF_ONE_SERVER or rest.partition("/")[0] == ours.partition("/")[0])
 
 
 def _allowed(url: str, allowed: bool | Sequence[str]) -> bool:
-    """Whether a base's URL is one of those allowed, or lies below one; one that could mean another place does not."""
+    """True if a base's URL is one of those allowed, or lies below one; one that could mean another place does not."""
     if isinstance(allowed, bool):
         return allowed and bool(url)
     return url in allowed or any(_below(url, root if root.endswith("/") else f"{root}/") for root in allowed)

@@ -37,7 +37,7 @@ _around: list[Around] = []  # the innermost block, which is next to the store, f
 
 @dataclass(slots=True)
 class Engine:
-    """What one process needs to talk to the store; never shared across a fork."""
+    """The driver and threads of one process; never shared across a fork."""
 
     pid: int
     driver: Driver
@@ -102,7 +102,7 @@ class Connection:
         return type(self), settings, {"allowed_bases": self.allowed_bases}
 
     def full_url(self, key: str) -> str:
-        """Where `key` is, for people."""
+        """The URL of `key`, for people."""
         return self.root.full_url(key)
 
     def spec(self) -> tuple[str, dict[str, Any]]:

@@ -40,7 +40,7 @@ class IOStats:
 
     @property
     def requests(self) -> int:
-        """All requests together."""
+        """The number of requests of all verbs together."""
         return sum(getattr(self, verb) for verb in VERBS)
 
     def add(self, **counts: int) -> None:
@@ -101,7 +101,7 @@ def _fold() -> None:
 
 
 def totals() -> dict[str, IOStats]:
-    """What all connections of this process have counted, by kind of store."""
+    """The counts of all connections of this process together, by kind of store."""
     with _totals_lock:
         _fold()
         found = {store: stats.snapshot() for store, stats in _past.items()}

@@ -137,7 +137,7 @@ class ObjectReader(Connection):
 
     @property
     def scatters(self) -> bool:
-        """Whether `scatter` is to be had."""
+        """True if `scatter` is to be had."""
         return self.driver.scattering is not None
 
     def scatter(self, key: str, start: int, rooms: Sequence[memoryview], *, again: bool = False) -> None:

@@ -48,7 +48,7 @@ _jitter = random.SystemRandom()  # the program's own stream of random numbers is
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What one try may know: its number from 1, and the time left."""
+    """One try of a request: its number from 1, and the time left."""
 
     number: int
     timeout_s: float
@@ -66,7 +66,7 @@ class GaveUpError(Exception):
 
     @property
     def answered_no(self) -> bool:
-        """Whether the store said plainly that the object is not there, or already is: callers often ask for that."""
+        """True if the store said plainly that the object is not there, or already is: callers often ask for that."""
         return self.kind in (Kind.MISSING, Kind.EXISTS) and not self.landed
 
 
@@ -119,7 +119,7 @@ def _part(error: Exception, handled: BaseException | None) -> None:
 
 
 class Patience:
-    """What one process has seen of one store. Threads may share it: at worst two of them tell the same.
+    """The patience of one process with one store. Threads may share it: at worst two of them tell the same.
 
     first_answer_s: give up after that while nothing there could be reached at all; None: go on to the deadline.
     """
@@ -196,7 +196,7 @@ _MOCKED = (
 
 
 def _is_mocked(cause: Exception) -> bool:
-    """Whether an answer came from mock_aws, which is a plain value where a coroutine is awaited, or the reverse."""
+    """True if an answer came from mock_aws, which is a plain value where a coroutine is awaited, or the reverse."""
     mixed_up = isinstance(cause, (AttributeError, TypeError)) and re.search(
         r"\bcoroutine\b|'await'|\bawait", str(cause)
     )

@@ -197,7 +197,7 @@ def _option_secrets(options: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _value_secrets(value: Any, secret: bool) -> Iterator[str]:
-    """What of an option's value must not be shown: all of one that is `secret`, of others who is named in a URL."""
+    """The texts of an option's value that must not be shown: all of a `secret` one, else who is named in a URL."""
     if isinstance(value, Mapping):
         yield from (found for name, one in value.items() for found in _value_secrets(
             one, secret or bool(_SECRET_OPTION.search(str(name)))

@@ -43,7 +43,7 @@ def write_file(url: Any, data: bytes, storage_options: Mapping[str, Any] | None 
 
 
 def file_exists(url: Any, storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Whether there is a file of that name now."""
+    """True if there is a file of that name now."""
     storage, name = _folder_of(url, storage_options)
     return storage.exists(name)
 

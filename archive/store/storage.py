@@ -45,13 +45,13 @@ class Storage(ObjectReader):
     """Objects below one root, on any fsspec filesystem. Safe for several threads; pickles and survives fork."""
 
     def exclusive(self) -> bool:
-        """Whether the store is known to have a create-only put."""
+        """True if the store is known to have a create-only put."""
         creating = self.driver.creating
         return creating is not None and creating.exclusive
 
     @property
     def lists_at_once(self) -> bool:
-        """Whether `list` is known to give whatever was made before it began."""
+        """True if `list` is known to give whatever was made before it began."""
         return self.driver.lists_at_once
 
     def put(self, key: str, data: Data) -> None:
@@ -119,14 +119,14 @@ class Storage(ObjectReader):
             wait.pause()
 
     def _holds(self, key: str, data: bytes) -> bool:
-        """Whether these are an object's bytes; of a large one that differs no more than the first are read."""
+        """True if these are an object's bytes; of a large one that differs no more than the first are read."""
         first = min(len(data) + 1, LOOK_BYTES)
         return self.get_head(key, first) == data[:first] and (
             len(data) < first or self.get_head(key, len(data) + 1) == data
         )
 
     def refuses_again(self, key: str, data: Data) -> bool:
-        """Whether the store refuses to create an object that is there, with the bytes that it has."""
+        """True if the store refuses to create an object that is there, with the bytes that it has."""
         try:
             self.create(key, data)
         except (AlreadyExistsError, AmbiguousWriteError):
@@ -134,7 +134,7 @@ class Storage(ObjectReader):
         return False
 
     def copies_from(self, source: Storage) -> bool:
-        """Whether objects of `source` lie in the same store, which can copy them here by itself."""
+        """True if objects of `source` lie in the same store, which can copy them here by itself."""
         same = (source.root.protocol, source.root.options) == (self.root.protocol, self.root.options)
         return same and self.driver.copying is not None
 
@@ -240,7 +240,7 @@ class Storage(ObjectReader):
         return now or max(made)
 
     def versioned(self) -> bool | None:
-        """Whether what is deleted stays as an older version, which takes space; None where the store does not say."""
+        """True if what is deleted stays as an older version, which takes space; None where the store does not say."""
         try:
             versioning = self.driver.versioning
         except ImportError:
@@ -253,11 +253,11 @@ class Storage(ObjectReader):
             return None
 
     def exists(self, key: str) -> bool:
-        """Whether there is an object of that name now. For tools: it may be gone a moment later."""
+        """True if there is an object of that name now. For tools: it may be gone a moment later."""
         return self._bytes_of(key) is not None
 
     def sizes(self, keys: Iterable[str]) -> dict[str, int]:
-        """How many bytes each of a few objects has, by a request each; 0 of one that is not there."""
+        """The bytes that each of a few objects has, by a request each; 0 of one that is not there."""
         asked = [*keys]
 
         def job(key: str) -> Task[int | None]:
@@ -380,6 +380,6 @@ def _paced(keys: Iterable[str], per_second: float | None) -> Iterator[Sequence[s
 
 
 def _alike(before: ObjectInfo, after: ObjectInfo) -> bool:
-    """Whether two are of the same bytes: ETags of uploads in parts (they have a "-") depend on the parts."""
+    """True if two are of the same bytes: ETags of uploads in parts (they have a "-") depend on the parts."""
     plain = all(etag and "-" not in etag for etag in (before.etag, after.etag))
     return before.size == after.size and (before.etag == after.etag or not plain)

@@ -20,7 +20,7 @@ MAX_NDIM = 8  # of what zarr stores; other dtypes than its own take one more for
 
 
 class Layout(NamedTuple):
-    """How the steps of some blocks lie in one shard, the same for all of their fields."""
+    """The places of the steps of some blocks in one shard, the same for all of their fields."""
 
     order: Ints | None  # of the steps as they came, which one lies at each row; None: as they came
     start: Ints  # of each segment: its first row
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where the rows of a field lie, for each segment, where they are not one a step."""
+    """The places of a field's rows, for each segment, where they are not one a step."""
 
     start: Ints
     rows: Ints
@@ -56,7 +56,7 @@ class Cuts(NamedTuple):
     extent: Extent  # of the field in the segment
 
     def pick(self, index: Any) -> Cuts:
-        """Those at these places."""
+        """The cuts at these places."""
         extent = Extent(self.extent.start[index], self.extent.rows[index])
         return Cuts(
             self.episode[index], self.segment[index], self.lo[index], self.hi[index], self.more[index],
@@ -81,14 +81,14 @@ class Runs(NamedTuple):
 
 
 class Located(NamedTuple):
-    """What reading a field takes: how many rows it has in each cut, and rows of stored arrays."""
+    """The rows that reading a field takes: how many it has in each cut, and those of stored arrays."""
 
     rows: Ints
     runs: Sequence[Runs]
 
 
 class Fetched(NamedTuple):
-    """What was fetched of a field. at: the first of the field's own rows of each cut."""
+    """The rows of a field that were fetched. at: the first of the field's own rows of each cut."""
 
     cuts: Cuts
     located: Located
@@ -112,13 +112,13 @@ class Axis(ABC, Generic[V]):
 
     @classmethod
     def claims(cls, leaf: Any) -> bool:
-        """Whether a leaf whose axis nobody declared is on this one; a step axis takes what nobody claims."""
+        """True if a leaf whose axis nobody declared is on this one; a step axis takes what nobody claims."""
         return False
 
     @classmethod
     @abstractmethod
     def normalised(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
-        """What a leaf is, and its stored form; FieldError for what cannot be stored."""
+        """The spec of a leaf, and its stored form; FieldError for what cannot be stored."""
 
     @classmethod
     def json(cls, path: Path, leaf: Any, extra: int) -> tuple[FieldSpec, V]:
@@ -126,18 +126,18 @@ class Axis(ABC, Generic[V]):
         raise FieldError(f"a field of JSON values is not {cls.kind!r}: each step's value may be a list as it is")
 
     def steps(self, value: V) -> int | None:
-        """How many steps these rows are of; None where they do not say."""
+        """The number of steps that these rows are of; None where they do not say."""
         return None
 
     def steps_at_a_guess(self, value: V) -> int | None:
-        """How many steps an episode of these rows has, where no field says; None where these do not either."""
+        """The number of steps of an episode of these rows, where no field says; None where these do not either."""
         return None
 
     def check(self, value: V, steps: int, *, last: bool) -> None:
         """FieldError if so many steps have other rows. last: whether the episode's last step is among them."""
 
     def takes_none_of(self, given: Value) -> bool:
-        """Whether steps without a value, whose kind nobody can tell, may be of this field."""
+        """True if steps without a value, whose kind nobody can tell, may be of this field."""
         return not isinstance(given, Ragged)
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Axis(ABC, Generic[V]):
 
     @abstractmethod
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
-        """Which rows of which stored arrays make up the field in these cuts, of segments of this schema.
+        """The rows of stored arrays that make up the field in these cuts, of segments of this schema.
 
         known: what `companions` asked for; then each cut is of one step, and no row is named that is not needed.
         """

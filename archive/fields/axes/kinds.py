@@ -56,7 +56,7 @@ def normalise(nest: Any, schema: Schema) -> Fields:
 
 
 def _has_no_dtype(leaf: Any) -> bool:
-    """Whether it is a list of empty lists, or of nothing."""
+    """True for a list of empty lists, or of nothing."""
     return isinstance(leaf, list) and all(isinstance(x, (list, tuple)) and not len(x) for x in leaf)
 
 

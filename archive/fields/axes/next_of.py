@@ -57,7 +57,7 @@ class NextOfAxis(StepAxis):
         return [end_to_end(Runs(name, np.zeros(0, np.int64), PLACES, head, first, first + rows, first))]
 
     def _of_steps(self, cuts: Cuts, schema: ShardSchema, places: Array) -> Located:
-        """Of each step the row kept, or else the next row of the field followed."""
+        """The row kept of each step, or else the next row of the field followed."""
         _, head, owner = np.unique(cuts.segment, return_index=True, return_inverse=True)
         first, rows = cuts.extent.start[head], cuts.extent.rows[head]
         span = int(cuts.length.max(initial=0)) + 1
@@ -80,7 +80,7 @@ class NextOfAxis(StepAxis):
         return Runs(array, empty_rows(self.spec), "", cut, row[cut], row[cut] + 1, np.zeros(len(cut), np.int64))
 
     def _is_like(self, schema: ShardSchema) -> bool:
-        """Whether rows of the field followed can stand for this one's; where they can't, all rows were kept."""
+        """True if rows of the field followed can stand for this one's; where they can't, all rows were kept."""
         own, followed = empty_rows(self.spec), empty_rows(schema.by_name[self.spec.next_of])
         return bool(own.dtype == followed.dtype and own.shape == followed.shape)
 
@@ -112,7 +112,7 @@ class NextOfAxis(StepAxis):
 
 
 def _differ_from_next(rows: Array, followed: Array) -> Any:
-    """Which rows are not the next row of the field followed."""
+    """The mask of the rows that are not the next row of the field followed."""
     differ = np.ones(len(rows), bool)
     if len(rows) > 1 and rows.dtype == followed.dtype and rows.shape == followed.shape:
         differ[:-1] = _bits_differ(rows[:-1], followed[1:])

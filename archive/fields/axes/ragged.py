@@ -77,7 +77,7 @@ class RaggedAxis(Axis[Ragged]):
         return StoredField({self.spec.name: values, self.spec.name + LENGTHS: lengths}, extent)
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
-        """All rows of the segments and all lengths, for these say which rows are whose."""
+        """The rows and lengths of whole segments, for the lengths say which rows are whose."""
         some = cuts.hi > cuts.lo
         first, rows = cuts.extent
         located = own_runs(self.spec, first, first + np.where(some, rows, 0))

@@ -115,14 +115,14 @@ class FreeAxis(WholeAxis):
     scalars = True
 
     def cut(self, value: Array, lo: int, hi: int, steps: int) -> Array:
-        """All rows go with the first step."""
+        """The rows go with the first step, all of them."""
         return value if lo == 0 else value[:0]
 
     def before_more(self, value: Array, steps: int) -> Array:
         return value
 
     def locate(self, cuts: Cuts, schema: ShardSchema, known: Mapping[str, Array] | None = None) -> Located:
-        """All rows of each segment, once, whichever of its steps are wanted."""
+        """The rows of each segment, once and whole, whichever of its steps are wanted."""
         again = (cuts.segment[1:] == cuts.segment[:-1]) & (cuts.episode[1:] == cuts.episode[:-1])
         start, rows = cuts.extent.start, cuts.extent.rows.copy()
         rows[1:][again] = 0
@@ -166,7 +166,7 @@ class OffsetAxis(WholeAxis):
         return own_runs(self.spec, start, stop)
 
     def _extra_rows(self, cuts: Cuts, stop: Ints) -> Ints:
-        """How many of the extra rows each cut has, of those after which no step is wanted: as many as it can."""
+        """The number of extra rows of each cut, of those after which no step is wanted: as many as it can have."""
         first, rows = cuts.extent
         followed = _later_in_episode(cuts, rows * cuts.more) > 0
         limit = np.where(followed, np.minimum(rows, cuts.length), rows)
@@ -178,7 +178,7 @@ class OffsetAxis(WholeAxis):
 
 
 def _later_in_episode(cuts: Cuts, values: Ints) -> Ints:
-    """Of each cut the sum of the values of those that follow it in its episode."""
+    """The sum, for each cut, of the values of those that follow it in its episode."""
     total = offsets_of(values)
     later: Ints = total[np.cumsum(np.bincount(cuts.episode))[cuts.episode]] - total[1:]
     return later

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from archive.base import CorruptStateError, Decoder, Encoder, UpgradeError, array_from_bytes, is_shape, is_simple_dtype
+from archive.base import CorruptStateError, UpgradeError, jsontree
 from archive.fields.state import random, torch
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ def unflatten(skeleton: Any, arrays: Mapping[str, Array], *, where: str = "state
     return StateDecoder(where, arrays).decode_root(skeleton["tree"])
 
 
-class StateEncoder(Encoder):
+class StateEncoder(jsontree.Encoder):
     """Encodes what a state holds; the arrays are collected in `arrays`."""
 
     def __init__(self, where: str, *, copy: bool) -> None:
@@ -77,7 +77,7 @@ class StateEncoder(Encoder):
         return self._numbers
 
     def once(self, value: Any, encode: Callable[[], Any]) -> Any:
-        """What `encode` returns for the first sight of this object."""
+        """The result of `encode` for the first sight of this object."""
         if id(value) not in self._seen:
             self._seen[id(value)] = (value, encode())
         return self._seen[id(value)][1]
@@ -143,7 +143,7 @@ class StateEncoder(Encoder):
         return {"$defaultdict": [name, self.pairs(value)]}
 
     encoders: ClassVar[dict[type, Callable[[Any, Any], Any]]] = {
-        **Encoder.encoders,
+        **jsontree.Encoder.encoders,
         bytes: _blob,
         bytearray: _blob,
         OrderedDict: _ordered,
@@ -151,7 +151,7 @@ class StateEncoder(Encoder):
     }
 
 
-class StateDecoder(Decoder):
+class StateDecoder(jsontree.Decoder):
     """Decodes what `StateEncoder` makes, copying out of `arrays`."""
 
     error = CorruptStateError
@@ -166,7 +166,7 @@ class StateDecoder(Decoder):
         array = self._arrays.get(key) if isinstance(key, str) else None
         if not isinstance(array, np.ndarray):
             self.corrupt(f"array {key!r:.40} is missing")
-        if not is_shape(shape) or array.dtype != dtype or list(array.shape) != shape:
+        if not jsontree.is_shape(shape) or array.dtype != dtype or list(array.shape) != shape:
             self.corrupt(f"array {key} is {array.dtype}{list(array.shape)}, not {dtype}{shape!s:.60}")
         return array
 
@@ -181,17 +181,17 @@ class StateDecoder(Decoder):
         dtype, shape = build_dtype(payload["dtype"]), payload["shape"]
         if _is_plain(payload["dtype"]):
             return self.stored(payload["key"], dtype, shape).copy(order="C")
-        if not is_shape(shape) or dtype.subdtype is not None:
+        if not jsontree.is_shape(shape) or dtype.subdtype is not None:
             self.corrupt("an array has a wrong shape or dtype")
         size = int(np.prod([dtype.itemsize, *shape], dtype=object))
         raw = np.ascontiguousarray(self.stored(payload["key"], np.dtype(np.uint8), [size]))
-        return array_from_bytes(raw.tobytes(), dtype, shape)
+        return jsontree.array_from_bytes(raw.tobytes(), dtype, shape)
 
     def _scalar(self, payload: Any) -> Any:
         dtype = build_dtype(payload["dtype"])
         if dtype.subdtype is not None:
             self.corrupt("a scalar has the dtype of an array")
-        return array_from_bytes(bytes.fromhex(payload["data"]), dtype, ())[()]
+        return jsontree.array_from_bytes(bytes.fromhex(payload["data"]), dtype, ())[()]
 
     def _np_str(self, payload: Any) -> np.str_:
         text = self.decode(payload)
@@ -209,7 +209,7 @@ class StateDecoder(Decoder):
         return defaultdict(factory, self.pairs(pairs))
 
     decoders: ClassVar[dict[str, Callable[[Any, Any], Any]]] = {
-        **Decoder.decoders,
+        **jsontree.Decoder.decoders,
         "$array": lambda self, payload: self.once("$array", payload, lambda: self._array(payload)),
         "$blob": lambda self, payload: self.once("$blob", payload, lambda: self._blob(payload)),
         "$bytearray": lambda self, payload: bytearray(base64.b64decode(payload, validate=True)),
@@ -230,7 +230,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
         base = describe_dtype(dtype.subdtype[0])
         return None if base is None else {"base": base, "shape": list(dtype.subdtype[1])}
     if dtype.names is None:
-        is_known = dtype.isbuiltin != 2 and (is_simple_dtype(dtype.str) or _is_raw(dtype.str))
+        is_known = dtype.isbuiltin != 2 and (jsontree.is_simple_dtype(dtype.str) or _is_raw(dtype.str))
         return dtype.str if is_known else None
     fields = [[name, describe_dtype(dtype[name]), *_offset_and_title(dtype, name)] for name in dtype.names]
     is_plain = all(field[1] is not None and isinstance(field[3], str | None) for field in fields)
@@ -242,11 +242,11 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
 def build_dtype(description: Any) -> np.dtype[Any]:
     """The dtype that was described; ValueError, TypeError or LookupError for anything else."""
     if isinstance(description, str):
-        if not is_simple_dtype(description) and not _is_raw(description):
+        if not jsontree.is_simple_dtype(description) and not _is_raw(description):
             raise ValueError(f"no dtype {description:.40}")
         return np.dtype(description)
     if "base" in description:
-        if not is_shape(description["shape"]):
+        if not jsontree.is_shape(description["shape"]):
             raise ValueError("no shape")
         return np.dtype((build_dtype(description["base"]), tuple(description["shape"])))
     fields = description["fields"]

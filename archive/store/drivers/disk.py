@@ -43,7 +43,7 @@ _OWN = (
 
 
 class Inside:
-    """What lies below one folder, wherever the way to that folder itself leads. Safe for several threads."""
+    """The inside of one folder, wherever the way to that folder itself leads. Safe for several threads."""
 
     def __init__(self, root: str, allowed: bool | Sequence[str]) -> None:
         """allowed: file:// URLs below which links may lead, too; True for anywhere."""
@@ -100,7 +100,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def of_this_machine(folder: str) -> bool:
-    """Whether files below a folder get their times of this machine. True where nobody lists what is mounted."""
+    """True if files below a folder get their times of this machine, and where nobody lists what is mounted."""
     path = os.path.realpath(folder)
     found, best = "", -1
     try:
@@ -227,7 +227,7 @@ def _write_some(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 def _after(parts: Sequence[memoryview], count: int) -> Sequence[memoryview]:
-    """What is left of the parts once their first `count` bytes are written."""
+    """The rest of the parts once their first `count` bytes are written."""
     for i, part in enumerate(parts):
         if count < len(part):
             return [part[count:], *parts[i + 1 :]]

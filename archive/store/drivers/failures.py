@@ -12,11 +12,11 @@ from archive.base import ArchiveError, ShortReadError
 
 
 class BrokenAnswerError(Exception):
-    """What came is no answer to what was asked, or not all of it."""
+    """The answer is none to what was asked, or not all of it."""
 
 
 class Kind(StrEnum):
-    """What a failed request means to the caller."""
+    """The meaning of a failed request to the caller."""
 
     MISSING = "missing"
     DENIED = "denied"
@@ -90,7 +90,7 @@ _OBSTORE_NEVER_SENT = re.compile(r"tcp connect error|connection refused|dns erro
 
 
 def judge(error: Exception) -> Failure:
-    """What `error` means. The client libraries are recognised by shape, so none of them is imported."""
+    """The meaning of `error`. The client libraries are recognised by shape, so none of them is imported."""
     meant = getattr(error, "meant", None)
     if isinstance(meant, Failure):
         return meant
@@ -113,7 +113,7 @@ def in_place_of(error: Exception, shown: Exception) -> Exception:
 
 
 def unreached(error: Exception) -> bool:
-    """Whether a request was never sent, because nobody listens at that address or it has no such name."""
+    """True if a request was never sent, because nobody listens at that address or it has no such name."""
     chain = list(chain_of(error))
     names = {cls.__name__ for one in chain for cls in type(one).__mro__}
     return bool(names & _NEVER_SENT) or any(
@@ -122,7 +122,7 @@ def unreached(error: Exception) -> bool:
 
 
 def unexplained(error: Exception) -> bool:
-    """Whether a request was refused without a word, as a HEAD is, whose answers have no body."""
+    """True if a request was refused without a word, as a HEAD is, whose answers have no body."""
     for one in chain_of(error):
         code, status = _answer(one)
         if code or status:
@@ -131,7 +131,7 @@ def unexplained(error: Exception) -> bool:
 
 
 def wrong_region(error: Exception) -> bool:
-    """Whether obstore was told that the bucket lies elsewhere: by a redirect or as to the signature."""
+    """True if obstore was told that the bucket lies elsewhere: by a redirect or as to the signature."""
     return type(error).__module__.startswith("obstore") and bool(_ELSEWHERE.search(str(error)))
 
 

@@ -24,7 +24,7 @@ _used_by: list[int] = []  # the process whose threads obstore has
 
 
 def of_another_process() -> bool:
-    """Whether the process that this one was forked from had used obstore, so that it can't be used here."""
+    """True if the process that this one was forked from had used obstore, so that it can't be used here."""
     return bool(_used_by) and _used_by[0] != os.getpid()
 
 

@@ -87,7 +87,7 @@ class FsspecDriver(Driver):
         return [name for name in names if name], max(1, -(-len(entries) // PAGE)) if self.remote else 1
 
     def _entries(self, folder: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        """What lies directly in a folder, as fsspec describes it: at least name and type."""
+        """The entries directly in a folder, as fsspec describes them: at least name and type."""
         self._fs.invalidate_cache(folder)
         found: Sequence[Mapping[str, Any]] = self._call("ls", folder, detail=True, timeout_s=timeout_s)
         return found
@@ -138,7 +138,7 @@ class BucketDriver(FsspecDriver):
         self._fs = type(old)(*old.storage_args, **{**old.storage_options, "skip_instance_cache": True})
 
     def _head_explained(self, key: str, timeout_s: float, head: Callable[[], ObjectInfo]) -> ObjectInfo:
-        """What `head` gives. Where it is refused without a word, a GET is asked whether the credentials expired."""
+        """The answer of `head`. Where it is refused without a word, a GET is asked whether the credentials expired."""
         try:
             return head()
         except Exception as error:
@@ -213,7 +213,7 @@ class MemoryDriver(FsspecDriver):
             raise FileExistsError(key)
 
     def head(self, key: str, timeout_s: float) -> ObjectInfo:
-        """By the name alone: fsspec looks whether any other one begins with it, through all that there are."""
+        """Looks by the name alone: fsspec looks whether any other one begins with it, through all that there are."""
         held = self._fs.store.get(self._fs._strip_protocol(self._path(key)))
         if held is None:
             raise FileNotFoundError(key)
@@ -248,7 +248,7 @@ class Renewal:
 
 
 def given_for_good(options: Mapping[str, Any]) -> bool:
-    """Whether options of a filesystem hold the credentials themselves, or want none, so that nothing renews them."""
+    """True if options of a filesystem hold the credentials themselves, or want none, so that nothing renews them."""
     inner = [value for name in ("client_kwargs", "config") if isinstance(value := options.get(name), Mapping)]
     pairs = [pair for one in (options, *inner) for pair in one.items()]
     return any(value and (name in _GIVEN or name.lower().endswith(_GIVEN_ENDINGS)) for name, value in pairs)
@@ -297,7 +297,7 @@ def _found(key: str, entry: Mapping[str, Any]) -> Found:
 
 
 def _modified(entry: Mapping[str, Any]) -> datetime | None:
-    """When an object was made, in whatever form a filesystem says it."""
+    """The time when an object was made, in whatever form a filesystem says it."""
     said = next((entry[name] for name in _TIMES if entry.get(name)), None)
     if isinstance(said, int | float):
         return datetime.fromtimestamp(said, UTC)
@@ -320,7 +320,7 @@ def _wait(loop: Any, coroutine: Any, timeout_s: float) -> Any:
 
 
 def _is_async(fs: Any) -> bool:
-    """Whether coroutines work all the way down: a wrapper says that it is async whatever it wraps."""
+    """True if coroutines work all the way down: a wrapper says that it is async whatever it wraps."""
     inner = getattr(fs, "fs", None)
     return bool(getattr(fs, "async_impl", False)) and (inner is None or _is_async(inner))
 

@@ -18,7 +18,7 @@ PAGE = 1000  # names in an answer to LIST, and keys in a request that deletes ma
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Place:
-    """Where a driver is to work, and for how many requests at once. It may hold credentials.
+    """A place for a driver to work at, and for how many requests at once. It may hold credentials.
 
     allowed: URLs below which links of the local disk may lead; True for anywhere.
     """
@@ -33,7 +33,7 @@ class Place:
 
 
 class ObjectInfo(NamedTuple):
-    """What a store says of an object without sending it. `etag` is empty where the store has none.
+    """A store's word on an object that it does not send. `etag` is empty where the store has none.
 
     modified: when it was made, in UTC and by the store's own clock; None where the store does not say.
     """
@@ -88,7 +88,7 @@ class Put(Protocol):
 class Create(Protocol):
     @property
     def exclusive(self) -> bool:
-        """Whether of two creators anywhere at most one succeeds; else that holds for this process alone."""
+        """True if of two creators anywhere at most one succeeds; else that holds for this process alone."""
         ...
 
     def create(self, key: str, parts: Sequence[Buffer], timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class DeleteMany(Protocol):
 
 class Versions(Protocol):
     def versioned(self, timeout_s: float) -> bool:
-        """Whether the store keeps what is deleted or replaced, as a version that still takes space."""
+        """Ask whether the store keeps what is deleted or replaced, as a version that still takes space."""
         ...
 
 
@@ -163,7 +163,7 @@ class Copy(Protocol):
 
 
 class Driver(Get, Put, Head, List, Delete, Protocol):
-    """What every store has. What only some have is asked for by name, and None where it is missing."""
+    """The verbs that every store has. Those that only some have are asked for by name; None where they are missing."""
 
     remote: bool = True  # over a network, whose answers may be cut short
     lists_at_once: bool = False  # whatever was made before a LIST began is known to be in its answer
@@ -202,7 +202,7 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
 
     @property
     def scanning(self) -> Scan | None:
-        """All objects below a folder."""
+        """Scans of all objects below a folder."""
         return None
 
     @property
@@ -212,10 +212,10 @@ class Driver(Get, Put, Head, List, Delete, Protocol):
 
     @property
     def versioning(self) -> Versions | None:
-        """Whether deletes free anything."""
+        """The question whether deletes free anything."""
         return None
 
     @property
     def telling(self) -> Tell | None:
-        """What time it is there."""
+        """The store's clock."""
         return None

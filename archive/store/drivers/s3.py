@@ -95,7 +95,7 @@ class S3Driver(StreamingDriver):
         return self
 
     def delete_many(self, keys: Sequence[str], timeout_s: float) -> Mapping[str, Exception]:
-        """By itself, as s3fs's own passes over the errors."""
+        """Sends the request itself, as s3fs's own verb passes over the errors."""
         bucket, stem = self._place()
         asked = {"Objects": [{"Key": f"{stem}{key}"} for key in keys], "Quiet": True}
         answer = self._call("call_s3", "delete_objects", Bucket=bucket, Delete=asked, timeout_s=timeout_s)
@@ -160,7 +160,7 @@ class S3Driver(StreamingDriver):
 
 
 def _told(answer: Mapping[str, Any]) -> int:
-    """How many bytes the store said that its answer has: "bytes 0-9/100" is ten."""
+    """The number of bytes that the store said that its answer has: "bytes 0-9/100" is ten."""
     said = re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange") or "")
     return int(said[2]) - int(said[1]) + 1 if said else 0
 

@@ -88,7 +88,7 @@ def settings(place: Place, options: Mapping[str, Any], configured: Mapping[str, 
 
 
 def _checksums(place: Place, configured: Mapping[str, str]) -> bool:
-    """Whether uploads carry a checksum that the server compares, as botocore's do unless it is told otherwise."""
+    """True if uploads carry a checksum that the server compares, as botocore's do unless it is told otherwise."""
     said = (place.options.get("config_kwargs") or {}).get("request_checksum_calculation")
     said = said or os.environ.get("AWS_REQUEST_CHECKSUM_CALCULATION") or configured.get("request_checksum_calculation")
     return str(said).lower() != "when_required"
@@ -161,7 +161,7 @@ class Session:
         return self._made
 
     def configured(self) -> Mapping[str, str]:
-        """What the AWS configuration says of the profile; UntranslatedError for what obstore would not heed."""
+        """The AWS configuration of the profile; UntranslatedError for what obstore would not heed."""
         if not (self._profile or _has_configuration()):
             return {}
         found: Mapping[str, Any] = self.botocore.get_scoped_config()
@@ -171,7 +171,7 @@ class Session:
         return found
 
     def provider(self, options: Mapping[str, Any]) -> Provider | None:
-        """Who gives credentials; None for requests without. UntranslatedError if there are none."""
+        """The provider of credentials; None for requests without. UntranslatedError if there are none."""
         if options.get("anon"):
             return None
         if options.get("key") or options.get("secret"):

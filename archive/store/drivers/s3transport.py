@@ -174,6 +174,6 @@ def _made(keywords: Mapping[str, Any]) -> Any:
 
 
 def _is_mocked() -> bool:
-    """Whether moto answers for botocore within this process: what goes through obstore would reach the real thing."""
+    """True if moto answers for botocore within this process: what goes through obstore would reach the real thing."""
     models = sys.modules.get("moto.core.models")
     return bool(models and getattr(models.botocore_stubber, "enabled", False))

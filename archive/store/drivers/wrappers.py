@@ -50,7 +50,7 @@ class DelegatingDriver(Driver):
 
     @property
     def exclusive(self) -> bool:
-        """Whether of two creators anywhere at most one succeeds."""
+        """True if of two creators anywhere at most one succeeds."""
         return self._inner.creating is not None and self._inner.creating.exclusive
 
     def renew(self) -> bool:
