@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, layout
+from archive.base import CheckpointError, MissingObjectError, RanksMissingError, Wait, at_once, layout
 from archive.checkpoint.drafting import Joint, change_of
 from archive.manifest import Commit, CommitLog, Recovered
 from archive.saved import Part
@@ -105,9 +104,7 @@ def all_staged(storage: Storage, joint: Joint, staged: dict[int, Part], *, look_
         look(absent[0])
         if absent.pop(0) not in staged:
             return False
-    if absent:
-        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-            list(pool.map(look, absent))
+    at_once(look, absent, MAX_CONCURRENT)
     return len(staged) == joint.place.world_size
 
 
@@ -125,8 +122,7 @@ def commit(log: CommitLog, joint: Joint, staged: Mapping[int, Part], *, partial:
     parts = [staged[r] for r in sorted(staged)]
     _check_agree(joint, parts)
     if len(parts) > 1:
-        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-            list(pool.map(lambda part: part.rows_held, parts))
+        at_once(lambda part: part.rows_held, parts, MAX_CONCURRENT)
     key = joint.transaction + (f"/partial-{joint.place.rank}" if partial else "")
     joint = replace(joint, ordinal=min(f.index.ordinal for f in parts))  # ranks may have counted apart
     return log.commit(key, change_of(joint, parts, [], partial=partial))

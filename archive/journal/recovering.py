@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from archive import tables
-from archive.base import SupersededError, logger
+from archive.base import SupersededError, at_once, logger
 from archive.checkpoint import (
     Joint,
     commit_recovered,
@@ -75,9 +74,8 @@ def _committed(log: CommitLog, head: Commit, run: str, base: Base, found: Mappin
     left = Survivors(log.storage, head, entry, base, found)
     place = Place(0, left.world_size, run, entry.session)
     name = _name(base)
-    with ThreadPoolExecutor(AT_ONCE, "archive-recover") as pool:
-        ranks = range(left.world_size)
-        parts = list(pool.map(partial(_staged, log, place, name, base, left, found), ranks))
+    ranks = range(left.world_size)
+    parts = at_once(partial(_staged, log, place, name, base, left, found), ranks, AT_ONCE)
     made = commit_recovered(
         log,
         Joint(place, name, base.ordinal),

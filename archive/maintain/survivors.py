@@ -6,7 +6,6 @@ An episode that stays has all that makes it up as of now, and all that a checkpo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from archive import tables
 from archive.arrays import Ints, Mask
-from archive.base import CorruptManifestError, NotFoundError
+from archive.base import CorruptManifestError, NotFoundError, at_once
 from archive.ledger import LedgerView, names, of_run
 from archive.maintain.objects import read_pins
 from archive.maintain.plans import EpisodeGroup
@@ -218,9 +217,8 @@ def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
     parts = [] if newest is None else [one for one in newest.ranks if one.left_out]
     if not parts:
         return np.zeros(snapshot.rows, bool)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(lambda one: Part(snapshot.storage, one.key, one.nonce).left_out(), parts)
-    live = tables.concat("live", list(found))
+    found = at_once(lambda one: Part(snapshot.storage, one.key, one.nonce).left_out(), parts, _AT_ONCE)
+    live = tables.concat("live", found)
     out: Mask = liveview.touched(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
     return out
 

@@ -8,13 +8,20 @@ import json
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from archive import tables
-from archive.base import CorruptManifestError, IntegrityError, MissingObjectError, cached_property, layout, plainjson
+from archive.base import (
+    CorruptManifestError,
+    IntegrityError,
+    MissingObjectError,
+    at_once,
+    cached_property,
+    layout,
+    plainjson,
+)
 from archive.manifest import tablefiles
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
@@ -87,8 +94,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         for run, text in sorted((old | new).items()):
             by_file.setdefault(self._place(run), []).append((run, text))
         pieces = [piece for rows in by_file.values() for piece in _pieces(rows)]
-        with ThreadPoolExecutor(_AT_ONCE, "archive-runs") as pool:
-            written = list(pool.map(lambda rows: (rows[0][0], self._write(rows, session)), pieces))
+        written = at_once(lambda rows: (rows[0][0], self._write(rows, session)), pieces, _AT_ONCE)
         kept = [one for at, one in enumerate(self.files) if at not in touched]
         files = tuple(sorted([*kept, *written], key=lambda one: one[0]))
         columns = {name: [getattr(ref, name) for _, ref in files] for name in ("path", "rows", "bytes", "crc32c")}

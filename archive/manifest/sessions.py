@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from archive.base import (
     SessionInUseError,
     SupersededError,
     UsageError,
+    at_once,
     check_text,
     escape,
     layout,
@@ -314,9 +314,8 @@ def run_of_session(snapshot: Snapshot) -> dict[str, str | None]:
     sessions = [s for s in tables.distinct(table["session"]) if s not in known]
     if sessions:
         claims = [(s, _a_rank(table, s)) for s in sessions]
-        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
-            found = pool.map(lambda claim: _claimed(snapshot.storage, *claim), claims)
-            known |= dict(zip(sessions, found, strict=True))
+        found = at_once(lambda claim: _claimed(snapshot.storage, *claim), claims, MAX_CONCURRENT)
+        known |= dict(zip(sessions, found, strict=True))
     return known
 
 

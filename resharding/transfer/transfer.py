@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ import numpy as np
 from archive import Archive, tables
 from archive import open as open_archive
 from archive.arrays import Ints
-from archive.base import AlreadyExistsError, NotFoundError, UsageError, layout
+from archive.base import AlreadyExistsError, NotFoundError, UsageError, at_once, layout
 from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import (
     Addition,
@@ -303,5 +302,4 @@ def _claim_sessions(archive: Archive, selections: Sequence[Outgoing]) -> None:
             archive.storage.create_once(layout.rank_key(session, rank), json.dumps(made.to_json()).encode())
 
     places = dict.fromkeys(place[:2] for s in selections for place in addresses(s.names))
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(claim, places))
+    at_once(claim, places, 16)

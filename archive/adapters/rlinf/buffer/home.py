@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from archive.adapters.rlinf.buffer.flatten import Part, Rows
 from archive.adapters.rlinf.buffer.kinds import Kind, kinds_of, tree_of
 from archive.adapters.rlinf.buffer.numbering import metadata_of
 from archive.arrays import Ints
-from archive.base import NotFoundError, forking
+from archive.base import NotFoundError, at_once, forking
 from archive.read import Episodes
 
 MAX_GENERATIONS = 8  # then all is looked up anew, and chunks that were held are read again
@@ -53,10 +52,7 @@ class ArchiveHome:
             for g in np.unique(generation[chosen]).tolist():
                 places = np.flatnonzero(generation[chosen] == g)
                 jobs += self._generations[g].jobs(places, number[chosen[places]], step, env)
-            if len(jobs) == 1:
-                return [jobs[0]()]
-            with ThreadPoolExecutor(len(jobs)) as pool:
-                return list(pool.map(lambda job: job(), jobs))
+            return at_once(lambda job: job(), jobs, len(jobs))
 
     def trees(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """These trajectories, whole, in order; read ahead in bounded memory."""
