@@ -5,25 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from archive.base import (
-    MissingObjectError,
-    NotFoundError,
-    UsageError,
-    one_line,
-)
+from archive.base import MissingObjectError, NotFoundError, UsageError, one_line
 from archive.fields import Schema
-from archive.manifest import (
-    DEFAULT_RUN,
-    About,
-    Commit,
-    CommitLog,
-    Commits,
-    EpisodeIndex,
-    Snapshot,
-    check_exclusive,
-    commits,
-    place,
-)
+from archive.manifest import DEFAULT_RUN, Commit, Commits, check_exclusive, commits, place
 from archive.observe import operation
 from archive.store import IOStats, Storage
 from archive.tables import distinct
@@ -33,7 +17,8 @@ from archive.upkeep import Upkeep
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoints, Keep, Runs
     from archive.ledger import LedgerView
-    from archive.read import Episodes, Reader
+    from archive.maintain import Info
+    from archive.read import Episodes
     from archive.view import Viewer
     from archive.views import reports
     from archive.writer import Writer
@@ -44,54 +29,6 @@ _checked: set[tuple[int, str]] = set()  # (pid, archive id) of stores known to b
 class Archive(Upkeep):
     """Trajectories under one root. As of one commit: `refresh()` goes to the newest,
     and so do commits made through it."""
-
-    def __init__(
-        self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
-    ) -> None:
-        self._storage = storage
-        self._about = about
-        self._raw = raw
-        self._pinned = pinned
-        self._single_writer = single_writer
-        self._index = EpisodeIndex(Snapshot(storage, head, read_only=pinned))
-        self._show(head)
-
-    def _show(self, head: Commit) -> None:
-        self._head = head
-        self._index = self._index.as_of(head)
-        self._reader: Reader | None = None
-
-    @property
-    def url(self) -> str:
-        return self._storage.url
-
-    @property
-    def id(self) -> str:
-        return self._about.id
-
-    @property
-    def layout(self) -> str:
-        return self._about.layout
-
-    @property
-    def storage(self) -> Storage:
-        """Where it lies."""
-        return self._storage
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The segments table as of this commit."""
-        return self._index.snapshot
-
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes as of this commit, as columns."""
-        return self._index
-
-    @property
-    def head(self) -> Commit:
-        """The commit that this shows."""
-        return self._head
 
     @property
     def commits(self) -> Commits:
@@ -150,11 +87,6 @@ class Archive(Upkeep):
         """The same archive as of a commit (its number, or a tag), read only; NotFoundError if there is none."""
         head = at_commit(self._storage, commit)
         return Archive(self._storage, self._about, self._raw, head, pinned=True, single_writer=self._single_writer)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether it was opened at a commit, and stays there."""
-        return self._pinned
 
     def check_writable(self) -> None:
         """Make sure that one may write here, by creating what is there already: one request. UsageError in an archive
@@ -222,17 +154,6 @@ class Archive(Upkeep):
             starting.tell(start, self.io_stats() - before, done.seconds)
         return made
 
-    def _log(self) -> CommitLog:
-        if self._pinned:
-            raise UsageError(
-                f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
-            )
-        return CommitLog(self._storage, self.id, self._head)
-
-    def _committed(self, head: Commit) -> None:
-        if head.number > self._head.number:
-            self._show(head)
-
     def io_stats(self) -> IOStats:
         """Requests and bytes so far; subtract two to know what was between them."""
         return self._storage.stats.snapshot()
@@ -253,20 +174,18 @@ class Archive(Upkeep):
         url = self._storage.full_url(key)
         return f"zip::{url}" if key.endswith(".zip") else url
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "storage": self._storage, "about": self._about, "raw": self._raw, "head": self._head,
-            "pinned": self._pinned, "single_writer": self._single_writer,
-        }  # fmt: skip
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
     @property
     def about(self) -> dict[str, Any]:
         """What it is, for people."""
         about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
         return {**about, "uncompressed": self.episodes.size_told}
+
+    @property
+    def info(self) -> Info:
+        """What it is, and what it takes: prints as a few lines; `.usage` as above."""
+        from archive.maintain import Info
+
+        return Info(self.about, self.usage)
 
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter.

@@ -1,12 +1,23 @@
-"""What one does to an archive beside writing to it: a thin face over `maintain`, as a part of `Archive`."""
+"""An archive as it is open, and what one does to it beside writing: a thin face over `maintain`, as a part of
+`Archive`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from archive.manifest import DEFAULT_RUN, Commit, CommitLog, EpisodeIndex, Place, Resume, sessions
+from archive.base import UsageError
+from archive.manifest import (
+    DEFAULT_RUN,
+    About,
+    Commit,
+    CommitLog,
+    EpisodeIndex,
+    Place,
+    Resume,
+    Snapshot,
+    sessions,
+)
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -16,35 +27,87 @@ if TYPE_CHECKING:
 
     from archive.checkpoint import Checkpoint, Keep
     from archive.journal import Tails
-    from archive.maintain import ForgetPlan, Info, Progress, PrunePlan, Tag, Tags, Usage
+    from archive.maintain import ForgetPlan, Progress, PrunePlan, Tag, Tags, Usage
+    from archive.read import Reader
 
 
-class Upkeep(ABC):
-    """The verbs of an archive that add a commit without a writer."""
+class Upkeep:
+    """An archive as it is open, as of one commit, and its verbs that add a commit without a writer."""
+
+    def __init__(
+        self, storage: Storage, about: About, raw: bytes, head: Commit, *, pinned: bool, single_writer: bool
+    ) -> None:
+        self._storage = storage
+        self._about = about
+        self._raw = raw
+        self._pinned = pinned
+        self._single_writer = single_writer
+        self._index = EpisodeIndex(Snapshot(storage, head, read_only=pinned))
+        self._show(head)
+
+    def _show(self, head: Commit) -> None:
+        self._head = head
+        self._index = self._index.as_of(head)
+        self._reader: Reader | None = None
 
     @property
-    @abstractmethod
-    def storage(self) -> Storage: ...
+    def url(self) -> str:
+        return self._storage.url
 
     @property
-    @abstractmethod
-    def head(self) -> Commit: ...
+    def id(self) -> str:
+        return self._about.id
 
     @property
-    @abstractmethod
-    def index(self) -> EpisodeIndex: ...
+    def layout(self) -> str:
+        return self._about.layout
 
     @property
-    @abstractmethod
-    def layout(self) -> str: ...
+    def storage(self) -> Storage:
+        """The store in which it lies."""
+        return self._storage
 
-    @abstractmethod
+    @property
+    def snapshot(self) -> Snapshot:
+        """The segments table as of this commit."""
+        return self._index.snapshot
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes as of this commit, as columns."""
+        return self._index
+
+    @property
+    def head(self) -> Commit:
+        """The commit that this shows."""
+        return self._head
+
+    @property
+    def pinned(self) -> bool:
+        """True if it was opened at a commit, and stays there."""
+        return self._pinned
+
     def _log(self) -> CommitLog:
         """Where commits are added; UsageError in an archive that was opened at a commit."""
+        if self._pinned:
+            raise UsageError(
+                f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
+            )
+        return CommitLog(self._storage, self.id, self._head)
 
-    @abstractmethod
     def _committed(self, head: Commit) -> None:
         """Show this commit, if it is newer than what is shown."""
+        if head.number > self._head.number:
+            self._show(head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "storage": self._storage, "about": self._about, "raw": self._raw, "head": self._head,
+            "pinned": self._pinned, "single_writer": self._single_writer,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     @property
     def usage(self) -> Usage:
@@ -53,17 +116,6 @@ class Upkeep(ABC):
         from archive.maintain import usage
 
         return usage(self.storage, self.head)
-
-    @property
-    def info(self) -> Info:
-        """What it is, and what it takes: prints as a few lines; `.usage` as above."""
-        from archive.maintain import Info
-
-        return Info(self.about, self.usage)
-
-    @property
-    @abstractmethod
-    def about(self) -> dict[str, Any]: ...
 
     def tails(self, run: str = DEFAULT_RUN) -> Tails:
         """What the newest session of a run has journaled beyond its newest checkpoint, rank by rank, and why each tail

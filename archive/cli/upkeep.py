@@ -33,12 +33,12 @@ def verify(target: Target, deep: bool) -> None:
     Exit code 1 if something is wrong; 2 if nothing is,
     but shards of other archives were left out for want of --allow-base.
     """
-    from archive.maintain import maintenance
+    from archive import maintain
 
     arc = target.open()
     with bar("verify", [arc]) as advance:
         total = len(arc.shards) + arc.head.number
-        report = maintenance.verify(arc, deep=deep, progress=lambda r: advance(r.shards + r.commits, total))
+        report = maintain.verify(arc, deep=deep, progress=lambda r: advance(r.shards + r.commits, total))
     target.answer({"sound": report.sound} | asdict(report), lambda: _show_report(report, deep, arc.url))
     if not report.sound:
         raise click.exceptions.Exit(1 if report.findings else 2)
@@ -95,21 +95,21 @@ def repair(target: Target, yes: bool) -> None:
 
     Stop all writers first.
     """
-    from archive.maintain import repairing
+    from archive import maintain
     from archive.store import Storage
 
     storage = Storage.connect(
         target.url, target.storage_options, deadline_s=target.deadline_s, single_writer=target.single_writer
     )
     if yes:
-        done = repairing.repair(storage)
+        done = maintain.repair(storage)
         kept = f"; the damaged bytes are kept as {done.kept_as}" if done.kept_as else ", nor do those before it"
         target.answer(asdict(done), f"commit {done.commit} now changes nothing{kept}")
         return
     try:
-        number = repairing.damaged_commit(storage)
+        number = maintain.damaged_commit(storage)
     except (UsageError, NotFoundError):
-        if not (gone := repairing.missing_commits(storage)):
+        if not (gone := maintain.missing_commits(storage)):
             raise
         text = f"would put empty commits in the place of those that are missing, {gone.start} to {gone.stop - 1}; "
         text += "what only they made visible stays in the store, unseen. Stop all writers, then add --yes"

@@ -3,19 +3,18 @@ nobody needs is forgotten and deleted."""
 
 from __future__ import annotations
 
-from archive.maintain import forget, maintenance, moving, prune, repairing, tags
+from archive.maintain import forget, moving, prune, tags
+from archive.maintain.evidence import check_newest
 from archive.maintain.forget import restore, to_undo, undo
-from archive.maintain.maintenance import verify
-from archive.maintain.missing import check_newest
 from archive.maintain.moving import Moved, Piece
 from archive.maintain.objects import retained_reach
 from archive.maintain.plans import ForgetPlan, Progress, PrunePlan, UpkeepPlan
 from archive.maintain.redaction import Redaction
-from archive.maintain.repairing import repair
-from archive.maintain.report import Report
+from archive.maintain.repair import damaged_commit, missing_commits, repair
 from archive.maintain.retention import asked
 from archive.maintain.tags import Tag, Tags
 from archive.maintain.usage import Info, Usage, usage
+from archive.maintain.verify import Report, verify
 
 __all__ = [
     "ForgetPlan",
@@ -32,12 +31,12 @@ __all__ = [
     "Usage",
     "asked",
     "check_newest",
+    "damaged_commit",
     "forget",
-    "maintenance",
+    "missing_commits",
     "moving",
     "prune",
     "repair",
-    "repairing",
     "restore",
     "retained_reach",
     "tags",

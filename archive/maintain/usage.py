@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive import tables
 from archive.base import layout, size
-from archive.maintain.objects import Journaled, retained_reach
+from archive.maintain.objects import FOLDERS, Journaled, retained_reach, unit
 from archive.manifest import (
     Commit,
     EpisodeIndex,
@@ -27,9 +26,6 @@ from archive.tables import objects_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_DIRECTORY = ".zarr/"  # after the name of a shard that is a folder of objects
-_PRUNED = ("shards/", "states/", "manifest/", "journal/")  # what a prune may delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,9 @@ class Usage:
     """What an archive takes: each object counts once, where it comes first.
 
     live: what the newest checkpoint of each run needs, what was journaled since, and the tables of the newest commit.
-    checkpoints: what only
-    other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as forget(episodes="unreferenced")
-    lets go of.  prunable: what nothing that is retained leads to, as prune() deletes once it is old enough.  other:
-    commits, claims of sessions and the like, which stay.
+    checkpoints: what only other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as
+    forget(episodes="unreferenced") lets go of.  prunable: what nothing that is retained leads to, as prune() deletes
+    once it is old enough.  other: commits, claims of sessions and the like, which stay.
     """
 
     live: Held
@@ -97,11 +92,11 @@ def usage(storage: Storage, head: Commit) -> Usage:
     live, held, tails = _live(storage, head), _held(storage, head), Journaled.of(head)
     out = dict.fromkeys(Usage.__slots__, Held())
     for found in storage.scan(""):
-        key = _shard_of(found.key)
+        key = unit(found.key)
         reason = "other"
         if key in live or tails.awaited(key):
             reason = "live"
-        elif key.startswith(_PRUNED) and not key.endswith(layout.PRUNED):
+        elif key.partition("/")[0] in FOLDERS and not key.endswith(layout.PRUNED):
             reason = _reason(key, reach, held, forgot=head.let_go is not None)
         out[reason] += Held(found.bytes, 1)
     return Usage(**out)
@@ -113,12 +108,6 @@ def _reason(key: str, reach: Set[str], held: Mapping[str, bool], *, forgot: bool
     if key in reach:
         return "checkpoints" if held.get(key, True) else "forgettable"
     return "prunable" if forgot else "forgettable"  # where nothing was forgotten, each commit can still be opened
-
-
-def _shard_of(key: str) -> str:
-    """The key of a directory shard, of an object that lies in one; else the object's."""
-    folder, mark, _ = key.partition(_DIRECTORY)
-    return f"{folder}{mark[:-1]}" if mark and key.startswith("shards/") else key
 
 
 def _live(storage: Storage, head: Commit) -> set[str]:
@@ -147,6 +136,5 @@ def _held(storage: Storage, head: Commit) -> dict[str, bool]:
 
 def _live_runs(storage: Storage, head: Commit) -> pa.Table:
     """The live runs of all checkpoints, one after the other."""
-    numbers = sorted({number for number, _ in checkpoint_places(storage, head)})
-    refs = [ref for number in numbers if (ref := commits.read_of(storage, number, head).live) is not None]
-    return tablefiles.load(storage, "live", refs) if refs else tables.concat("live", [])
+    saved = commits.read_all(storage, (number for number, _ in checkpoint_places(storage, head)), head)
+    return tablefiles.load(storage, "live", [one.live for one in saved if one.live is not None])

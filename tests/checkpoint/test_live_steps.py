@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import tables
 from archive.checkpoint.livesteps import LiveSteps
-from archive.maintain import maintenance
+from archive.maintain import verify
 from archive.manifest import Commit, FileRef, RunEntry, Snapshot, attempts, chains, tablefiles
 from archive.manifest.records import CheckpointRecord, Lineage, StagedObject
 from tests.support import tampering
@@ -253,6 +253,6 @@ def test_what_is_said_of_a_segments_file_is_verified(tmp_path: Path, key: str, s
     wrong = tampering.body(newest)
     wrong["segments"][0][key] = said
     tampering.seal(newest, wrong)
-    (finding,) = maintenance.verify(archive.open(str(tmp_path))).findings
+    (finding,) = verify(archive.open(str(tmp_path))).findings
     assert finding.object.endswith(".segments.parquet")
     assert "rows of commits (2, 2) with 15 steps" in finding.problem

@@ -12,7 +12,7 @@ import archive
 import resharding
 from archive.base import layout
 from archive.journal import Durable
-from archive.maintain import maintenance
+from archive.maintain import verify
 from archive.testing import steps
 from tests.support.archives import fresh
 from tests.support.commands import call as run
@@ -54,13 +54,13 @@ def test_usage_counts_what_may_be_recovered_as_live() -> None:
 
 def test_what_is_sound_and_what_is_damaged_is_told_by_verify(tmp_path: Path) -> None:
     arc, durable = journaled(str(tmp_path))
-    report = maintenance.verify(arc, deep=True)
+    report = verify(arc, deep=True)
     assert report.sound
     assert not report.warnings
     assert report.journaled == 2
     key = newest(arc, durable.number - 1)
     (tmp_path / key).write_bytes((tmp_path / key).read_bytes()[:-30])
-    report = maintenance.verify(arc)
+    report = verify(arc)
     assert report.sound
     (warning,) = report.warnings
     assert "are lost" in warning.problem
@@ -73,12 +73,12 @@ def test_what_is_sound_and_what_is_damaged_is_told_by_verify(tmp_path: Path) -> 
 def test_recovered_checkpoints_are_verified_and_damage_found(tmp_path: Path) -> None:
     arc, _ = journaled(str(tmp_path))
     made = arc.recover()
-    assert maintenance.verify(arc, deep=True).sound
+    assert verify(arc, deep=True).sound
     key = made.record.ranks[0].key
     data = bytearray((tmp_path / key).read_bytes())
     data[len(data) // 2] ^= 255
     (tmp_path / key).write_bytes(data)
-    assert not maintenance.verify(arc, deep=True).sound
+    assert not verify(arc, deep=True).sound
 
 
 def test_copies_have_episodes_that_lie_in_journals() -> None:

@@ -11,7 +11,7 @@ import pytest
 import archive
 import resharding
 from archive.ledger import Group, Rollout
-from archive.maintain.maintenance import verify
+from archive.maintain import verify
 from archive.maintain.survivors import AWAITED
 from tests.support.checkpoints import fresh, reopened, steps
 from tests.support.tampering import change_table, replace_text

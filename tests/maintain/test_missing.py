@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import archive
 from archive import cli, maintain
 from archive.base import CorruptCommitError, layout
-from archive.maintain import maintenance, repair
+from archive.maintain import repair, verify
 from archive.testing import faults, trace
 from tests.support.archives import fresh
 from tests.support.journals import NEVER_S, die
@@ -45,7 +45,7 @@ def without(arc: archive.Archive, *numbers: int) -> archive.Archive:
 
 
 def verified(arc: archive.Archive) -> Report:
-    return maintenance.verify(archive.open(arc.url))
+    return verify(archive.open(arc.url))
 
 
 def missing(report: Report) -> list[str]:
@@ -235,5 +235,5 @@ def test_who_opened_the_archive_before_a_commit_does_not_miss_it() -> None:
     w.add_episode({"x": np.arange(3)})
     w.sync()
     assert stale.tails().total.objects == 2
-    assert maintenance.verify(stale).sound
+    assert verify(stale).sound
     w.close()

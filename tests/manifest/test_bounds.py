@@ -23,7 +23,7 @@ from archive.base.errors import (
     CorruptManifestError,
     CorruptStateError,
 )
-from archive.maintain import maintenance, repairing
+from archive.maintain import repair, verify
 from archive.manifest import commits
 from archive.shard import indexed
 from archive.shard.groups import ShardView
@@ -178,9 +178,9 @@ def test_commits_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
     with pytest.raises(CorruptCommitError, match=r"commit 2 at .*000000002\.json has more than 1000066 bytes"):
         before.storage.stats and commits.read(before.storage, 2)
     assert (before.io_stats() - spent).bytes_in < 1_100_000
-    assert not maintenance.verify(archive.open(str(root), commit=1)).findings
+    assert not verify(archive.open(str(root), commit=1)).findings
     with pytest.raises(ArchiveError, match="move it away yourself"):
-        repairing.repair(before.storage)
+        repair(before.storage)
 
 
 def test_archive_json_and_claims_of_two_gigabytes_are_not_read_whole(root: Path) -> None:
@@ -188,7 +188,7 @@ def test_archive_json_and_claims_of_two_gigabytes_are_not_read_whole(root: Path)
     grow(claim)
     arc = archive.open(str(root))
     spent = arc.io_stats()
-    (found,) = maintenance.verify(arc).findings
+    (found,) = verify(arc).findings
     assert "rank-00000.json has more than 65536 bytes" in found.problem
     assert (arc.io_stats() - spent).bytes_in < 200_000
     grow(root / "archive.json")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import archive
 import resharding
-from archive.maintain.maintenance import verify
+from archive.maintain import verify
 from archive.manifest import chains
 from archive.manifest.chains import Branches, Rows
 from tests.support import format_reader

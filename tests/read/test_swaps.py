@@ -17,7 +17,7 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import ArchiveError, CorruptCommitError, CorruptStateError
-from archive.maintain import maintenance
+from archive.maintain import verify
 
 RANKS, CHECKPOINTS = 2, 2
 
@@ -186,7 +186,7 @@ def test_an_error_says_which_rank_of_which_checkpoint_lies_there(tmp_path: Path)
 def test_verify_finds_all_that_changed_places(tmp_path: Path, deep: bool) -> None:
     make(tmp_path / "root")
     arc = archive.open(str(tmp_path / "root"))
-    assert maintenance.verify(arc, deep=deep).sound
+    assert verify(arc, deep=deep).sound
     for kind, objects in kinds(tmp_path / "root").items():
         if kind == "shards" and not deep:
             continue
@@ -194,11 +194,11 @@ def test_verify_finds_all_that_changed_places(tmp_path: Path, deep: bool) -> Non
         before = one.read_bytes(), other.read_bytes()
         one.write_bytes(before[1])
         other.write_bytes(before[0])
-        found = " ".join(f"{f.object} {f.problem}" for f in maintenance.verify(arc, deep=deep).findings)
+        found = " ".join(f"{f.object} {f.problem}" for f in verify(arc, deep=deep).findings)
         assert one.relative_to(tmp_path / "root").as_posix() in found, kind
         one.write_bytes(before[0])
         other.write_bytes(before[1])
-    assert maintenance.verify(arc, deep=deep).sound
+    assert verify(arc, deep=deep).sound
 
 
 def test_a_staged_object_of_another_rank_is_not_committed(tmp_path: Path) -> None:

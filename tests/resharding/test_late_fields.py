@@ -13,7 +13,7 @@ import pytest
 
 import archive
 import resharding
-from archive.maintain import maintenance
+from archive.maintain import verify
 from archive.torch import ring
 from tests.support.archives import identical, reopened
 from tests.support.checkpoints import steps
@@ -151,7 +151,7 @@ def test_other_archives_get_it(tmp_path: Path, transfer: str, copy: bool) -> Non
     assert {name for name, data in have.items() if "advantage" in data} == {"r0e0", "r1e2"} & have.keys()
     assert all(fits(data) for data in have.values() if "advantage" in data)
     number = found.head.number
-    assert not maintenance.verify(found, deep=True).findings
+    assert not verify(found, deep=True).findings
     if transfer == "merge":
         assert resharding.merge([arc.url], to=to, copy=copy).head.number == number
         arc.add_fields({"advantage": {"r0e0": np.zeros(6, np.float32)}})

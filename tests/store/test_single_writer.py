@@ -11,7 +11,7 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import AlreadyExistsError, NotExclusiveError, SessionInUseError
-from archive.maintain import maintenance
+from archive.maintain import verify
 from archive.store.storage import Storage
 from tests.support.backends import Backend, Proxied
 
@@ -69,7 +69,7 @@ def test_with_the_promise_everything_works(proxied: Proxied) -> None:
     assert len(other.episodes) == 1
     found = archive.open(proxied.url, storage_options=proxied.storage_options)
     assert found.episodes.read()[0]["x"].tolist() == list(range(8))
-    assert maintenance.verify(found, deep=True).sound
+    assert verify(found, deep=True).sound
     assert {seen.action for seen in proxied.proxy.log if seen.method == "PUT"} == {"pass", "status"}
 
 

@@ -24,7 +24,7 @@ from archive.base import errors, plaintext
 from archive.checkpoint import progressbar
 from archive.cli import COMMANDS, main, output
 from archive.cli.commands import Failed
-from archive.maintain import maintenance
+from archive.maintain import verify
 from tests.support.places import ROOT
 from tests.support.tampering import change_commit
 
@@ -284,7 +284,7 @@ def test_what_acts_is_written_out(text: str, shown: str) -> None:
 
 
 def test_verify_names_what_is_damaged_visibly(root: Path) -> None:
-    report = maintenance.verify(archive.open(str(root)))
+    report = verify(archive.open(str(root)))
     assert report.sound
 
 

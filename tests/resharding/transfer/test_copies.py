@@ -12,7 +12,7 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import CorruptChunkError, IntegrityError, MissingObjectError
-from archive.maintain.maintenance import verify
+from archive.maintain import verify
 from archive.store.storage import Storage
 from archive.tables import loads
 from tests.support import servers

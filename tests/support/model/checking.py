@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import archive
-from archive.maintain import maintenance
+from archive.maintain import verify
 from archive.tables import KEYS, of_segments
 from tests.support.archives import identical
 from tests.support.model.perfect import Episodes, Known, Saved, Session
@@ -255,5 +255,5 @@ def check_others(world: World, arc: Any) -> None:
         check_view(world, archive.open(url, allow_bases=True).episodes, view, past=True)
     for reader, view in world.readers:
         check_view(world, reader.episodes, view, past=True)
-    findings = maintenance.verify(arc, deep=True).findings
+    findings = verify(arc, deep=True).findings
     assert findings == [], findings

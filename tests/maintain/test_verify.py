@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import archive
 from archive import cli
 from archive.base.errors import CorruptCommitError, NotFoundError, UsageError
-from archive.maintain import maintenance, repairing
+from archive.maintain import repair, verify
 from archive.store.storage import Storage
 from archive.testing import faults
 
@@ -35,7 +35,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_sound_archive_has_no_findings(root: Path, deep: bool) -> None:
-    report = maintenance.verify(archive.open(root), deep=deep)
+    report = verify(archive.open(root), deep=deep)
     assert report.sound, report.findings
     assert (report.commits, report.states, report.shards) == (6, 5, 5)
     assert (report.bytes > 5000) == deep
@@ -46,7 +46,7 @@ def test_a_flipped_byte_anywhere_is_found(root: Path, folder: str) -> None:
     path = sorted(p for p in (root / folder).rglob("*") if p.is_file())[1]
     sound = [p.name for p in (root / folder).rglob("*")]
     flip(path, path.stat().st_size // 3)
-    report = maintenance.verify(archive.open(root), deep=True)
+    report = verify(archive.open(root), deep=True)
     assert not report.sound
     assert any(path.name in f.object or path.stem in f.object for f in report.findings)
     assert [p.name for p in (root / folder).rglob("*")] == sound
@@ -55,7 +55,7 @@ def test_a_flipped_byte_anywhere_is_found(root: Path, folder: str) -> None:
 def test_what_lies_in_a_lost_shard_is_named(root: Path) -> None:
     lost = archive.open(root).episodes[2].id
     (root / archive.open(root).shards[2]).unlink()
-    (finding,) = maintenance.verify(archive.open(root)).findings
+    (finding,) = verify(archive.open(root)).findings
     assert finding.episodes == (lost,)
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_newest_commit_is_an_error_until_it_is_repaired(root: Path) ->
     damaged = newest.read_bytes()
     with pytest.raises(CorruptCommitError, match="archive repair"):
         archive.open(root)
-    done = repairing.repair(Storage.connect(root))
+    done = repair(Storage.connect(root))
     assert (root / done.kept_as).read_bytes() == damaged
     arc = archive.open(root)
     assert arc.head.number == done.commit == 6
@@ -73,14 +73,14 @@ def test_a_damaged_newest_commit_is_an_error_until_it_is_repaired(root: Path) ->
     with arc.writer(resume=arc.checkpoints.latest) as w:
         w.add_episode({"x": np.arange(3), "note": ["a"] * 3})
     assert len(archive.open(root).episodes) == 5
-    assert maintenance.verify(archive.open(root)).sound
+    assert verify(archive.open(root)).sound
 
 
 @pytest.mark.parametrize("what", ["truncate", "corrupt"])
 def test_a_sound_commit_whose_answer_came_damaged_is_not_repaired(root: Path, what: str) -> None:
     before = archive.open(root).head
     with faults.at(root, op="get", key="commits/", what=what) as fault, pytest.raises(UsageError, match="is sound"):
-        repairing.repair(Storage.connect(root))
+        repair(Storage.connect(root))
     assert fault.hits
     assert archive.open(root).head == before
 
@@ -88,16 +88,16 @@ def test_a_sound_commit_whose_answer_came_damaged_is_not_repaired(root: Path, wh
 def test_a_repair_gets_over_lost_answers(root: Path) -> None:
     flip(sorted((root / "commits/000000").iterdir())[-1], 40)
     with faults.at(root, key="damaged/", what="lose_answer") as fault:
-        done = repairing.repair(Storage.connect(root))
+        done = repair(Storage.connect(root))
     assert fault.hits
     assert archive.open(root).head.number == done.commit
 
 
 def test_there_is_nothing_to_repair_in_a_sound_archive(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="sound"):
-        repairing.repair(Storage.connect(root))
+        repair(Storage.connect(root))
     with pytest.raises(NotFoundError):
-        repairing.repair(Storage.connect(tmp_path / "none"))
+        repair(Storage.connect(tmp_path / "none"))
 
 
 def test_the_commands_say_what_they_would_do_and_do_it_when_told(root: Path) -> None:

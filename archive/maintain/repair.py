@@ -16,17 +16,18 @@ from archive.base import (
     UsageError,
     layout,
 )
-from archive.maintain import leftovers, missing
+from archive.maintain.evidence import Evidence, leftovers
+from archive.maintain.objects import History
 from archive.manifest import Commit, about, commits, sessions
 from archive.store import Storage
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What `repair` did."""
+    """What `repair` did. kept_as: where the damaged bytes are; None: there were none."""
 
     commit: int
-    kept_as: str | None  # where the damaged bytes are; None: there were none
+    kept_as: str | None
 
 
 def damaged_commit(storage: Storage) -> int:
@@ -62,14 +63,14 @@ def _lost_between(storage: Storage, newest: Commit) -> list[int]:
 
 def missing_commits(storage: Storage) -> range:
     """Numbers of commits beyond a sound newest one that are missing: somebody has seen them. Empty if none are."""
-    head, named, evidence = commits.newest(storage), leftovers.Named(), missing.Evidence()
+    head, history, evidence = commits.newest(storage), History(storage), Evidence()
     for number in range(1, head.number + 1):
         with suppress(IntegrityError, MissingObjectError):  # of one in the middle `verify` tells
-            named.add(commits.read(storage, number))
+            history.note(commits.read(storage, number))
     for key in sessions.claim_keys(storage):
         with suppress(IntegrityError):  # of what is damaged `verify` tells
             evidence.add(key, sessions.read_claim(storage, key).seen)
-    leftovers.find(storage, named, (), evidence)
+    leftovers(storage, history, (), evidence)
     return range(head.number + 1, evidence.newest(head) + 1)
 
 

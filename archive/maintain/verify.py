@@ -1,0 +1,459 @@
+"""Verifying that what commits promise is there, as it was written, and that tables agree with each other and with what
+they name. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from archive.base import ArchiveError, CorruptManifestError, FieldError, layout
+from archive.checkpoint import Checkpoint, StagedFile, checkpoint_at
+from archive.journal import Tails, tails
+from archive.maintain.evidence import Evidence, leftovers
+from archive.maintain.objects import History, retained, retained_reach
+from archive.manifest import (
+    METADATA,
+    Commit,
+    EpisodeIndex,
+    FileRef,
+    Rows,
+    ShardIndex,
+    Snapshot,
+    chains,
+    checkpoint_places,
+    chunkindex,
+    commits,
+    sessions,
+    tablefiles,
+)
+from archive.read import Reader, Selection, Spans, fetching, sizes
+from archive.shard import checksum
+from archive.store import Roots, split_key
+from archive.tables import CHUNK_FILE, among, distinct, of_segments
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+_OF_SHARDS = ("episode_id", "shard", *CHUNK_FILE)
+_READ_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as a commit says. episodes: some of those that lie in the object."""
+
+    object: str
+    problem: str
+    episodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A whole checkpoint of a run, and why it cannot be resumed; None: nothing that was looked at is against it."""
+
+    run: str
+    name: str
+    commit: int
+    problem: str | None
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found wrong.
+
+    journaled: objects of journals beyond the newest checkpoints.  warnings: what no commit promises, and is lost as it
+    stands.  notes: what no commit names, and would have been.  checkpoints: where something is wrong, of each run the
+    newest, down to the first that is sound.  not_allowed: URL of another archive -> its shards, not looked at.
+    """
+
+    deep: bool
+    commits: int = 0
+    manifests: int = 0
+    shards: int = 0
+    states: int = 0
+    bytes: int = 0
+    journaled: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    checkpoints: list[Judged] = field(default_factory=list)
+    not_allowed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing is wrong, and nothing was left out."""
+        return not self.findings and not self.not_allowed
+
+
+class Opened(Protocol):
+    """An archive as it is open, as of a commit."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+
+def verify(archive: Opened, *, deep: bool = False, progress: Callable[[Report], None] | None = None) -> Report:
+    """Check all commits, their tables, what their checkpoints staged, that the live steps of each checkpoint are in
+    its tables, that no episode goes on from a branch that a resume left behind, and every shard of the newest: that
+    its first bytes are there or, if `deep`, that every byte is as it was written and every step can be read. Where
+    something was let go of, the tables, checkpoints and shards are those that the newest commit and the tagged ones
+    lead to: what else there was need not be there.
+
+    So are what the newest sessions of runs have journaled beyond their checkpoints: where it is damaged, what lies
+    beyond cannot be recovered. That breaks no promise of a commit, so it is a warning and no finding.
+
+    What no commit names is noted: a writer that died leaves it, and so does a commit that was removed. Where an object
+    says that its writer had seen a commit which is not there, or is another one, that is a finding.
+
+    Shards of other archives are looked at where `allow_bases` permits it; those that it does not are no findings, but
+    counted, and the report is not sound then.
+    """
+    tell = progress or (lambda _: None)
+    looking = _Verification(archive.snapshot, deep)
+    report = looking.report
+    for commit in looking.commits():
+        looking.at_files(commit)
+        looking.at_staged(commit)
+        tell(report)
+    looking.at_checkpoints()
+    looking.at_episodes()
+    looking.at_claims()
+    looking.at_journals()
+    for index, episodes in looking.shards():
+        looking.at_shard(index, episodes)
+        tell(report)
+    if deep:
+        looking.at_contents()
+    looking.at_leftovers()
+    if report.findings:
+        report.checkpoints += looking.attempt("the checkpoints table", lambda: list(looking.judged())) or ()
+    return report
+
+
+class _Verification:
+    """Looks at one part of an archive after the other; all that it finds goes into `report`."""
+
+    def __init__(self, snapshot: Snapshot, deep: bool) -> None:
+        self.report = Report(deep)
+        self._snapshot = snapshot
+        self._storage = snapshot.storage
+        self._head = snapshot.commit
+        self._roots = Roots(snapshot.storage, snapshot.commit.base_urls)
+        self._history, self._evidence = History(self._storage), Evidence()
+        self._known: dict[int, Commit] = {}
+        self._files: set[str] = set()  # looked at, like:
+        self._shards: set[str] = set()
+        # what must be there; None: all that was ever committed
+        reach = partial(retained_reach, self._storage, self._head)
+        self._reach = None if self._head.let_go is None else self.attempt("the tables", reach)
+
+    def attempt(self, name: str, check: Callable[[], T]) -> T | None:
+        """What the check gives; None, and a finding, if it fails."""
+        try:
+            return check()
+        except ArchiveError as e:
+            self._find(name, str(e))
+            return None
+
+    def _find(self, name: str, problem: str, episodes: tuple[str, ...] = ()) -> None:
+        self.report.findings.append(Finding(name, problem, episodes))
+
+    # -- commits, and what they name -----------------------------------------------------------------------------------
+
+    def commits(self) -> Iterator[Commit]:
+        """All commits that can be read, oldest first; each must follow the one before."""
+        before: Commit | None = None
+        for number in range(1, self._head.number + 1):
+            key = layout.commit_key(number)
+            commit = self.attempt(key, partial(commits.read, self._storage, number))
+            if commit is not None:
+                if before is not None and commit.parent != before.digest:
+                    self._find(key, f"its parent's checksum is not that of commit {before.number}")
+                self.report.commits += 1
+                self._history.note(commit)
+                self._known[number] = commit
+                yield commit
+            before = commit
+
+    def at_files(self, commit: Commit) -> None:
+        """The manifest files that a commit names, each once."""
+        led_to = commit.tables
+        if commit.run_files is not None and self._is_needed(commit.run_files.path):
+            led_to = self.attempt(f"the runs of commit {commit.number}", lambda: commit.tables_led_to) or led_to
+        for kind, ref in led_to:
+            if ref.path not in self._files and self._is_needed(ref.path):
+                self._files.add(ref.path)
+                self.report.manifests += 1
+                self.attempt(ref.path, partial(self._check_file, kind, ref))
+
+    def _is_needed(self, path: str) -> bool:
+        return self._reach is None or path in self._reach.manifests
+
+    def _check_file(self, kind: str, ref: FileRef) -> None:
+        """A file of a table must be one, and hold what the commit that names it says: readers go by that."""
+        import pyarrow.compute as pc
+
+        rows = tablefiles.load(self._roots, kind, [ref])
+        if kind == "chunks":
+            chunkindex.from_table(rows)
+        if kind != "segments":
+            return
+        numbers, steps = tuple(pc.min_max(rows["commit"]).as_py().values()), pc.sum(rows["length"]).as_py()
+        if ref.commit not in (None, numbers) or ref.steps not in (None, steps):
+            raise CorruptManifestError(
+                f"{self._roots.full_url(ref.path)} has rows of commits {numbers} with {steps} steps; the commit that "
+                f"names it says {ref.commit} and {ref.steps}"
+            )
+
+    def at_staged(self, commit: Commit) -> None:
+        """What the ranks staged for the checkpoint of a commit."""
+        for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
+            if self._reach is not None and staged.key not in self._reach.states:
+                continue
+            file = StagedFile(self._storage, staged.key, staged.nonce)
+            self.report.states += 1
+            index = self.attempt(staged.key, partial(getattr, file, "index"))
+            if index is not None:
+                self._evidence.add(staged.key, index.seen)
+                if self.report.deep:
+                    self.attempt(staged.key, file.check)
+
+    def at_claims(self) -> None:
+        """The claims of sessions: each says which commit its writer had seen."""
+        for key in self.attempt("sessions", lambda: sessions.claim_keys(self._storage)) or ():
+            claim = self.attempt(key, partial(sessions.read_claim, self._storage, key))
+            self._evidence.add(key, None if claim is None else claim.seen)
+
+    # -- rows of tables ------------------------------------------------------------------------------------------------
+
+    def at_checkpoints(self) -> None:
+        """The live steps of each checkpoint must be in the tables that it is read with."""
+        places = self.attempt("the checkpoints table", lambda: checkpoint_places(self._storage, self._head)) or ()
+        for number, manifest in sorted(places, key=lambda place: place[0]):
+            self.attempt(layout.commit_key(number), partial(self._locate, number, manifest))
+
+    def _locate(self, number: int, manifest: int | None) -> None:
+        self._checkpoint(number, manifest).groups  # noqa: B018
+
+    def _checkpoint(self, number: int, manifest: int | None) -> Checkpoint:
+        return checkpoint_at(self._storage, self._head, number, manifest, self._snapshot.later)
+
+    def at_episodes(self) -> None:
+        """No episode may be put together from branches that exclude each other, or go on from another one or itself; no
+        rollout of a prompt may be sealed with an episode that is not there."""
+        table = "the segments table"
+        if self.attempt(table, lambda: EpisodeIndex(self._snapshot).chains) is not None:
+            for name, problem in self.attempt(table, lambda: list(spliced(self._snapshot))) or ():
+                self._find(table, problem, (name,))
+        table = "the ledger table"
+        for name, problem in self.attempt(table, lambda: list(self._sealed_unknown())) or ():
+            self._find(table, problem, (name,))
+
+    def _sealed_unknown(self) -> Iterator[tuple[str, str]]:
+        """Episodes without a row of the segments table that a ledger names, and what that says."""
+        import pyarrow as pa
+
+        columns = ["ledger", "key", "episode_id"]
+        ledger = tablefiles.load(self._storage, "ledger", self._head.files("ledger"), columns)
+        if not ledger.num_rows:
+            return
+        there = of_segments("ledger", ledger, self._snapshot.columns(["episode_id"]))
+        unknown = ledger.filter(pa.array(ledger["episode_id"].is_valid().to_numpy() & ~there))
+        for name, key, episode in zip(*(unknown[column].to_pylist() for column in columns), strict=True):
+            problem = f"key {key} of ledger {name!r} is sealed with episode {episode!r}, of which there is no row"
+            yield episode, problem
+
+    # -- journals ------------------------------------------------------------------------------------------------------
+
+    def at_journals(self) -> None:
+        """What the newest session of each run has journaled since its newest checkpoint."""
+        for run, entry in (self.attempt("the runs", lambda: {**self._head.runs}) or {}).items():
+            if not entry.journal:
+                continue
+            of_run = partial(tails.of_run, self._storage, self._head, run)
+            found: Tails | None = self.attempt(f"the journal of run {run!r}", of_run)
+            for one in () if found is None else found.ranks:
+                self.report.journaled += one.objects
+                if one.ended == tails.DAMAGED:
+                    key = layout.journal_key(entry.session, one.rank, one.next)
+                    folder, _, name = key.rpartition("/")
+                    lost = sum(other >= name for other in self._storage.list(folder))
+                    problem = f"{one.why}; if the job dies now, this and what comes after it, {lost} objects, are lost"
+                    self.report.warnings.append(Finding(key, problem))
+
+    # -- shards --------------------------------------------------------------------------------------------------------
+
+    def shards(self) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
+        """Every shard that rows name, once, with some of its episodes."""
+        for table in self._tables_of_shards():
+            yield from self._shards_of(table)
+
+    def _tables_of_shards(self) -> Iterator[pa.Table]:
+        """Rows that name the shards to be looked at: of the newest commit and, where something was let go of, those of
+        tagged commits and of checkpoints that earlier tables serve, as far as they are needed."""
+        table = self.attempt("the segments table", lambda: self._snapshot.columns(_OF_SHARDS))
+        late = self.attempt("the late table", self._late)
+        yield from (found for found in (table, late) if found is not None)
+        for commit in () if self._reach is None else self.attempt("the tags", self._others) or ():
+            table_of = partial(Snapshot(self._storage, commit).columns, _OF_SHARDS)
+            found = self.attempt(f"the segments table of commit {commit.number}", table_of)
+            if found is not None and self._reach is not None:
+                yield found.filter(among(found["shard"], self._reach.shards))
+
+    def _late(self) -> pa.Table:
+        """Rows of the late table, as if of an episode without a name."""
+        import pyarrow as pa
+
+        found = tablefiles.load(self._storage, "late", self._head.files("late"), _OF_SHARDS[1:])
+        return found.append_column("episode_id", pa.array(["a late field"] * found.num_rows, pa.string()))
+
+    def _others(self) -> list[Commit]:
+        """The commits beside the newest whose tables are needed."""
+        serving = {manifest or number for number, manifest in checkpoint_places(self._storage, self._head)}
+        older = {number for number in serving if number < (self._head.let_go or 0)}
+        return [*retained(self._storage, self._head)[1:], *commits.read_all(self._storage, older, self._head)]
+
+    def _shards_of(self, table: pa.Table) -> Iterator[tuple[ShardIndex, tuple[str, ...]]]:
+        episodes: dict[str, list[str]] = {}
+        for shard, name in zip(table["shard"].to_pylist(), table["episode_id"].to_pylist(), strict=True):
+            if shard is not None and shard not in self._shards:
+                episodes.setdefault(shard, []).append(name)
+        files = tablefiles.chunk_files(table)
+        self._shards.update(episodes, files)
+        for shard in list(episodes):
+            base = split_key(shard)[0]
+            if base is not None and not self._roots.allows(base):
+                url = self._roots.url_of(base) or base
+                self.report.not_allowed[url] = self.report.not_allowed.get(url, 0) + 1
+                del episodes[shard]
+        for path, ref in files.items():
+            if self._roots.allows(split_key(path)[0]):
+                for _, found in self.attempt(path, lambda: [*fetching.indexes(self._roots, [ref])]) or ():  # noqa: B023
+                    for shard in [one for one in found if one in episodes]:
+                        yield found[shard], tuple(dict.fromkeys(episodes.pop(shard)))[:3]
+        for shard, names in episodes.items():
+            self._find(shard, "no chunk table has it", tuple(names[:3]))
+
+    def at_shard(self, index: ShardIndex, episodes: tuple[str, ...]) -> None:
+        """All members of a shard, or its metadata; each against the chunk table."""
+        self.report.shards += 1
+        reads = index.plan(index.everything() if self.report.deep else {})
+        try:
+            blocks = self._roots.get_ranges(reads.requests)
+        except ArchiveError as e:
+            self._find(index.shard, str(e), episodes)
+            return
+        self.report.bytes += reads.fetched_bytes
+        for piece in reads.pieces:
+            data = memoryview(blocks[piece.request])[piece.start : piece.start + piece.size]
+            sound = chunkindex.stored_checksum(data, piece) == piece.crc32c
+            if piece.array != METADATA:
+                sound = sound and checksum(data[:-4]) == piece.crc32c
+            if not sound:
+                self._find(index.shard, f"{piece.member!r} does not match its checksum", episodes)
+
+    def at_contents(self) -> None:
+        """Steps must come out of shards as tables say that they lie there."""
+        find = partial(unreadable, self._snapshot, self._roots, {one.object for one in self.report.findings})
+        for shard, name, why in self.attempt("the segments table", lambda: list(find())) or ():
+            self._find(shard, why, (name,))
+
+    # -- what else there is --------------------------------------------------------------------------------------------
+
+    def at_leftovers(self) -> None:
+        """What no commit names and, by what all objects say, commits that were there."""
+        find = partial(leftovers, self._storage, self._history, self._shards, self._evidence)
+        for key, what in self.attempt("what no commit names", find) or ():
+            self.report.notes.append(Finding(key, what))
+        head = self._history.head or self._head
+        for number, problem in self._evidence.problems(self._storage, head, self._known):
+            self._find(layout.commit_key(number), problem)
+
+    def judged(self) -> Iterator[Judged]:
+        """Of each run its newest whole checkpoints, down to the first that nothing found is against."""
+        problems = {one.object: one.problem for one in reversed(self.report.findings)}
+        left = set(self._head.runs)
+        for number, manifest in sorted(checkpoint_places(self._storage, self._head), key=lambda place: -place[0]):
+            try:
+                ck = self._checkpoint(number, manifest)
+            except ArchiveError:  # of its commit there is a finding
+                continue
+            if ck.run not in left or not ck.whole:
+                continue
+            problem = _against(ck, problems)
+            if problem is None:
+                left.discard(ck.run)
+            yield Judged(ck.run, ck.name, ck.number, problem)
+
+
+def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
+    """What is wrong with something that a checkpoint needs."""
+    own, serving = ck.commit, ck.served_by
+    files = [*serving.files("segments"), *serving.files("branches"), *([own.live] if own.live else [])]
+    keys = [layout.commit_key(ck.number), *(one.key for one in ck.record.ranks), *ck.record.borrowed]
+    for key in [*keys, *(one.path for one in files)]:
+        if key in problems:
+            return f"{key}: {problems[key]}"
+    try:
+        rows = ck.snapshot.take(np.unique(ck.located.stream), ["shard", "chunks"])
+    except ArchiveError as e:
+        return str(e)
+    needed = {key for name in rows.column_names for key in distinct(rows[name])}
+    return next((f"{key}: {problems[key]}" for key in sorted(needed & problems.keys())), None)
+
+
+def unreadable(snapshot: Snapshot, roots: Roots, known: set[str]) -> Iterator[tuple[str, str, str]]:
+    """The first segment in each shard that does not come out of it as tables and schemas say, but for shards of which
+    that is known: the shard, the episode, and why. All others are read, in runs of bounded size."""
+    table = snapshot.columns(["shard", "length", "episode_id"])
+    shards, bad = np.array(table["shard"].to_pylist(), object), set(known)
+    there = [n for n, one in enumerate(shards) if one is not None and roots.allows(split_key(one)[0])]
+    rows = np.array([n for n in there if shards[n] not in bad], np.int64)
+    rows = rows[np.argsort(shards[rows].astype(str), kind="stable")]
+    reader, spans = Reader(snapshot), Spans.of_each(rows, 0 * rows, table["length"].to_numpy()[rows])
+    for start, stop in sizes.runs(reader.as_written().sizes(spans), _READ_BYTES):
+        if _why(reader, spans, range(start, stop)) is None:
+            continue
+        for n in range(start, stop):
+            shard = shards[rows[n]]
+            if shard not in bad and (why := _why(reader, spans, range(n, n + 1))) is not None:
+                bad.add(shard)
+                yield shard, table["episode_id"][int(rows[n])].as_py(), why
+
+
+def _why(reader: Reader, spans: Spans, numbers: range) -> str | None:
+    """Why these steps, as they were written and with what was added to them, cannot be read; None: they can."""
+    some = spans.pick(np.array(numbers))
+    try:
+        reader.read_stored(some)
+        if reader.snapshot.later.head.late:
+            with suppress(FieldError):  # fields that were added to some of them only, or of another kind
+                reader.read(some, Selection(missing="skip"))
+    except ArchiveError as e:
+        return str(e)
+    return None
+
+
+def spliced(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Episodes with a segment that goes on from one which its session has never seen, as another branch wrote it; and
+    what is wrong with each. What a session goes on from is recorded when it is opened."""
+    known = snapshot.branches
+    if not known:
+        return
+    table = snapshot.columns(chains.DETAIL)
+    before = chains.predecessors(table)
+    for row in np.sort(known.spliced(Rows(table), before)).tolist():
+        (mine, other) = snapshot.take(np.array([row, before[row]]), chains.DETAIL).to_pylist()
+        names = [chains.address(r["session"], r["rank"], r["sequence"]) for r in (mine, other)]
+        origin = known.origins.get(mine["session"])
+        where = "began by itself" if origin is None else f"resumed from commit {origin.commit}"
+        problem = (
+            f"episode {mine['episode_id']!r} is spliced: segment {names[0]!r} goes on from {names[1]!r}, which is "
+        )
+        yield mine["episode_id"], f"{problem}of a branch that its session, which {where}, does not have"
