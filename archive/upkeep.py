@@ -236,18 +236,18 @@ class Upkeep:
         counts, the others stay in `arc.labels`. NotFoundError if there is no episode of some id; then nothing is said
         of any. One small object and a commit, beside running writers.
         """
-        from archive.read import labelling
+        from archive.read import notes
 
-        self._committed(labelling.label(self._log(), self.index, said, by))
+        self._committed(notes.label(self._log(), self.index, said, by))
         return self
 
     @property
     def late_fields(self) -> pa.Table:
         """What was ever added to steps after they were written, oldest first: a row for each run of steps. fields,
         session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
-        from archive.read import adding
+        from archive.read import notes
 
-        return self.index.snapshot.later.late.select(adding.TOLD)
+        return self.index.snapshot.later.late.select(notes.TOLD)
 
     def add_fields(
         self, fields: Mapping[Any, Mapping[str, Any]], *, provenance: Any = None, by: str | None = None
@@ -262,17 +262,17 @@ class Upkeep:
         They are written as shards of their own, with a commit, beside running writers; none that is there is written
         again. NotFoundError for an unknown id, FieldError for rows that are not the episode's: then nothing is added.
         """
-        from archive.read import adding
+        from archive.read import notes
 
-        self._committed(adding.add(self._log(), self.index, fields, provenance, by))
+        self._committed(notes.add(self._log(), self.index, fields, provenance, by))
         return self
 
     def drop_fields(self, names: Sequence[Any]) -> Self:
         """Take fields that were added away from all steps again: `arc.drop_fields(["advantage"])`. What the steps were
         written with under that name shows again. FieldError if nobody added a field of some name."""
-        from archive.read import adding
+        from archive.read import notes
 
-        self._committed(adding.drop(self._log(), names))
+        self._committed(notes.drop(self._log(), names))
         return self
 
     def prune(

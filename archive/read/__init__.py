@@ -3,7 +3,7 @@ checksum."""
 
 from __future__ import annotations
 
-from archive.read import adding, deriving, labelling, sizes
+from archive.read import deriving, notes, sizes
 from archive.read.batchplan import Empty
 from archive.read.chunks import fetching
 from archive.read.deriving import Bounds
@@ -28,9 +28,8 @@ __all__ = [
     "Selection",
     "Shown",
     "Spans",
-    "adding",
     "deriving",
     "fetching",
-    "labelling",
+    "notes",
     "sizes",
 ]

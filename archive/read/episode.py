@@ -11,7 +11,7 @@ from archive.base import MAX_PAGE_BYTES, frozen, jsontree
 from archive.fields import schema, to_tensors
 from archive.manifest import EpisodeIndex
 from archive.observe import operation
-from archive.read import deriving, labelling
+from archive.read import deriving, notes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
 from archive.read.destination import Destination
@@ -131,7 +131,7 @@ class Episode:
 
     def label(self, labels: Mapping[str, Any] | None = None, /, *, by: str | None = None, **more: Any) -> Self:
         """Say something of it; see `Episodes.label`."""
-        labelling.label_all(self.alone(), {**(labels or {}), **more}, by)
+        notes.label_all(self.alone(), {**(labels or {}), **more}, by)
         return self
 
     @property

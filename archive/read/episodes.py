@@ -13,7 +13,7 @@ from archive.base import NotFoundError, UsageError, logger, one_line, package, s
 from archive.fields import schema
 from archive.manifest import COLUMNS, METADATA_COLUMN, Met, matching
 from archive.observe import operation
-from archive.read import adding, deriving, labelling, sizes
+from archive.read import deriving, notes, sizes
 from archive.read.ahead import Ahead
 from archive.read.chosen import Attributes, Chosen
 from archive.read.chunks import Tails
@@ -114,7 +114,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         that are no Python names. Values as of `arc.label`. Writes one small object and a commit, beside running
         writers.
         """
-        labelling.label_all(self, {**(labels or {}), **more}, by)
+        notes.label_all(self, {**(labels or {}), **more}, by)
         return self
 
     def map(
@@ -131,7 +131,7 @@ class Episodes(Chosen, Sequence["Episode"]):
         fields, and `provenance`, more of it as JSON.  missing, derive: as of `read`.
         """
         streamed = self.stream(fields, max_bytes=max_bytes, missing=missing, derive=derive)
-        adding.map_all(self, streamed, fn, adds, provenance, by)
+        notes.map_all(self, streamed, fn, adds, provenance, by)
         return self
 
     def _complete(self) -> Any:

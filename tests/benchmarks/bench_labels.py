@@ -27,7 +27,7 @@ def child_say(url: str) -> dict[str, float]:
     import pyarrow.parquet  # noqa: F401
 
     import archive
-    from archive.read import labelling  # noqa: F401
+    from archive.read import notes  # noqa: F401
 
     arc = archive.open(url)
     ids = arc.episodes.table["episode_id"].to_pylist()

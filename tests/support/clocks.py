@@ -11,9 +11,9 @@ import pytest
 
 from archive.checkpoint import drafting
 from archive.ledger import ledger
-from archive.read import adding, labelling
+from archive.read import notes
 
-_STAMPING = (drafting, ledger, adding, labelling)  # what gives rows their `created_at`
+_STAMPING = (drafting, ledger, notes)  # what gives rows their `created_at`
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from archive.base import UsageError, jsontree
-from archive.read import labelling
+from archive.read import notes
 from archive.view.answers.listings import Scope
 from archive.view.answers.shown import Shown
 from archive.view.web import Query, Reply, json_reply
@@ -105,7 +105,7 @@ def _check_count(count: int) -> None:
 def _before(arc: Archive, said: Said) -> dict[str, dict[str, Any]]:
     """What is said now of the keys that are to be said; None where nothing is."""
     index, ids = arc.index, list(said)
-    numbers = labelling.numbers_of(index, ids, "nothing was said of any")
+    numbers = notes.numbers_of(index, ids, "nothing was said of any")
     out: dict[str, dict[str, Any]] = {name: {} for name in ids}
     for key in dict.fromkeys(key for values in said.values() for key in values):
         texts = index.labels.texts(key).take(pa.array(numbers)).to_pylist()

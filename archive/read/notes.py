@@ -1,0 +1,343 @@
+"""What comes after the fact, as rows beside those of segments and a commit that names them: labels of episodes, and
+fields that are added to their steps, in shards of their own. What was written before stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archive import tables
+from archive.arrays import Ints
+from archive.base import (
+    CorruptCommitError,
+    FieldError,
+    LetGoError,
+    NotFoundError,
+    UsageError,
+    check_text,
+    escape_path,
+    jsontree,
+    layout,
+    show,
+)
+from archive.fields import to_path
+from archive.manifest import (
+    Addition,
+    Attempt,
+    Change,
+    Commit,
+    CommitLog,
+    EpisodeIndex,
+    Later,
+    Requirement,
+    Snapshot,
+    about,
+    labels,
+    new_session,
+    value_set,
+)
+from archive.observe import timed
+from archive.read.chosen import Chosen
+from archive.read.lateshards import Given, LateShards, checked
+from archive.read.reader import Reader
+from archive.read.spans import Spans
+from archive.store import Storage
+from archive.tables import ADDRESS, KEYS, STRETCH, of_segments, overlaps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_NAMED = 5
+TOLD = (
+    "fields", "session", "buffer", "rank", "env_id", "position", "length", "dropped", "provenance", "by", "created_at",
+    "commit",
+)  # fmt: skip
+Fields = Mapping[Any, Mapping[str, Any]]  # name -> episode id -> rows
+
+
+# -- rows beside segments ----------------------------------------------------------------------------------------------
+
+
+def _stamped(kind: str, rows: pa.Table, by: str | None, **more: Any) -> pa.Table:
+    """Rows of a table, with who made them and when."""
+    if by is not None:
+        check_text(by, "by")
+    columns = {name: rows[name] for name in rows.column_names}
+    return tables.from_columns(kind, {**columns, **more, "by": by, "created_at": datetime.now(UTC)})
+
+
+def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
+    """What a commit of these rows requires: that nothing of what they are about was let go of since it was seen;
+    LetGoError."""
+
+    def check(parent: Commit) -> None:
+        if parent.let_go is None or parent.let_go <= seen.commit.number:
+            return
+        now = Snapshot(seen.storage, parent).columns(KEYS)
+        if kind == "labels":
+            gone = rows.filter(~of_segments(kind, rows, now))["episode_id"].unique().to_pylist()
+            what = f"{len(gone)} of these episodes, such as {gone[0]!r}," if gone else ""
+            undone = "nothing was said of any"
+        else:
+            left, asked = int(overlaps(rows, now).length.sum()), int(rows["length"].to_numpy().sum())
+            what = "some of the steps that were given fields" if left < asked else ""
+            undone = "nothing was added to any"
+        if what:
+            raise LetGoError(
+                f"{what} were forgotten at {seen.storage.url} meanwhile; {undone}. Open the archive again"
+            )
+
+    return check
+
+
+def _log_of(later: Later) -> CommitLog:
+    """The log of the archive that some episodes are of; UsageError if it was opened at a commit."""
+    if later.read_only:
+        raise UsageError(
+            f"this archive was opened at commit {later.head.number} and is read only; open it without commit="
+        )
+    return CommitLog(later.storage, later.head.archive, later.head)
+
+
+def numbers_of(index: EpisodeIndex, ids: Sequence[str], undone: str) -> Ints:
+    """The numbers of episodes in an index; NotFoundError, saying what was not done, if some are not there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted = value_set("episode_id", ids, pa.string())
+    number = pc.index_in(wanted, value_set=index.column("episode_id").combine_chunks())
+    if number.null_count:
+        unknown = wanted.filter(pc.is_null(number)).unique().to_pylist()
+        some = ", ".join(map(repr, unknown[:MAX_NAMED]))
+        raise NotFoundError(
+            f"{len(unknown)} of these episodes are not at {index.snapshot.storage.url}, such as {some}; {undone}. "
+            "`archive episodes` lists them"
+        )
+    found: Ints = number.to_numpy().astype("int64")
+    return found
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def label_all(episodes: Chosen, said: Mapping[str, Any], by: str | None = None) -> None:
+    """Say the same of each of these episodes, as they are seen there; they show it then.
+
+    UsageError if they are of an archive that was opened at a commit, LetGoError if some were forgotten meanwhile.
+    """
+    if not said:
+        raise UsageError("nothing is said of these episodes: give labels, as in eps.label(success=True)")
+    texts = {check_key(key): labels.text_of(value, key) for key, value in said.items()}
+    index = episodes.episode_index
+    log = _log_of(index.snapshot.later)
+    if len(episodes):
+        rows = _of_each(episodes, texts)
+        there = _still_there("labels", index.snapshot, rows)
+        index.snapshot.later.show(_label(log, lambda parent: rows, by, [there]))
+
+
+def label(
+    log: CommitLog, index: EpisodeIndex, said: Mapping[str, Mapping[str, Any]], by: str | None = None
+) -> Commit:  # fmt: skip
+    """Say of episodes, by id, what is said of each; the commit. NotFoundError if there is none of some id.
+
+    index: the episodes as they were seen last, which saves reading them again.
+    """
+    ids: list[str] = []
+    keys: list[str] = []
+    texts: list[str | None] = []
+    for name, mine in said.items():
+        check_text(name, "an episode's id")
+        for key, value in mine.items():
+            ids.append(name)
+            keys.append(key)
+            texts.append(labels.text_of(value, key))
+    for key in set(keys):
+        check_key(key)
+    return _label(log, partial(_by_id, index, ids, keys, texts), by) if ids else log.catch_up()
+
+
+def check_key(key: str) -> str:
+    """A label's key; UsageError for one that would not be seen."""
+    check_text(key, "a label's key")
+    if not key.strip() or not key.isprintable():
+        raise UsageError(f"the label {key!r} must have characters that show, and none that do not")
+    return key
+
+
+def _of_each(episodes: Chosen, texts: Mapping[str, str | None]) -> pa.Table:
+    """A row for each episode and key, with the newest segment of the episode as it is seen."""
+    import pyarrow as pa
+
+    count = len(episodes)
+    one = _addressed(episodes.episode_index, episodes.numbers)
+    parts = []
+    for key, text in texts.items():
+        coded = pa.array([key], pa.string()).dictionary_encode().take(pa.repeat(pa.scalar(0, pa.int32()), count))
+        value = pa.nulls(count, pa.string()) if text is None else pa.repeat(pa.scalar(text), count)
+        parts.append(one.append_column("key", coded).append_column("value", value))
+    return pa.concat_tables(parts)
+
+
+def _by_id(
+    known: EpisodeIndex, ids: Sequence[str], keys: Sequence[str], texts: Sequence[str | None], parent: Commit
+) -> pa.Table:  # fmt: skip
+    """A row for each of these, with the newest segment of the episode as it stands at a commit."""
+    import pyarrow as pa
+
+    storage, same = known.snapshot.storage, known.snapshot.commit.same_episodes(parent)
+    index = known if same else EpisodeIndex(Snapshot(storage, parent))
+    one = _addressed(index, numbers_of(index, ids, "nothing was said of any"))
+    coded = pa.array(keys, pa.string()).dictionary_encode()
+    return one.append_column("key", coded).append_column("value", pa.array(texts, pa.string()))
+
+
+def _addressed(index: EpisodeIndex, numbers: Ints) -> pa.Table:
+    """The id and newest segment of these episodes."""
+    return index.snapshot.take(index.chains.lasts()[numbers], ["episode_id", *ADDRESS])
+
+
+@timed("label")
+def _label(
+    log: CommitLog, rows: Callable[[Commit], pa.Table], by: str | None, requires: Sequence[Requirement] = ()
+) -> Commit:  # fmt: skip
+    """Commit labels. rows: gives those to commit after a commit, but for who and when."""
+
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        return {"labels": _stamped("labels", rows(parent), by)}, {}
+
+    return log.commit(f"label/{uuid.uuid4().hex}", Change("label", adds, requires))
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+def add(log: CommitLog, known: EpisodeIndex, given: Fields, provenance: Any, by: str | None) -> Commit:
+    """Give episodes fields, by name and id; the commit. Nothing is written unless all of them can be added.
+
+    known: the episodes as they were seen last, which saves reading them again.
+    """
+    ids = list(dict.fromkeys(episode for values in given.values() for episode in values))
+    if not ids:
+        raise UsageError('no field is given for any episode: give arc.add_fields({"advantage": {episode id: rows}})')
+    index = known.as_of(log.catch_up())
+    reader = Reader(index.snapshot)
+    spans = Chosen(reader, index, numbers_of(index, ids, "nothing was added to any")).step_spans()
+    steps, known_fields = spans.lengths().tolist(), reader.shown(spans).schemas
+    values = ({name: of[episode] for name, of in given.items() if episode in of} for episode in ids)
+    fields = [checked(of, n, episode, known_fields) for of, n, episode in zip(values, steps, ids, strict=True)]
+    return write(log, reader, ((spans.one(i), of) for i, of in enumerate(fields)), provenance, by)
+
+
+@timed("add_fields")
+def write(
+    log: CommitLog, reader: Reader, made: Iterable[tuple[Spans, Given]], provenance: Any, by: str | None
+) -> Commit:  # fmt: skip
+    """Write late fields of episodes, each with its steps, as they are made; then commit them all."""
+    why = None if provenance is None else jsontree.dumps(provenance, where="provenance")
+    if by is not None:
+        check_text(by, "by")
+    session = new_session()
+    shards = LateShards(reader.snapshot, session, _layout(log.storage))
+    for spans, given in made:
+        shards.add(spans, given)
+    rows, chunks = shards.close()
+    if not rows.num_rows:
+        return log.catch_up()
+    rows = _stamped("late", rows, by, provenance=why)
+    there = _still_there("late", reader.snapshot, rows)
+    change = Change("late", lambda parent, attempt: ({"late": rows}, {"chunks": chunks}), [there], session=session)
+    return log.commit(f"late/{uuid.uuid4().hex}", change)
+
+
+def _layout(storage: Storage) -> str:
+    found = about.find(storage)
+    if found is None:
+        raise CorruptCommitError(f"{storage.full_url(layout.ARCHIVE_KEY)} is gone; put it back from a copy")
+    return found[0].layout
+
+
+@timed("drop_fields")
+def drop(log: CommitLog, names: Sequence[Any]) -> Commit:
+    """Take late fields away from all steps; the commit. FieldError if nobody added a field of some name."""
+    if isinstance(names, str) or not names:
+        raise UsageError('give a list of names of late fields, as in arc.drop_fields(["advantage"])')
+    wanted = list(dict.fromkeys(escape_path(to_path(name)) for name in names))
+    return log.commit(f"late/{uuid.uuid4().hex}", Change("late", partial(_dropped, wanted)))
+
+
+def _dropped(names: Sequence[str], parent: Commit, attempt: Attempt) -> Addition:
+    late = attempt.load("late", parent.files("late"))
+    parts = [_to_drop(late, name) for name in names]
+    for name, part in zip(names, parts, strict=True):
+        if not part.num_rows:
+            raise FieldError(f"no field {name!r} was added to steps at {attempt.storage.url}; nothing was dropped")
+    return {"late": _stamped("late", tables.concat("late", parts), None)}, {}
+
+
+def _to_drop(late: pa.Table, name: str) -> pa.Table:
+    """Rows that take a field away from all steps that have it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = late["fields"].combine_chunks()
+    owner = pc.list_parent_indices(names).to_numpy()
+    has = np.zeros(late.num_rows, bool)
+    has[owner[pc.equal(pc.list_flatten(names), name).to_numpy(zero_copy_only=False)]] = True
+    dropped, commit = pc.fill_null(late["dropped"], False).to_numpy(), late["commit"].to_numpy()
+    since = commit[has & dropped].max(initial=-1)
+    taken = late.filter(pa.array(has & ~dropped & (commit > since))).select(list(STRETCH))
+    columns = {column: taken[column] for column in taken.column_names}
+    return tables.from_columns("late", {**columns, "fields": [[name]] * taken.num_rows, "dropped": True})
+
+
+def map_all(
+    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
+    adds: Sequence[Any] | None, provenance: Any, by: str | None,
+) -> None:  # fmt: skip
+    """Give each episode the fields that a function makes of its steps, as they are streamed; one commit at the end."""
+    later = episodes.episode_index.snapshot.later
+    log = _log_of(later)
+    made = _made(episodes, streamed, fn, adds)
+    later.show(write(log, episodes.reader, made, told(fn, provenance), by))
+
+
+def _made(
+    episodes: Chosen, streamed: Iterable[tuple[Any, dict[str, Any]]], fn: Callable[..., Mapping[Any, Any]],
+    adds: Sequence[Any] | None,
+) -> Iterator[tuple[Spans, Given]]:  # fmt: skip
+    spans = episodes.step_spans()
+    known, steps = episodes.reader.shown(spans).schemas, spans.lengths().tolist()
+    wanted = None if adds is None else {to_path(name) for name in ([adds] if isinstance(adds, str) else adds)}
+    for i, (episode, data) in enumerate(streamed):
+        found = fn(data)
+        have = {to_path(name) for name in found} if isinstance(found, Mapping) else None
+        if not have or have != (wanted or have):
+            gave = "no dict" if have is None else sorted(map(show, have))
+            raise FieldError(
+                f"the function gave {gave} for episode {episode.id!r}; let it return a dict of one array each, with a "
+                f"row a step, of {sorted(map(show, wanted)) if wanted else 'the fields to add'}"
+            )
+        yield spans.one(i), checked(found, steps[i], episode.id, known)
+
+
+def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:
+    """What is recorded of a function that made fields: its name, the version of its package, a digest of its text."""
+    module = getattr(fn, "__module__", None) or ""
+    out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
+    package = sys.modules.get(module.partition(".")[0])
+    version = getattr(fn, "__version__", None) or getattr(package, "__version__", None)
+    if version is not None:
+        out["version"] = str(version)
+    with suppress(OSError, TypeError):  # typed at a prompt, or no function
+        out["source"] = hashlib.sha256(inspect.getsource(fn).encode()).hexdigest()[:16]
+    return out if provenance is None else {**out, "provenance": provenance}
