@@ -17,7 +17,7 @@ from archive.upkeep import Upkeep
 if TYPE_CHECKING:
     from archive.checkpoint import Checkpoints, Keep, Runs
     from archive.ledger import LedgerView
-    from archive.maintain import Info
+    from archive.maintain import ArchiveInfo
     from archive.read import Episodes
     from archive.view import Viewer
     from archive.views import reports
@@ -32,12 +32,12 @@ class Archive(Upkeep):
 
     @property
     def commits(self) -> Commits:
-        """All commits, oldest first."""
+        """The commits, oldest first."""
         return Commits(self._storage, self._head)
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """All checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`,
+        """The checkpoints, oldest first; `.of(run)` has those of one run, and then `.latest`,
         `["step-1000"]` are its own."""
         from archive.checkpoint import Checkpoints
 
@@ -45,14 +45,14 @@ class Archive(Upkeep):
 
     @property
     def runs(self) -> Runs:
-        """All runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
+        """The runs by name: their checkpoints and episodes; `arc.runs.plot("a", "b")` compares. Reads no data."""
         from archive.checkpoint import Runs
 
         return Runs(self.url, self._head, self._index, self.episodes, self.checkpoints)
 
     @property
     def episodes(self) -> Episodes:
-        """All episodes ever archived, as of this commit."""
+        """The episodes that were ever archived, as of this commit."""
         from archive.read import Episodes, Reader
 
         if self._reader is None:
@@ -67,8 +67,8 @@ class Archive(Upkeep):
         return names(self._storage, self._head)
 
     def ledger(self, name: str, run: str = DEFAULT_RUN) -> LedgerView:
-        """What has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`, `counts`,
-        `table`, `rows`."""
+        """A view of what has become of prompts, as the newest session of a run sees it: `to_reissue()`, `to_train()`,
+        `counts`, `table`, `rows`."""
         from archive.ledger import of_run
 
         return of_run(self._storage, self._head, name, run)
@@ -176,16 +176,16 @@ class Archive(Upkeep):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it is, for people."""
+        """A few words of what it is, for people."""
         about = {"url": self.url, "commit": self._head.number, "layout": self.layout, "shards": len(self.shards)}
         return {**about, "uncompressed": self.episodes.size_told}
 
     @property
-    def info(self) -> Info:
-        """What it is, and what it takes: prints as a few lines; `.usage` as above."""
-        from archive.maintain import Info
+    def info(self) -> ArchiveInfo:
+        """A summary of what it is and what it takes: prints as a few lines; `.usage` as above."""
+        from archive.maintain import ArchiveInfo
 
-        return Info(self.about, self.usage)
+        return ArchiveInfo(self.about, self.usage)
 
     def to_html(self) -> str:
         """A page of its own: runs, checkpoints, returns, and a row for each episode to sort and filter.

@@ -88,7 +88,7 @@ class Upkeep:
         return self._pinned
 
     def _log(self) -> CommitLog:
-        """Where commits are added; UsageError in an archive that was opened at a commit."""
+        """The log to which commits are added; UsageError in an archive that was opened at a commit."""
         if self._pinned:
             raise UsageError(
                 f"this archive was opened at commit {self._head.number} and is read only; open it without commit="
@@ -111,15 +111,15 @@ class Upkeep:
 
     @property
     def usage(self) -> Usage:
-        """What the archive takes on its store, in bytes and objects: live, held by checkpoints alone, forgettable,
-        prunable. Reads tables and lists all objects; no data."""
+        """The room that the archive takes on its store, in bytes and objects: live, held by checkpoints alone,
+        forgettable, prunable. Reads tables and lists all objects; no data."""
         from archive.maintain import usage
 
         return usage(self.storage, self.head)
 
     def tails(self, run: str = DEFAULT_RUN) -> Tails:
-        """What the newest session of a run has journaled beyond its newest checkpoint, rank by rank, and why each tail
-        ends: `print(arc.tails("main"))`. Reads the objects, a request each; adopts nothing."""
+        """The tails of a run: what its newest session has journaled beyond its newest checkpoint, rank by rank, and why
+        each ends: `print(arc.tails("main"))`. Reads the objects, a request each; adopts nothing."""
         from archive.journal import tails
 
         return tails.of_run(self.storage, self.head, run)
@@ -223,7 +223,7 @@ class Upkeep:
 
     @property
     def labels(self) -> pa.Table:
-        """All that was ever said of episodes, oldest first: episode_id, key, value (JSON; null: taken back), by,
+        """The history of labels, oldest first: episode_id, key, value (JSON; null: taken back), by,
         created_at, commit. What counts of it is in `arc.episodes.table` and `ep.labels`."""
         from archive.manifest import labels
 
@@ -243,7 +243,7 @@ class Upkeep:
 
     @property
     def late_fields(self) -> pa.Table:
-        """What was ever added to steps after they were written, oldest first: a row for each run of steps. fields,
+        """The history of added fields, oldest first: a row for each run of steps. fields,
         session, buffer, rank, env_id, position, length, dropped, provenance (JSON), by, created_at, commit."""
         from archive.read import notes
 
@@ -318,7 +318,8 @@ class Upkeep:
     def _forgets(
         self, log: CommitLog, who: Place, keep: Keep | None, forget: str | None
     ) -> Callable[[Commit], None] | None:  # fmt: skip
-        """What a writer does after each checkpoint, to let go as it was told; UsageError if that makes no sense."""
+        """A call that a writer makes after each checkpoint, to let go as it was told; UsageError if that makes no
+        sense."""
         if forget is None:
             return None
         from archive.maintain import forget as forgetting

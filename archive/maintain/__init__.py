@@ -6,24 +6,24 @@ from __future__ import annotations
 from archive.maintain import forget, moving, prune, tags
 from archive.maintain.evidence import check_newest
 from archive.maintain.forget import restore, to_undo, undo
-from archive.maintain.moving import Moved, Piece
+from archive.maintain.moving import Piece, Relocation
 from archive.maintain.objects import retained_reach
 from archive.maintain.plans import ForgetPlan, Progress, PrunePlan, UpkeepPlan
 from archive.maintain.redaction import Redaction
 from archive.maintain.repair import damaged_commit, missing_commits, repair
 from archive.maintain.retention import asked
 from archive.maintain.tags import Tag, Tags
-from archive.maintain.usage import Info, Usage, usage
+from archive.maintain.usage import ArchiveInfo, Usage, usage
 from archive.maintain.verify import Report, verify
 
 __all__ = [
+    "ArchiveInfo",
     "ForgetPlan",
-    "Info",
-    "Moved",
     "Piece",
     "Progress",
     "PrunePlan",
     "Redaction",
+    "Relocation",
     "Report",
     "Tag",
     "Tags",

@@ -12,10 +12,10 @@ import numpy as np
 from archive import tables
 from archive.arrays import Mask, run_starts
 from archive.base import CorruptManifestError
-from archive.maintain.moving import Moved
+from archive.maintain.moving import Relocation
 from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.plans import CheckpointFate
-from archive.maintain.survivors import Survivors
+from archive.maintain.survivors import KeptRows
 from archive.manifest import (
     COLUMNS,
     Commit,
@@ -43,7 +43,7 @@ _SAME = tuple(name for name in COLUMNS if name not in ("run", "created_at", "com
 
 @dataclass(frozen=True)
 class Decision:
-    """What stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
+    """A decision what stays of an archive as of a commit: its checkpoints, and the rows of its segments table.
 
     known: the commits of the checkpoints that stay, by number.  moved: rows whose steps lie elsewhere from then on.
     late: the late table, where it is not as it was.
@@ -51,9 +51,9 @@ class Decision:
 
     snapshot: Snapshot
     fates: Sequence[CheckpointFate]
-    survivors: Survivors
+    survivors: KeptRows
     known: Mapping[int, Commit] = field(repr=False)
-    moved: Moved | None = None
+    moved: Relocation | None = None
     late: pa.Table | None = None
 
     @property
@@ -93,7 +93,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the commit says, but for the table of what was forgotten; the objects that it no longer leads to; its
+    """The words of the commit, but for the table of what was forgotten; the objects that it no longer leads to; its
     checkpoints, and with which tables they are read."""
 
     says: Mapping[str, Any]
@@ -265,7 +265,7 @@ def _serves(after: Snapshot, before: Snapshot, commit: Commit) -> bool:
 
 
 def _seen(snapshot: Snapshot, commit: Commit, live: pa.Table) -> pa.Table:
-    """What a checkpoint has: a row for each live run and episode in it, with its steps and the episode's summary."""
+    """A row for each live run and episode in a checkpoint, with its steps and the episode's summary."""
     import pyarrow as pa
 
     located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))

@@ -22,10 +22,10 @@ from archive.base import (
     layout,
     size,
 )
-from archive.checkpoint import StagedFile
 from archive.journal import tails
-from archive.maintain.objects import History, Stored, forgotten, running, stored
+from archive.maintain.objects import History, StoredObject, forgotten, running, stored
 from archive.manifest import Claim, Commit, Mark, Sighting, commits, sessions
+from archive.saved import Part
 from archive.store import Storage
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def _newest(storage: Storage, run: str, head: Commit) -> Iterator[Witness]:
 
 
 def _staged_last(storage: Storage, session: str, latest: Mark | None) -> str | None:
-    """What a session (escaped) staged for its newest checkpoint, as its name goes; None if that is the latest."""
+    """The object that a session (escaped) staged for its newest checkpoint, as its name goes; None if that is the
+    latest."""
     folder = f"states/{session}"
     names = [name.rstrip("/") for name in storage.list(folder)]
     newest = max(names, key=_natural, default=None)
@@ -97,14 +98,14 @@ def _seen_by(storage: Storage, key: str) -> Sighting | None:
     if key.startswith("sessions/"):
         claim: Claim = sessions.read_claim(storage, key)
         return claim.seen
-    return StagedFile(storage, key).index.seen
+    return Part(storage, key).index.seen
 
 
 # -- when all is looked at ---------------------------------------------------------------------------------------------
 
 
 class Evidence:
-    """What there is to say that a commit was there: what the writers of objects had seen, and tables that were made for
+    """The evidence that a commit was there: what the writers of objects had seen, and tables that were made for
     a commit after it."""
 
     def __init__(self) -> None:
@@ -134,7 +135,7 @@ class Evidence:
                 yield there.number, f"it is another one than the writer of {one.key} had seen: that was removed"
 
     def _mine(self, head: Commit) -> list[Witness]:
-        """What was said of this archive, not of one that it was copied from."""
+        """The witnesses of this archive, not of one that it was copied from."""
         return [one for one in self.seen if head.archive in ("", one.seen.archive)]
 
     def _who(self, head: Commit, number: int) -> str:
@@ -170,7 +171,7 @@ def leftovers(
 
 
 def _single(
-    storage: Storage, running: Set[str], unknown: Iterable[str], there: Mapping[str, Stored], evidence: Evidence
+    storage: Storage, running: Set[str], unknown: Iterable[str], there: Mapping[str, StoredObject], evidence: Evidence
 ) -> Iterator[tuple[str, str]]:
     """Tables and staged objects: each says what it is."""
     tell = {"manifest": _table, "states": _staged}
@@ -185,7 +186,7 @@ def _single(
 
 
 def _staged(storage: Storage, key: str, evidence: Evidence) -> str:
-    index = StagedFile(storage, key).index
+    index = Part(storage, key).index
     evidence.add(key, index.seen)
     steps = sum(one.steps for one in index.buffers.values())
     rows = 0 if index.rows is None else index.rows.segments
@@ -217,7 +218,7 @@ def _of_checkpoint(kind: str, rows: pa.Table) -> str:
 
 
 def _piles(
-    history: History, running: Set[str], unknown: Iterable[str], there: Mapping[str, Stored]
+    history: History, running: Set[str], unknown: Iterable[str], there: Mapping[str, StoredObject]
 ) -> Iterator[tuple[str, str]]:
     """Shards and objects of journals, together for each rank; none of a journal that is in a checkpoint, or is of a
     session that can still be recovered."""
@@ -235,7 +236,7 @@ def _piles(
 
 
 def _hear_journals(storage: Storage, history: History, unknown: Iterable[str], evidence: Evidence) -> None:
-    """What the newest object of each rank beyond the checkpoints says that it had seen."""
+    """Add what the newest object of each rank beyond the checkpoints says that it had seen."""
     newest: dict[tuple[str, int], tuple[int, str]] = {}
     for key in unknown:
         place = layout.journal_place(key)
@@ -243,4 +244,4 @@ def _hear_journals(storage: Storage, history: History, unknown: Iterable[str], e
             newest[place[:2]] = max(newest.get(place[:2], (-1, "")), (place[2], key))
     for _, key in newest.values():
         with suppress(ArchiveError):  # where it is damaged its tail says so
-            evidence.add(key, tails.entry_at(storage, key).seen)
+            evidence.add(key, tails.index_at(storage, key).seen)

@@ -16,7 +16,7 @@ from archive.maintain.draft import Decision, Draft, as_commit, draft, redraft, w
 from archive.maintain.objects import no_longer, note_forgotten
 from archive.maintain.plans import ForgetPlan
 from archive.maintain.redaction import Redaction
-from archive.maintain.retention import UNREFERENCED, Asked, fates
+from archive.maintain.retention import UNREFERENCED, ForgetRequest, fates
 from archive.maintain.survivors import survivors
 from archive.manifest import (
     Addition,
@@ -48,8 +48,9 @@ _ROWS = ("segments", "checkpoints", *FOLLOWING)  # tables that a forgetting take
 Shown = Callable[[Commit], None]
 
 
-def plan(log: CommitLog, asked: Asked, shown: Shown, redaction: Redaction | None = None) -> ForgetPlan:
-    """What a forgetting would do to the newest commit. Writes nothing. shown: called with the commit, once made."""
+def plan(log: CommitLog, asked: ForgetRequest, shown: Shown, redaction: Redaction | None = None) -> ForgetPlan:
+    """A plan of what a forgetting would do to the newest commit; nothing is written. shown: called with the commit,
+    once made."""
     decision = decide(log.storage, log.catch_up(), asked)
     dry = Attempt(log.storage, is_dry=True)
     made = None if decision.empty else _Forgetting(log.storage, asked, redaction).drafted(decision, dry)
@@ -67,8 +68,8 @@ def plan(log: CommitLog, asked: Asked, shown: Shown, redaction: Redaction | None
     )  # fmt: skip
 
 
-def decide(storage: Storage, parent: Commit, asked: Asked) -> Decision:
-    """What stays and what goes, as of a commit."""
+def decide(storage: Storage, parent: Commit, asked: ForgetRequest) -> Decision:
+    """The decision what stays and what goes, as of a commit."""
     every = fates(storage, parent, asked)
     marks = {mark.commit for entry in parent.runs.values() for mark in entry.marks.values()}
     kept = commits.read_all(storage, marks | {one.commit for one in every if one.stays}, parent)
@@ -98,7 +99,7 @@ def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: st
         entry = log.catch_up().runs[place.run]
         if entry.keep is None:
             return
-        asked = Asked(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
+        asked = ForgetRequest(Keep.of(entry.keep), episodes, run=place.run, anyhow=True)
         try:
             _commit(log, _Forgetting(storage, asked), f"{place.session}/forget/{made.number}", [place.newest])
         except NothingToForgetError:
@@ -111,7 +112,7 @@ def after_checkpoint(storage: Storage, archive_id: str, place: Place, forget: st
 
 
 class NothingToForgetError(ConflictError):
-    """By now nothing is to go."""
+    """Nothing is to go by now."""
 
 
 class _Forgetting:
@@ -121,7 +122,11 @@ class _Forgetting:
     """
 
     def __init__(
-        self, storage: Storage, asked: Asked, redaction: Redaction | None = None, planned: Decision | None = None
+        self,
+        storage: Storage,
+        asked: ForgetRequest,
+        redaction: Redaction | None = None,
+        planned: Decision | None = None,
     ) -> None:
         self.asked = asked
         self._storage = storage
@@ -130,7 +135,7 @@ class _Forgetting:
         self._done: tuple[Decision, Draft] | None = None  # by an earlier try
 
     def adds(self, parent: Commit, attempt: Attempt) -> Addition:
-        """What the commit says that is to follow this one."""
+        """The words of the commit that is to follow this one."""
         if attempt.number == MOST_TRIES:
             raise ConflictError(
                 f"others committed {MOST_TRIES} times at {self._storage.url} while {self.asked} was to be committed; "
@@ -146,7 +151,7 @@ class _Forgetting:
         }  # fmt: skip
 
     def drafted(self, decision: Decision, attempt: Attempt) -> Draft:
-        """What was decided as a commit, but for its table of what was forgotten."""
+        """The draft of what was decided, but for its table of what was forgotten."""
         if self._redaction is not None:
             decision = self._redaction.applied(decision, is_dry=attempt.is_dry)
         return draft(decision, partial(attempt.write, new_session()))
@@ -159,7 +164,7 @@ class _Forgetting:
         return self._done
 
     def _redrafted(self, parent: Commit, attempt: Attempt) -> tuple[Decision, Draft] | None:
-        """What an earlier try has drafted, as it would follow this commit; None if it must be decided anew."""
+        """The draft of an earlier try, as it would follow this commit; None if it must be decided anew."""
         if self._done is None or self._redaction is not None:
             return None
         decision, done = self._done
@@ -167,7 +172,7 @@ class _Forgetting:
         return None if made is None else (decision, made)
 
     def _redacted(self, decision: Decision, made: Draft) -> dict[str, int]:
-        """Of how many episodes nothing is left; ConflictError if something stands in the way by now."""
+        """The count of episodes of which nothing is left; ConflictError if something stands in the way by now."""
         if self._redaction is None:
             return {}
         told = self._redaction.told(decision, made)
@@ -178,7 +183,7 @@ class _Forgetting:
         return {"redacted": told.episodes}
 
     def _decided(self, parent: Commit) -> Decision:
-        """What goes as of this commit, if that is what was planned."""
+        """The decision as of this commit, if that is what was planned."""
         planned = self._planned
         if planned is not None and parent.digest == planned.parent.digest:
             return planned

@@ -38,7 +38,7 @@ Numbered = tuple[int, Piece]
 
 
 @dataclass(frozen=True)
-class Moved:
+class Relocation:
     """Rows of the segments table, in order, whose steps lie elsewhere from now on: the columns that say where.
 
     chunks: the file with the chunk rows of these places.
@@ -92,7 +92,7 @@ def _shards(blocks: Iterable[Block]) -> Iterator[list[Block]]:
 
 
 def _blocks(snapshot: Snapshot, pieces: Sequence[Numbered]) -> Iterator[Block]:
-    """Each piece's steps, read in batches."""
+    """The steps of each piece, read in batches."""
     reader, spans = Reader(snapshot).as_written(), spans_of(pieces)
     view = reader.shown(spans)
     for start, stop in sizes.runs(reader.sizes(spans), READ_BYTES):

@@ -40,31 +40,31 @@ Sizes = dict[str, int]  # key -> bytes
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object, or all of a shard that is a directory: its bytes, and when the newest of them was put."""
 
     bytes: int
     modified: datetime
 
 
-def stored(storage: Storage, folders: Iterable[str] = FOLDERS) -> dict[str, Stored]:
-    """All that lies in these folders, by key: a request a thousand."""
-    out: dict[str, Stored] = {}
+def stored(storage: Storage, folders: Iterable[str] = FOLDERS) -> dict[str, StoredObject]:
+    """The objects in these folders, by key: a request a thousand."""
+    out: dict[str, StoredObject] = {}
     for folder in folders:
         for one in storage.scan(folder):
             key = unit(one.key)
-            before = out.get(key, Stored(0, one.modified))
-            out[key] = Stored(before.bytes + one.bytes, max(before.modified, one.modified))
+            before = out.get(key, StoredObject(0, one.modified))
+            out[key] = StoredObject(before.bytes + one.bytes, max(before.modified, one.modified))
     return out
 
 
 def unit(key: str) -> str:
-    """What goes or stays as one: the object or, of a shard that is a directory, its folder."""
+    """The key of what goes or stays as one: the object or, of a shard that is a directory, its folder."""
     return "/".join(key.split("/")[:2]) if key.startswith("shards/") else key
 
 
 def sizes(storage: Storage, keys: Collection[str]) -> Sizes:
-    """How many bytes each object has, as the store says; a shard that is a directory is one. 0: it is gone already."""
+    """The bytes of each object, as the store says; a shard that is a directory is one. 0: it is gone already."""
     if len(keys) <= _FEW and not any(key.endswith(".zarr") for key in keys):
         return storage.sizes(sorted(keys))
     there = stored(storage, sorted({key.partition("/")[0] for key in keys} & {*FOLDERS}))
@@ -103,7 +103,7 @@ def retained(storage: Storage, head: Commit) -> list[Commit]:
 
 
 def retained_reach(storage: Storage, head: Commit, walk: Walk | None = None) -> Reach:
-    """What the retained commits lead to, together: nothing of it is forgotten or pruned."""
+    """The objects that the retained commits lead to, together: nothing of it is forgotten or pruned."""
     out, walk = Reach(), walk or Walk(storage)
     for commit in retained(storage, head):
         out.add(walk.reach(commit))
@@ -156,14 +156,14 @@ def running(head: Commit) -> set[str]:
     return {escape(entry.session) for entry in head.runs.values()}
 
 
-class Journaled:
-    """How far checkpoints have the journals of sessions."""
+class Watermarks:
+    """Marks up to where checkpoints have the journals of sessions."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int], int] = {}  # session (escaped), rank -> how many checkpoints have
 
     @classmethod
-    def of(cls, head: Commit) -> Journaled:
+    def of(cls, head: Commit) -> Watermarks:
         """The journals of the runs' newest sessions, as of a commit."""
         out = cls()
         out.note(head.runs)
@@ -187,7 +187,8 @@ class Journaled:
 
 
 class History:
-    """What commits have named, as they are noted one after the other, oldest first; each table is read once.
+    """The objects that commits have named, as these are noted one after the other, oldest first; each table is read
+    once.
 
     named: manifest file or staged object -> the newest commit that names it.  lost_rows: commits with less rows than
     the one before.  journaled: of all sessions that ever were.
@@ -198,7 +199,7 @@ class History:
         self.head: Commit | None = None
         self.named: dict[str, int] = {}
         self.lost_rows: list[int] = []
-        self.journaled = Journaled()
+        self.journaled = Watermarks()
         self._let_go: dict[int, int | None] = {}  # by number
         self._chunks: list[FileRef] = []  # not read yet, and lists of prunes
         self._lists: list[FileRef] = []
@@ -233,7 +234,7 @@ class History:
 
     @property
     def pruned(self) -> Set[str]:
-        """All that prunes have listed."""
+        """The objects that prunes have listed."""
         if self._lists:
             self._pruned.update(tablefiles.load(self._storage, "pruned", self._lists, ["key"])["key"].to_pylist())
             self._lists = []

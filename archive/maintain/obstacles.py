@@ -11,7 +11,7 @@ import numpy as np
 
 from archive.base import CorruptStateError, jsontree, layout, one_line
 from archive.maintain.draft import Decision, Draft
-from archive.maintain.objects import Journaled, read_pins
+from archive.maintain.objects import Watermarks, read_pins
 from archive.maintain.survivors import RUNNING, held
 from archive.maintain.tags import Tag, read_tags
 from archive.manifest import Branches, Commit, FileRef, checkpoint_places, commits, read_of, tablefiles
@@ -134,7 +134,8 @@ class _Mentions:
 
 
 def _values(file: Part) -> Iterator[Any]:
-    """What a staged object says in JSON: of open episodes, attributes, progress, what was not consumed, states."""
+    """The values that a staged object has in JSON: of open episodes, attributes, progress, what was not consumed,
+    states."""
     index = file.index
     yield from ([*one.open_episodes.values()] for one in index.buffers.values())
     yield from (dict(one.skeleton) for one in index.states.values())
@@ -182,12 +183,12 @@ def _journaled_since(storage: Storage, head: Commit, ids: Set[str]) -> set[str]:
     """Objects that can still be recovered, and name one of these episodes, or are damaged."""
     if not any(entry.journal for entry in head.runs.values()):
         return set()
-    journaled = Journaled.of(head)
+    journaled = Watermarks.of(head)
     return _naming(storage, {one.key for one in storage.scan("journal/") if journaled.awaited(one.key)}, ids)
 
 
 def _naming(storage: Storage, keys: Iterable[str], ids: Set[str]) -> set[str]:
-    """Those of these objects that name one of the episodes, or are damaged."""
+    """The objects among these that name one of the episodes, or are damaged."""
     out, wanted = set(), sorted(keys)
     for at in range(0, len(wanted), _AT_ONCE):
         some = wanted[at : at + _AT_ONCE]

@@ -30,7 +30,7 @@ Table = tuple[str, Sequence[str], list[tuple[Any, ...]]]  # its title, its colum
 
 @dataclass(frozen=True, kw_only=True)
 class UpkeepPlan:
-    """What a verb of an archive will do, as of a commit: `commit()` does it; `made` is the commit then."""
+    """A plan of what a verb of an archive will do, as of a commit: `commit()` does it; `made` is the commit then."""
 
     url: str
     as_of: int
@@ -47,22 +47,22 @@ class UpkeepPlan:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What goes in all, for people."""
+        """A summary of what goes, for people."""
         raise NotImplementedError
 
     @property
     def tables(self) -> list[Table]:
-        """What goes and what stays, row by row, for people."""
+        """The rows of what goes and what stays, for people."""
         raise NotImplementedError
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """What must be done before the plan can be carried out."""
+        """Sentences on what stands in the way."""
         return ()
 
     @property
     def warnings(self) -> list[str]:
-        """What one should know beside."""
+        """Sentences that one should read beside."""
         return []
 
     def _carried_out(self, *how: Any) -> Self:
@@ -75,7 +75,7 @@ class UpkeepPlan:
 
     @property
     def told(self) -> str:
-        """What goes, what stays and why, and what was done, as text."""
+        """The text of it: what goes, what stays and why, and what was done."""
         lines = [f"{name}: {value}" for name, value in self.about.items() if value is not None]
         for _, columns, rows in self.tables:
             lines += ["", *tabulate(columns, rows)]
@@ -133,7 +133,7 @@ class EpisodeGroup:
 
 @dataclass(frozen=True)
 class Redacted:
-    """What a redaction takes. steps: of other episodes, in the shards that are written anew; bytes: of these shards.
+    """The extent of a redaction. steps: of other episodes, in the shards that are written anew; bytes: of these shards.
 
     obstacles: what stands in its way, and what to do: as long as there is any, nothing can be committed.
     """
@@ -150,7 +150,8 @@ class Redacted:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetPlan(UpkeepPlan):
-    """What would go, and what stays and why, as of a commit. `commit()` carries it out; `made` is the commit then.
+    """A plan of what is forgotten, and of what stays and why, as of a commit. `commit()` carries it out; `made` is the
+    commit then.
 
     checkpoints: all of them, oldest first.  episodes: all of them, in groups.  objects, bytes: what nothing leads to
     any more but older commits; a prune may delete it.
@@ -168,12 +169,12 @@ class ForgetPlan(UpkeepPlan):
 
     @property
     def checkpoints_gone(self) -> int:
-        """How many checkpoints go."""
+        """The number of checkpoints that go."""
         return sum(not one.stays for one in self.checkpoints)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """What stands in the way of a redaction."""
+        """Sentences on what stands in the way of a redaction."""
         return () if self.redacted is None else self.redacted.obstacles
 
     @property
@@ -192,7 +193,7 @@ class ForgetPlan(UpkeepPlan):
         return self if self.empty else self._carried_out()
 
     def to_json(self) -> dict[str, Any]:
-        """All that it says, as values of JSON."""
+        """The plan as values of JSON."""
         goes = {
             "checkpoints": self.checkpoints_gone, "episodes": self.episodes_gone, "objects": self.objects,
             "bytes": self.bytes,
@@ -214,7 +215,7 @@ class ForgetPlan(UpkeepPlan):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What goes in all, for people."""
+        """A summary of what goes, for people."""
         every = sum(one.episodes for one in self.episodes if not one.superseded)  # each episode is in one group
         return {
             "forget": self.asked, "at": self.url, "as of commit": self.as_of,
@@ -286,7 +287,7 @@ class ObjectGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan(UpkeepPlan):
-    """What a prune would delete, and what it leaves and why, as of a commit. `commit()` carries it out.
+    """A plan of what is deleted, and of what is left and why, as of a commit. `commit()` carries it out.
 
     going: the objects.  groups: all objects of the archive that the newest commit does not need, and those that go, by
     kind and reason.  clock: what time it was, as the store says.  versioned: true if the bucket keeps what is deleted
@@ -306,12 +307,12 @@ class PrunePlan(UpkeepPlan):
 
     @property
     def objects(self) -> int:
-        """How many objects go; a shard that is a directory is one."""
+        """The number of objects that go; a shard that is a directory is one."""
         return len(self.going)
 
     @property
     def bytes(self) -> int:
-        """How many bytes go."""
+        """The number of bytes that go."""
         return sum(one.bytes for one in self.going)
 
     @property
@@ -336,7 +337,7 @@ class PrunePlan(UpkeepPlan):
         return pruned
 
     def to_json(self) -> dict[str, Any]:
-        """All that it says, as values of JSON."""
+        """The plan as values of JSON."""
         return {
             **_some(self, "url", "as_of", "older_than_s", "versioned", "deleted"), "clock": self.clock.isoformat(),
             "goes": {"objects": self.objects, "bytes": self.bytes}, "groups": [asdict(one) for one in self.groups],
@@ -346,7 +347,7 @@ class PrunePlan(UpkeepPlan):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What goes in all, for people."""
+        """A summary of what goes, for people."""
         return {
             "prune": self.url, "as of commit": self.as_of, "older than": written(self.older_than_s),
             "by the store's clock": f"{self.clock:%Y-%m-%d %H:%M:%S} UTC",

@@ -16,7 +16,7 @@ from archive import tables
 from archive.base import UsageError, layout, written
 from archive.maintain.objects import (
     History,
-    Journaled,
+    Watermarks,
     check_made,
     forgotten,
     read_pins,
@@ -61,7 +61,7 @@ Shown = Callable[[Commit], None]
 
 
 def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = False) -> PrunePlan:
-    """What a prune would delete now; nothing is written. shown: told of the commit, once it is made."""
+    """A plan of what a prune would delete now; nothing is written. shown: told of the commit, once it is made."""
     if older_than_s < LEAST_S and not force:
         raise UsageError(
             f"older_than={written(older_than_s)!r} is less than {written(LEAST_S)}: readers and writers that are at "
@@ -90,8 +90,8 @@ def plan(log: CommitLog, older_than_s: float, shown: Shown, *, force: bool = Fal
 
 
 class Garbage:
-    """All objects that there were at a time, of which it finds out what goes as of one commit after the other; each
-    commit and table is read once."""
+    """The objects that there were at a time, and what goes of them as of one commit after the other; each commit and
+    table is read once."""
 
     def __init__(self, storage: Storage, wait: timedelta) -> None:
         self._storage = storage
@@ -104,7 +104,7 @@ class Garbage:
         self._rows: dict[int, Reach] = {}  # commit -> what its tables name
 
     def fates(self, head: Commit) -> list[ObjectFate]:
-        """What becomes of all objects that retained commits do not lead to, as of a commit: one that is not older than
+        """The fates of the objects that retained commits do not lead to, as of a commit: one that is not older than
         the scan."""
         needed, pins = retained_reach(self._storage, head, self._walk).keys, {*read_pins(self._storage)}
         let_go = forgotten(self._storage, head)
@@ -122,14 +122,14 @@ class Garbage:
         return self._fate(key, LET_GO, FORGOTTEN) if number <= self._settled else self._fate(key, WAITING)
 
     def _unknown(self, head: Commit, keys: list[str], pins: Set[str]) -> Iterator[ObjectFate]:
-        """Of objects of which no table says what they are."""
+        """The fates of objects of which no table says what they are."""
         if not keys:
             return
         history = self._history
         history.follow(head)
         is_of_rows = history.lost_rows and any(key.startswith(_OF_STEPS) for key in keys)
         named = history.shards(self._there()) if is_of_rows else ()
-        sessions, journaled = running(head), Journaled.of(head)
+        sessions, journaled = running(head), Watermarks.of(head)
         for key in keys:
             if key in pins:
                 yield self._fate(key, PINNED)
@@ -143,15 +143,16 @@ class Garbage:
                 yield self._left(key, sessions - ({layout.session_of(key)} if journaled.passed(key) else set()))
 
     def _superseded(self, head: Commit, key: str) -> ObjectFate:
-        """Of what commits named that are not retained: all stay that can still be opened, which those from the last
-        letting go on can; that itself must be older than the wait."""
+        """The fate of what commits named that are not retained: all stay that can still be opened, which those from the
+        last letting go on can; that itself must be older than the wait."""
         since = self._history.let_go(self._settled)
         if not since or self._history.named.get(key, 0) >= since or key in self._later(head, since):
             return self._fate(key, EARLIER)
         return self._fate(key, SUPERSEDED, FORGOTTEN)
 
     def _later(self, head: Commit, since: int) -> set[str]:
-        """What rows of the tables of commits from that one on name: of those after which there were less."""
+        """The objects that rows of the tables of commits from that one on name: of those after which there were
+        less."""
         numbers = {since, *(number - 1 for number in self._history.lost_rows if number > since)}
         out: set[str] = set()
         for number in sorted(numbers):
@@ -162,11 +163,11 @@ class Garbage:
         return out
 
     def _there(self) -> Set[str]:
-        """What may still be read."""
+        """The objects that may still be read."""
         return self._stored.keys() - self._history.pruned
 
     def _left(self, key: str, sessions: Set[str | None]) -> ObjectFate:
-        """Of what no commit named. sessions: those that may still commit it."""
+        """The fate of what no commit named. sessions: those that may still commit it."""
         session = layout.session_of(key)
         if session is None and not layout.is_temporary(key):
             return self._fate(key, STRANGE)

@@ -18,7 +18,7 @@ from archive.arrays import Ints
 from archive.base import ConflictError, escape, layout
 from archive.maintain import moving
 from archive.maintain.draft import Decision, Draft
-from archive.maintain.moving import Moved, Piece
+from archive.maintain.moving import Piece, Relocation
 from archive.maintain.obstacles import journals_naming, obstacles
 from archive.maintain.plans import Redacted
 from archive.manifest import FileRef, Snapshot, new_session, tablefiles
@@ -45,7 +45,7 @@ class Redaction:
         self._storage = storage
         self._layout = layout
         self._ids = frozenset(ids)
-        self._written: _Written | None = None
+        self._written: _Rewritten | None = None
         self._touched: _Touched | None = None
 
     def applied(self, decision: Decision, *, is_dry: bool) -> Decision:
@@ -69,7 +69,7 @@ class Redaction:
         return touched.moved(self._written.places, self._written.late, self._written.chunks)
 
     def told(self, decision: Decision, made: Draft | None) -> Redacted:
-        """What it takes, and what stands in its way. made: the commit; None where nothing goes."""
+        """The extent of it, and what stands in its way. made: the commit; None where nothing goes."""
         touched = self._touched_by(decision)
         lengths = decision.snapshot.take(touched.rows, ["length"])["length"].to_numpy()
         size = sum(made.gone.get(key, 0) for key in touched.shards) if made is not None else 0
@@ -81,7 +81,7 @@ class Redaction:
             self._touched = _touched(decision)
         return self._touched
 
-    def _write(self, touched: _Touched) -> _Written:
+    def _write(self, touched: _Touched) -> _Rewritten:
         """Put these steps of others into shards of their own."""
         session, decision = new_session(), touched.decision
         before = touched.where()
@@ -94,7 +94,7 @@ class Redaction:
         places, late_places = (
             [places[i] | tablefiles.chunk_columns(chunks) for i in range(len(places))] for places, _ in parts
         )
-        return _Written(before, places, late_places, chunks)
+        return _Rewritten(before, places, late_places, chunks)
 
     def _put(self, session: str, snapshot: Snapshot, pieces: Sequence[Piece]) -> tuple[moving.Places, pa.Table]:
         if not pieces:
@@ -103,8 +103,8 @@ class Redaction:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """Where steps were put, and where they lay when they were read."""
+class _Rewritten:
+    """The places where steps were put, and those where they lay when they were read."""
 
     before: Where
     places: Sequence[Place]
@@ -130,7 +130,7 @@ class _Touched:
         return not len(self.rows) and not self.late.shards
 
     def where(self) -> Where:
-        """Where these rows and pieces of others lie: by the address of the row, and in order."""
+        """The places of these rows and pieces of others: by the address of the row, and in order."""
         found = self.decision.snapshot.take(self.rows, [*ADDRESS, *_PLACE])
         late = zip(self.late.taken().select(_PLACE).to_pylist(), self.late.pieces, strict=True)
         rows = dict(zip(addresses(found), found.select(_PLACE).to_pylist(), strict=True))
@@ -140,7 +140,7 @@ class _Touched:
         """The decision with all of these elsewhere."""
         if self.none:
             return self.decision
-        moved = Moved(self.rows, places, chunks)
+        moved = Relocation(self.rows, places, chunks)
         return replace(self.decision, moved=moved, late=self.late.moved(late) if self.late.shards else None)
 
 
@@ -184,7 +184,7 @@ class _Late:
 
 
 def _late(decision: Decision) -> _Late:
-    """What of the late table is of steps that go, or lies in shards with such."""
+    """The rows of the late table that are of steps that go, or lie in shards with such."""
     table = tablefiles.load(decision.snapshot.storage, "late", decision.parent.files("late"))
     over = overlaps(table, decision.snapshot.take(decision.gone, STRETCH))
     away = Steps(over["late"], over["step"], over["step"] + over.length)

@@ -24,7 +24,7 @@ from archive.store import Storage
 
 @dataclass(frozen=True)
 class Repaired:
-    """What `repair` did. kept_as: where the damaged bytes are; None: there were none."""
+    """The outcome of `repair`. kept_as: where the damaged bytes are; None: there were none."""
 
     commit: int
     kept_as: str | None

@@ -27,8 +27,8 @@ Reasons = dict[int, list[str]]  # commit -> why it stays
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which checkpoints are to stay (None: all), and which episodes may go.
+class ForgetRequest:
+    """A request: which checkpoints are to stay (None: all), and which episodes may go.
 
     episodes: "unreferenced", "superseded" or None; where and ids narrow it, and say it by themselves where it is None.
     run: nothing of other runs may go.  anyhow: a policy that wants none of the checkpoints leaves what is protected.
@@ -55,8 +55,8 @@ class Asked:
         return ", ".join([*parts, *ids, *(["redact"] if self.redact else [])])
 
 
-def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> Asked:
-    """What was asked for; UsageError where that is nothing, or makes no sense."""
+def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: bool) -> ForgetRequest:
+    """The request that these arguments make; UsageError where that is nothing, or makes no sense."""
     if redact and (ids is None or any(given is not None for given in (episodes, where, run))):
         raise UsageError(
             "redact=True takes all that there is of some episodes: give their ids=[...], and keep= at most, not "
@@ -68,7 +68,7 @@ def asked(keep: Any, episodes: Any, where: Any, ids: Any, run: Any, *, redact: b
         raise UsageError(f"keep=Keep() says nothing of what stays: {_REMEDY}")
     if episodes not in (None, UNREFERENCED, SUPERSEDED):
         raise UsageError(f"episodes={episodes!r}: give {UNREFERENCED!r}, {SUPERSEDED!r} or None; {_REMEDY}")
-    found = Asked(keep, episodes, where, None if ids is None else _names(ids), run, redact=redact)
+    found = ForgetRequest(keep, episodes, where, None if ids is None else _names(ids), run, redact=redact)
     if keep is None and not found.lets_episodes_go:
         raise UsageError(f"nothing was said of what is to be forgotten: {_REMEDY}")
     return found
@@ -84,8 +84,8 @@ def _names(ids: Any) -> tuple[str, ...]:
 # -- what the policy wants ---------------------------------------------------------------------------------------------
 
 
-def fates(storage: Storage, head: Commit, asked: Asked) -> list[CheckpointFate]:
-    """What becomes of each checkpoint, oldest first.
+def fates(storage: Storage, head: Commit, asked: ForgetRequest) -> list[CheckpointFate]:
+    """The fate of each checkpoint, oldest first.
 
     UsageError for a policy that wants none of them: it would leave only what is protected. NotFoundError for a run that
     is not there.
@@ -114,7 +114,7 @@ def _fate(row: Row, reasons: tuple[str, ...]) -> CheckpointFate:
 
 
 def _wanted(rows: list[Row], keep: Keep, clock: Clock, *, is_meant: bool) -> Iterator[tuple[int, list[str]]]:
-    """What the policy wants of one run: of each by itself, so that one cannot push out another's."""
+    """The reasons of the policy in one run: in each by itself, so that one cannot push out another's."""
     if not is_meant:
         yield from ((row["commit"], [OTHER_RUN]) for row in rows)
         return
@@ -126,7 +126,7 @@ def _wanted(rows: list[Row], keep: Keep, clock: Clock, *, is_meant: bool) -> Ite
     yield from keep.reasons(candidates, clock.now).items()
 
 
-def _check_wants(rows: list[Row], asked: Asked, reasons: Reasons) -> None:
+def _check_wants(rows: list[Row], asked: ForgetRequest, reasons: Reasons) -> None:
     meant = [row for row in rows if asked.run in (None, row["run"])]
     if meant and not asked.anyhow and not any(reasons[row["commit"]] for row in meant):
         whole = any(row["whole"] for row in meant)
@@ -161,7 +161,8 @@ def _of_mark(rows: list[Row], run: str, mark: Mark) -> list[int]:
 
 
 def _resumed(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
-    """What each run's newest session went on from, as long as it has no whole one with buffers of its own."""
+    """The checkpoint that each run's newest session went on from, as long as it has no whole one with buffers of its
+    own."""
     for run, entry in head.runs.items():
         origin = entry.resumed_from
         if origin is None or has_own(entry):
@@ -190,7 +191,7 @@ def _published(storage: Storage, rows: list[Row], head: Commit, number: int) -> 
 
 
 def _tagged(storage: Storage, rows: list[Row], head: Commit) -> Iterator[tuple[int, str]]:
-    """What tags name: a checkpoint, or all that there were as of a commit."""
+    """The checkpoints that tags name: one, or all that there were as of a commit."""
     for tag in read_tags(storage, head):
         for row in rows:
             named = row["commit"] == tag.commit or (row["run"], row["name"]) == (tag.run, tag.checkpoint)

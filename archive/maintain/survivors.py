@@ -17,7 +17,7 @@ from archive.base import CorruptManifestError, NotFoundError, at_once
 from archive.ledger import LedgerView, names, of_run
 from archive.maintain.objects import read_pins
 from archive.maintain.plans import EpisodeGroup
-from archive.maintain.retention import SUPERSEDED, Asked, has_own
+from archive.maintain.retention import SUPERSEDED, ForgetRequest, has_own
 from archive.maintain.tags import read_tags
 from archive.manifest import (
     CheckpointRecord,
@@ -53,9 +53,9 @@ _AT_ONCE = 16  # staged objects
 
 
 @dataclass(frozen=True)
-class Survivors:
-    """Which rows stay, and the groups of episodes. `goes`: how many episodes go. `protected`: why some stay that were
-    asked for, but for what checkpoints hold."""
+class KeptRows:
+    """The rows that stay, and the groups of episodes. `goes`: how many episodes go. `protected`: why some stay that
+    were asked for, but for what checkpoints hold."""
 
     rows: Mask
     groups: tuple[EpisodeGroup, ...]
@@ -63,7 +63,7 @@ class Survivors:
     protected: tuple[str, ...] = ()
 
 
-class _Rows:
+class _ByEpisode:
     """The segments table by episode: `code` is a number for the id of each row."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -91,13 +91,14 @@ def _text(snapshot: Snapshot, name: str) -> pa.ChunkedArray:
     return snapshot.columns([name])[name].cast(pa.string())
 
 
-def survivors(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Survivors:
-    """How the rows fare, with these checkpoints kept. NotFoundError for an id that no episode has."""
-    rows = _Rows(snapshot)
+def survivors(snapshot: Snapshot, asked: ForgetRequest, kept: Sequence[Commit]) -> KeptRows:
+    """The rows that stay, with these checkpoints kept, and how the episodes fare. NotFoundError for an id that no
+    episode has."""
+    rows = _ByEpisode(snapshot)
     if not asked.lets_episodes_go:
         every = np.ones(len(rows.code), bool)
         nobody = np.zeros(len(rows.names), bool)
-        return Survivors(every, tuple(_groups(rows, every, [(NOT_ASKED, ~nobody)], nobody, GOES)), 0)
+        return KeptRows(every, tuple(_groups(rows, every, [(NOT_ASKED, ~nobody)], nobody, GOES)), 0)
     held, chosen, protected = _held(snapshot, kept), _chosen(rows, asked), _protected(rows, asked)
     held_ids = rows.marked(held)
     reasons = [(HELD, held_ids), *protected, (NOT_ASKED, ~chosen)]
@@ -108,7 +109,7 @@ def survivors(snapshot: Snapshot, asked: Asked, kept: Sequence[Commit]) -> Survi
     gone = ~rows.marked(stays)
     kept_for = tuple(reason for reason, mask in protected if (mask & chosen).any())
     groups = _groups(rows, stays, reasons, gone, CHOSEN if asked.episodes is None else GOES)
-    return Survivors(stays, tuple(groups), int(gone.sum()), kept_for)
+    return KeptRows(stays, tuple(groups), int(gone.sum()), kept_for)
 
 
 def held(snapshot: Snapshot, commit: Commit) -> Ints:
@@ -129,7 +130,7 @@ def _held(snapshot: Snapshot, kept: Sequence[Commit]) -> Mask:
     return out
 
 
-def _chosen(rows: _Rows, asked: Asked) -> Mask:
+def _chosen(rows: _ByEpisode, asked: ForgetRequest) -> Mask:
     """The episodes that ids, the condition and the run (whose sessions alone wrote them) choose; all without."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -156,7 +157,7 @@ def _chosen(rows: _Rows, asked: Asked) -> Mask:
 # -- what is protected -------------------------------------------------------------------------------------------------
 
 
-def _protected(rows: _Rows, asked: Asked) -> list[tuple[str, Mask]]:
+def _protected(rows: _ByEpisode, asked: ForgetRequest) -> list[tuple[str, Mask]]:
     """Why -> episodes all of whose rows stay. Whoever names ids knows which finished rollouts are to be made again."""
     snapshot = rows.snapshot
     storage, head = snapshot.storage, snapshot.commit
@@ -245,7 +246,7 @@ def _ledger_at(storage: Storage, head: Commit, name: str, mark: Mark) -> LedgerV
 # -- what stays is as before -------------------------------------------------------------------------------------------
 
 
-def _as_before(rows: _Rows, stays: Mask) -> Mask:
+def _as_before(rows: _ByEpisode, stays: Mask) -> Mask:
     """The rows that stay, and all rows of episodes that would be made up of other rows without those that go."""
     if stays.all():
         return stays
@@ -260,9 +261,10 @@ def _as_before(rows: _Rows, stays: Mask) -> Mask:
 
 
 def _groups(
-    rows: _Rows, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, why: str
+    rows: _ByEpisode, stays: Mask, reasons: Sequence[tuple[str, Mask]], gone: Mask, why: str
 ) -> Iterator[EpisodeGroup]:
-    """Each episode once, by the first reason that it has; and the rows that go of those that stay. why: others go."""
+    """Groups of episodes, each in one by the first reason that it has; and the rows that go of those that stay. why:
+    others go."""
     length = _plain(rows.snapshot, "length")
     steps = np.bincount(rows.code, length * rows.current, len(rows.names)).astype(np.int64)
     left = ~gone
@@ -278,7 +280,7 @@ def _groups(
         yield replace(_group(rows, False, TAILS, rows.marked(tails), lost), superseded=True)
 
 
-def _group(rows: _Rows, stays: bool, reason: str, mask: Mask, steps: Ints) -> EpisodeGroup:
+def _group(rows: _ByEpisode, stays: bool, reason: str, mask: Mask, steps: Ints) -> EpisodeGroup:
     places = np.flatnonzero(mask)
     examples = tuple(rows.names[int(i)].as_py() for i in places[:_EXAMPLES])
     return EpisodeGroup(stays, reason, len(places), int(steps[places].sum()), examples)

@@ -144,8 +144,8 @@ def _added(name: str, number: int | None, by: str | None, parent: Commit, attemp
 
 
 def _named(storage: Storage, parent: Commit, number: int) -> dict[str, Any]:
-    """What the tag names: the commit or, where some of what that led to was let go of since, the newest one, if that
-    still has its checkpoint."""
+    """The row of what the tag names: the commit or, where some of what that led to was let go of since, the newest one,
+    if that still has its checkpoint."""
     if not 0 < number <= parent.number:
         raise NotFoundError(f"there is no commit {number} to tag at {storage.url}; the newest is {parent.number}")
     saved = tablefiles.load(storage, "checkpoints", parent.files("checkpoints"), ["commit", "name", "run"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.base import layout, size
-from archive.maintain.objects import FOLDERS, Journaled, retained_reach, unit
+from archive.maintain.objects import FOLDERS, Watermarks, retained_reach, unit
 from archive.manifest import (
     Commit,
     EpisodeIndex,
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Tally:
     """Objects that are there for one reason."""
 
     bytes: int = 0
     objects: int = 0
 
-    def __add__(self, other: Held) -> Held:
-        return Held(self.bytes + other.bytes, self.objects + other.objects)
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.bytes + other.bytes, self.objects + other.objects)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an archive takes: each object counts once, where it comes first.
+    """The room that an archive takes: each object counts once, where it comes first.
 
     live: what the newest checkpoint of each run needs, what was journaled since, and the tables of the newest commit.
     checkpoints: what only other checkpoints and tags need.  forgettable: episodes that no checkpoint holds, as
@@ -49,16 +49,16 @@ class Usage:
     once it is old enough.  other: commits, claims of sessions and the like, which stay.
     """
 
-    live: Held
-    checkpoints: Held
-    forgettable: Held
-    prunable: Held
-    other: Held
+    live: Tally
+    checkpoints: Tally
+    forgettable: Tally
+    prunable: Tally
+    other: Tally
 
     @property
-    def total(self) -> Held:
-        """All that lies there."""
-        return sum((getattr(self, name) for name in self.__slots__), Held())
+    def total(self) -> Tally:
+        """The sum of them."""
+        return sum((getattr(self, name) for name in self.__slots__), Tally())
 
     def to_json(self) -> dict[str, dict[str, int]]:
         """Bytes and objects, by what they are there for."""
@@ -70,8 +70,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Info:
-    """What an archive is, and what it takes."""
+class ArchiveInfo:
+    """A summary of an archive, and what it takes."""
 
     about: Mapping[str, Any]
     usage: Usage
@@ -87,10 +87,10 @@ class Info:
 
 
 def usage(storage: Storage, head: Commit) -> Usage:
-    """What the archive takes as of this commit: tables, and one listing of all objects, are read, no data."""
+    """The room that the archive takes as of this commit: tables, and one listing of all objects, are read, no data."""
     reach = retained_reach(storage, head).keys
-    live, held, tails = _live(storage, head), _held(storage, head), Journaled.of(head)
-    out = dict.fromkeys(Usage.__slots__, Held())
+    live, held, tails = _live(storage, head), _held(storage, head), Watermarks.of(head)
+    out = dict.fromkeys(Usage.__slots__, Tally())
     for found in storage.scan(""):
         key = unit(found.key)
         reason = "other"
@@ -98,7 +98,7 @@ def usage(storage: Storage, head: Commit) -> Usage:
             reason = "live"
         elif key.partition("/")[0] in FOLDERS and not key.endswith(layout.PRUNED):
             reason = _reason(key, reach, held, forgot=head.let_go is not None)
-        out[reason] += Held(found.bytes, 1)
+        out[reason] += Tally(found.bytes, 1)
     return Usage(**out)
 
 
@@ -111,7 +111,8 @@ def _reason(key: str, reach: Set[str], held: Mapping[str, bool], *, forgot: bool
 
 
 def _live(storage: Storage, head: Commit) -> set[str]:
-    """What the newest checkpoint of each run needs, the tables of the newest commit, and its late fields."""
+    """The objects that the newest checkpoint of each run needs, the tables of the newest commit, and its late
+    fields."""
     out = Reach(manifests={ref.path for ref in head.files_led_to})
     out.add_rows(tablefiles.load(storage, "late", head.files("late"), ["shard", "chunks"]))
     finds = Walk(storage)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from archive.base import ArchiveError, CorruptManifestError, FieldError, layout
-from archive.checkpoint import Checkpoint, StagedFile, checkpoint_at
+from archive.checkpoint import Checkpoint, checkpoint_at
 from archive.journal import Tails, tails
 from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
@@ -32,6 +32,7 @@ from archive.manifest import (
     tablefiles,
 )
 from archive.read import Reader, Selection, Spans, fetching, sizes
+from archive.saved import Part
 from archive.shard import checksum
 from archive.store import Roots, split_key
 from archive.tables import CHUNK_FILE, among, distinct, of_segments
@@ -65,7 +66,7 @@ class Judged:
 
 @dataclass
 class Report:
-    """What was looked at, and what was found wrong.
+    """A report of what was looked at, and what was found wrong.
 
     journaled: objects of journals beyond the newest checkpoints.  warnings: what no commit promises, and is lost as it
     stands.  notes: what no commit names, and would have been.  checkpoints: where something is wrong, of each run the
@@ -154,7 +155,7 @@ class _Verification:
         self._reach = None if self._head.let_go is None else self.attempt("the tables", reach)
 
     def attempt(self, name: str, check: Callable[[], T]) -> T | None:
-        """What the check gives; None, and a finding, if it fails."""
+        """The answer of a check; None, and a finding, if it fails."""
         try:
             return check()
         except ArchiveError as e:
@@ -167,7 +168,7 @@ class _Verification:
     # -- commits, and what they name -----------------------------------------------------------------------------------
 
     def commits(self) -> Iterator[Commit]:
-        """All commits that can be read, oldest first; each must follow the one before."""
+        """The commits that can be read, oldest first; each must follow the one before."""
         before: Commit | None = None
         for number in range(1, self._head.number + 1):
             key = layout.commit_key(number)
@@ -212,11 +213,11 @@ class _Verification:
             )
 
     def at_staged(self, commit: Commit) -> None:
-        """What the ranks staged for the checkpoint of a commit."""
+        """Look at what the ranks staged for the checkpoint of a commit."""
         for staged in () if commit.checkpoint is None else commit.checkpoint.ranks:
             if self._reach is not None and staged.key not in self._reach.states:
                 continue
-            file = StagedFile(self._storage, staged.key, staged.nonce)
+            file = Part(self._storage, staged.key, staged.nonce)
             self.report.states += 1
             index = self.attempt(staged.key, partial(getattr, file, "index"))
             if index is not None:
@@ -272,7 +273,7 @@ class _Verification:
     # -- journals ------------------------------------------------------------------------------------------------------
 
     def at_journals(self) -> None:
-        """What the newest session of each run has journaled since its newest checkpoint."""
+        """Look at what the newest session of each run has journaled since its newest checkpoint."""
         for run, entry in (self.attempt("the runs", lambda: {**self._head.runs}) or {}).items():
             if not entry.journal:
                 continue
@@ -341,7 +342,7 @@ class _Verification:
             self._find(shard, "no chunk table has it", tuple(names[:3]))
 
     def at_shard(self, index: ShardIndex, episodes: tuple[str, ...]) -> None:
-        """All members of a shard, or its metadata; each against the chunk table."""
+        """Compare all members of a shard, or its metadata, with the chunk table."""
         self.report.shards += 1
         reads = index.plan(index.everything() if self.report.deep else {})
         try:
@@ -367,7 +368,7 @@ class _Verification:
     # -- what else there is --------------------------------------------------------------------------------------------
 
     def at_leftovers(self) -> None:
-        """What no commit names and, by what all objects say, commits that were there."""
+        """Note what no commit names and, by what all objects say, commits that were there."""
         find = partial(leftovers, self._storage, self._history, self._shards, self._evidence)
         for key, what in self.attempt("what no commit names", find) or ():
             self.report.notes.append(Finding(key, what))
@@ -376,7 +377,7 @@ class _Verification:
             self._find(layout.commit_key(number), problem)
 
     def judged(self) -> Iterator[Judged]:
-        """Of each run its newest whole checkpoints, down to the first that nothing found is against."""
+        """The newest whole checkpoints of each run, down to the first that nothing found is against."""
         problems = {one.object: one.problem for one in reversed(self.report.findings)}
         left = set(self._head.runs)
         for number, manifest in sorted(checkpoint_places(self._storage, self._head), key=lambda place: -place[0]):
@@ -393,7 +394,7 @@ class _Verification:
 
 
 def _against(ck: Checkpoint, problems: dict[str, str]) -> str | None:
-    """What is wrong with something that a checkpoint needs."""
+    """The first problem of something that a checkpoint needs."""
     own, serving = ck.commit, ck.served_by
     files = [*serving.files("segments"), *serving.files("branches"), *([own.live] if own.live else [])]
     keys = [layout.commit_key(ck.number), *(one.key for one in ck.record.ranks), *ck.record.borrowed]

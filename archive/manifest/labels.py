@@ -70,7 +70,7 @@ class Labels:
         return pa.chunked_array([self.texts(key) if found is None else found])
 
     def is_comparable(self, name: str) -> bool:
-        """Whether a label has values of one type."""
+        """True if a label has values of one type."""
         key = name.removeprefix(PREFIX)
         return self._typed(key) is not None or are_nested(self.texts(key))
 
@@ -85,7 +85,8 @@ class Labels:
         return np.argsort(self._episode, kind="stable"), offsets_of(np.bincount(self._episode, minlength=self._count))
 
     def history(self, episode: int) -> list[dict[str, Any]]:
-        """All that was said of an episode, oldest first: key, value, by, created_at, commit."""
+        """The labels of an episode, with those that no longer count, oldest first: key, value, by, created_at,
+        commit."""
         order, offsets = self._by_episode
         start, stop = offsets[episode : episode + 2]
         rows = self._said.select(TOLD[1:]).take(order[start:stop]).to_pylist()

@@ -76,7 +76,7 @@ def _stamped(kind: str, rows: pa.Table, by: str | None, **more: Any) -> pa.Table
 
 
 def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
-    """What a commit of these rows requires: that nothing of what they are about was let go of since it was seen;
+    """A requirement of a commit of these rows: nothing of what they are about was let go of since it was seen;
     LetGoError."""
 
     def check(parent: Commit) -> None:
@@ -92,9 +92,7 @@ def _still_there(kind: str, seen: Snapshot, rows: pa.Table) -> Requirement:
             what = "some of the steps that were given fields" if left < asked else ""
             undone = "nothing was added to any"
         if what:
-            raise LetGoError(
-                f"{what} were forgotten at {seen.storage.url} meanwhile; {undone}. Open the archive again"
-            )
+            raise LetGoError(f"{what} were forgotten at {seen.storage.url} meanwhile; {undone}. Open the archive again")
 
     return check
 
@@ -331,7 +329,7 @@ def _made(
 
 
 def told(fn: Callable[..., Any], provenance: Any) -> dict[str, Any]:
-    """What is recorded of a function that made fields: its name, the version of its package, a digest of its text."""
+    """A record of a function that made fields: its name, the version of its package, a digest of its text."""
     module = getattr(fn, "__module__", None) or ""
     out = {"function": f"{module}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"}
     package = sys.modules.get(module.partition(".")[0])

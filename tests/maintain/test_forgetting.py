@@ -332,6 +332,6 @@ def test_an_episode_never_becomes_an_earlier_one() -> None:
         w.add_episode(steps(range(90, 94)), episode_id="other")
         w.add_episode(steps(range(95, 99)), episode_id="gone")
     snapshot = arc.refresh().snapshot
-    rows = survivors._Rows(snapshot)
+    rows = survivors._ByEpisode(snapshot)
     stays = np.array([True, True, False, True, False])
     assert survivors._as_before(rows, stays).tolist() == [True, True, True, True, False]
