@@ -19,11 +19,12 @@ from archive.manifest.attempts import Attempt
 from archive.manifest.chains import Branches, Origin, Rows, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.manifest.commit import Commit
-from archive.manifest.commits import CommitLog, Commits, read_of
-from archive.manifest.crossing import FORGOTTEN, LEFT, Addition, Change, Requirement, new_session
+from archive.manifest.commits import Commits, read_of
+from archive.manifest.conflicts import FORGOTTEN, LEFT
 from archive.manifest.expressions import Met, matching
 from archive.manifest.index import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
 from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveSet, Resume, Runs, Stream, Unfinished
+from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
 from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows
 from archive.manifest.records import (
     About,

@@ -29,9 +29,8 @@ from archive.base import (
 from archive.manifest.attempts import Attempt
 from archive.manifest.chains import Branches, Origin
 from archive.manifest.commit import Commit
-from archive.manifest.commits import CommitLog
-from archive.manifest.crossing import Addition, Change, new_session
 from archive.manifest.live import Resume, check_same_origin
+from archive.manifest.log import Addition, Change, CommitLog, new_session
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.snapshot import Snapshot
 from archive.store import Storage, smallfiles

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,19 +66,18 @@ def segment_rows(first: int, count: int, total: int) -> Any:
 def fill(url: str, episodes: int, commits: int) -> None:
     """An archive whose manifest was written and folded commit by commit, by the code that does it."""
     import archive
-    from archive.manifest.commits import CommitLog, newest
+    from archive.manifest import Change, CommitLog, commits
 
     arc = archive.create(url)
-    log = CommitLog(arc.storage, arc.id, newest(arc.storage))
+    log = CommitLog(arc.storage, arc.id, commits.newest(arc.storage))
     per = episodes // commits
     for i in range(commits):
         rows = segment_rows(i * per, per, episodes)
+        log.commit(f"{SESSION}/{i}", Change("write", partial(_added, rows), run="main", session=SESSION))
 
-        def build(parent: Any, attempt: Any, rows: Any = rows) -> Any:
-            files = attempt.add_rows(SESSION, "segments", parent, rows)
-            return parent.after("write", run="main", session=SESSION, segments=files)
 
-        log.append(f"{SESSION}/{i}", build)
+def _added(rows: Any, parent: Any, attempt: Any) -> Any:
+    return {"segments": rows}, {}
 
 
 def child_query(url: str, repeats: int = 5) -> dict[str, float]:

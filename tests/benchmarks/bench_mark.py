@@ -27,7 +27,7 @@ def fill(url: str, episodes: int, commits: int) -> None:
     """An archive of so many checkpoints, each of which brought the same number of episodes."""
     import archive
     from archive import tables
-    from archive.manifest import CommitLog
+    from archive.manifest import Change, CommitLog
 
     arc = archive.create(url)
     log = CommitLog(arc.storage, arc.id, arc.head)
@@ -38,12 +38,13 @@ def fill(url: str, episodes: int, commits: int) -> None:
          "stream_env": [0], "lo": [0], "hi": [per]},
     )  # fmt: skip
     for i in range(commits):
-        log.append(f"{SESSION}/{i}", partial(_checkpoint, arc.storage, segment_rows(i * per, per, episodes), live, i))
+        adds = partial(_checkpoint, segment_rows(i * per, per, episodes), live, i)
+        log.commit(f"{SESSION}/{i}", Change("checkpoint", adds, run="main", session=SESSION))
 
 
-def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> Any:
+def _checkpoint(rows: Any, live: Any, step: int, parent: Any, attempt: Any) -> Any:
     from archive import tables
-    from archive.manifest import BufferTotals, CheckpointRecord, Lineage, RunEntry, StagedObject, tablefiles
+    from archive.manifest import BufferTotals, CheckpointRecord, Lineage, RunEntry, StagedObject
 
     name = f"step-{step}"
     record = CheckpointRecord(
@@ -55,13 +56,9 @@ def _checkpoint(storage: Any, rows: Any, live: Any, step: int, parent: Any, atte
         {"commit": [0], "run": "main", "session": SESSION, "name": [name], "step": [step], "world_size": 1,
          "whole": [True], "replay_saved": [True], "metrics": ["{}"], "created_at": [parent.created_at]},
     )  # fmt: skip
-    add = partial(attempt.add_rows, SESSION)
     mark = record.mark(SESSION, parent.number + 1)
-    return parent.after(
-        "checkpoint", run="main", session=SESSION, segments=add("segments", parent, rows),
-        checkpoints=add("checkpoints", parent, row), live=tablefiles.write(storage, SESSION, "live", live),
-        checkpoint=record, runs={"main": RunEntry(SESSION, latest=mark, latest_replay=mark)},
-    )  # fmt: skip
+    says = {"checkpoint": record, "runs": {"main": RunEntry(SESSION, latest=mark, latest_replay=mark)}}
+    return {"segments": rows, "checkpoints": row, "live": live}, says
 
 
 def child_mark(url: str) -> dict[str, float]:

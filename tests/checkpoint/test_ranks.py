@@ -22,7 +22,7 @@ from archive.base.errors import (
 )
 from archive.base.layout import state_key
 from archive.checkpoint import joining, saver
-from archive.manifest.commits import CommitLog
+from archive.manifest import CommitLog
 from archive.saved import Part
 from archive.testing import trace
 from tests.support.archives import looked_up_again

@@ -18,7 +18,7 @@ import resharding
 from archive import Keep, tables
 from archive.errors import LetGoError, SupersededError
 from archive.maintain import PrunePlan, prune
-from archive.manifest import Attempt, Commit, CommitLog
+from archive.manifest import Change, Commit, CommitLog
 from archive.store import Storage
 from tests.support.backends import Backend
 from tests.support.letting_go import Ring, all_told
@@ -79,15 +79,15 @@ def test_a_merge_that_was_stalled_for_longer_than_the_wait_commits_nothing(
     if moment == "before it commits":
         before_its_commit(monkeypatch, "merge", prune)
     else:
-        append, done = CommitLog.append, [False]
+        commit, done = CommitLog.commit, [False]
 
-        def append_after(self: CommitLog, *what: Any) -> Commit:
+        def commit_after(self: CommitLog, *what: Any) -> Commit:
             if not done[0]:
                 done[0] = True
                 prune()
-            return append(self, *what)
+            return commit(self, *what)
 
-        monkeypatch.setattr(CommitLog, "append", append_after)
+        monkeypatch.setattr(CommitLog, "commit", commit_after)
     before = len(arc.refresh().episodes)
     with pytest.raises(LetGoError, match=r"were pruned by commit \d+.*nothing was committed"):
         resharding.merge([source], to=arc, copy=True)
@@ -104,10 +104,7 @@ def tag_by_hand(arc: archive.Archive, target: int) -> None:
         "tags", {"name": ["paper"], "target": [target], "created_at": [datetime.now().astimezone()]}
     )
 
-    def draft(parent: Commit, attempt: Attempt) -> Commit:
-        return parent.after("tag", tags=attempt.add_rows("tagger", "tags", parent, rows))
-
-    arc._log().append("tag/by hand", draft)
+    arc._log().commit("tag/by hand", Change("tag", lambda parent, attempt: ({"tags": rows}, {})))
 
 
 @pytest.mark.parametrize("between", ["plan and commit", "draft and commit"])

@@ -16,8 +16,9 @@ import resharding
 from archive import Keep, tables
 from archive.errors import ConflictError, UsageError
 from archive.maintain import PrunePlan, prune
-from archive.manifest import Attempt, Commit, commits, tablefiles
+from archive.manifest import commits, tablefiles
 from archive.testing import assert_whole, small_archive
+from tests.support.archives import by_hand
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps
 from tests.support.letting_go import Ring, all_told, forgotten
@@ -146,12 +147,9 @@ def test_what_rows_of_such_commits_name_stays_when_others_take_their_place(tmp_p
     earlier = arc.refresh().head.number
     told = archive.open(tmp_path, commit=earlier).episodes.read()
 
-    def replaced(parent: Commit, attempt: Attempt) -> Commit:
-        rows = arc.snapshot.columns(tables.schema("segments").names)
-        ref = tablefiles.write(arc.storage, "replacing", "segments", rows.slice(0, rows.num_rows - 1))
-        return parent.after("compact", segments=(ref,))
-
-    arc._log().append("compact/by hand", replaced)
+    rows = arc.snapshot.columns(tables.schema("segments").names)
+    ref = tablefiles.write(arc.storage, "replacing", "segments", rows.slice(0, rows.num_rows - 1))
+    arc._log().commit("compact/by hand", by_hand("compact", segments=(ref,)))
     plan = arc.prune(dry_run=False, **NOW)
     assert any(group.kind == "shards" and group.why == prune.EARLIER for group in plan.groups)
     np.testing.assert_equal(archive.open(tmp_path, commit=earlier).episodes.read(), told)

@@ -17,6 +17,7 @@ from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, UsageError
 from archive.maintain import draft, moving, verify
 from archive.manifest import CommitLog, tablefiles
+from tests.support.archives import by_hand
 from tests.support.checkpoints import steps
 from tests.support.compactions import SCHEMA, plain, whole
 from tests.support.letting_go import Ring, all_told
@@ -226,7 +227,7 @@ def test_late_rows_that_go_over_several_episodes_are_cut(tmp_path: Path) -> None
     one = table.slice(0, 1).to_pylist()[0] | {"length": 30}
     row = tables.from_columns("late", {name: [value] for name, value in one.items()})
     file = tablefiles.write(arc.storage, "t", "late", row)
-    CommitLog(arc.storage, arc.id, arc.head).append("test/one", lambda parent, _: parent.after("late", late=(file,)))
+    CommitLog(arc.storage, arc.id, arc.head).commit("test/one", by_hand("late", late=(file,)))
     before = all_told(arc.refresh())
     assert len(before[0]["e2"][1]["score"]) == 10
     redact(arc, dry_run=False)

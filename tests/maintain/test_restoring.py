@@ -13,6 +13,7 @@ from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, SupersededError, UsageError
 from archive.maintain import retained_reach, verify
 from archive.manifest import CommitLog, tablefiles
+from tests.support.archives import by_hand
 from tests.support.checkpoints import fresh, steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 
@@ -30,7 +31,7 @@ def _prune(arc: archive.Archive, *, delete: bool = True) -> None:
     ref = tablefiles.write(arc.storage, "prune", "pruned", tables.from_columns("pruned", columns))
     if delete:
         assert remove_forgotten(arc)
-    log.append("prune", lambda parent, attempt: parent.after("prune", pruned=ref, forgotten=None))
+    log.commit("prune", by_hand("prune", pruned=ref, forgotten=None))
 
 
 def test_undo_brings_all_back_and_keeps_what_came_since() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import archive
 from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
-from archive.manifest import Attempt, Commit, CommitLog, commits, tablefiles
+from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
 from archive.testing import steps
 from tests.support.archives import with_checkpoints
 from tests.support.backends import Backend
@@ -104,13 +104,13 @@ def let_go(arc: archive.Archive, *names: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def build(parent: Commit, attempt: Attempt) -> Commit:
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
         rows = tablefiles.load(arc.storage, "checkpoints", parent.files("checkpoints"))
         kept = rows.filter(pc.invert(pc.is_in(rows["name"], value_set=pa.array(names))))
         file = tablefiles.write(arc.storage, "s", "checkpoints", kept)
-        return parent.after("forget", checkpoints=(file,), let_go=parent.number + 1)
+        return {}, {"checkpoints": (file,), "let_go": parent.number + 1}
 
-    CommitLog(arc.storage, arc.id, arc.head).append("forget", build)
+    CommitLog(arc.storage, arc.id, arc.head).commit("forget", Change("forget", adds))
 
 
 def test_what_was_let_go_of_is_not_tagged(tmp_path: Path) -> None:

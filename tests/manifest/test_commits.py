@@ -29,12 +29,12 @@ from archive.base.errors import (
 )
 from archive.checkpoint import requests
 from archive.maintain import repair
-from archive.manifest import Attempt, commits
+from archive.manifest import Addition, Attempt, Change, CommitLog, commits
 from archive.manifest.commit import Commit
-from archive.manifest.commits import CommitLog
 from archive.store import Storage
 from archive.testing import steps
 from archive.write import bufferwriter
+from tests.support.archives import by_hand
 from tests.support.backends import Proxied
 from tests.support.tampering import body, commit_files, same, seal, write_some
 
@@ -349,9 +349,9 @@ def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
     arc = archive.open(str(tmp_path / "a"))
     for file in commit_files(tmp_path / "b")[-1:]:
         (tmp_path / "a" / file.relative_to(tmp_path / "b")).write_bytes(file.read_bytes())
-    log = commits.CommitLog(arc._storage, arc.id, arc.head)
+    log = CommitLog(arc._storage, arc.id, arc.head)
     for number in range(arc.head.number + 1, 30):  # as many that follow as are read one by one
-        log.append(str(number), lambda p, _: p.after("x"))
+        log.commit(str(number), by_hand("x"))
     with pytest.raises(CorruptCommitError, match="belongs to archive"):
         arc.refresh()
 
@@ -359,7 +359,7 @@ def test_a_refresh_does_not_go_over_to_another_archive(tmp_path: Path) -> None:
 def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> None:
     storage = archive.create(str(tmp_path / "root"))._storage
     logs = [CommitLog(storage, "id", commits.EMPTY) for _ in range(3)]
-    made = [log.append("the same", lambda parent, attempt: parent.after("x")) for log in logs]
+    made = [log.commit("the same", by_hand("x")) for log in logs]
     assert [commit.digest for commit in made] == [made[0].digest] * 3
     assert len(commit_files(tmp_path / "root")) == 1
 
@@ -367,13 +367,13 @@ def test_a_transaction_is_committed_once_by_whoever_is_first(tmp_path: Path) -> 
 def test_what_the_builder_raises_commits_nothing(tmp_path: Path) -> None:
     log = CommitLog(archive.create(str(tmp_path / "root"))._storage, "id", commits.EMPTY)
 
-    def refuse(parent: Commit, attempt: Attempt) -> Commit:
+    def refuse(parent: Commit, attempt: Attempt) -> Addition:
         raise StorageError(f"not on top of {parent.number}")
 
     with pytest.raises(StorageError, match="not on top of 0"):
-        log.append("a", refuse)
+        log.commit("a", Change("x", refuse))
     with pytest.raises(UsageError, match="over 1000000, most of them in 'kind'"):
-        log.append("b", lambda parent, attempt: parent.after("x" * 2_000_000))
+        log.commit("b", by_hand("x" * 2_000_000))
     assert commit_files(tmp_path / "root") == []
 
 

@@ -13,7 +13,7 @@ from archive.base.errors import DuplicateEpisodeError, LetGoError
 from archive.manifest import CommitLog, attempts, tablefiles
 from archive.store import Storage
 from archive.testing import steps
-from tests.support.archives import fresh, reopened
+from tests.support.archives import by_hand, fresh, reopened
 from tests.support.transfers import before_commit, others_within
 
 MOST_REQUESTS, MOST_FILES = 20, 13
@@ -22,7 +22,7 @@ MOST_REQUESTS, MOST_FILES = 20, 13
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has lost a race tries again at once."""
-    monkeypatch.setattr("archive.manifest.commits._MOST_WAIT_S", 0.0)
+    monkeypatch.setattr("archive.manifest.log._MOST_WAIT_S", 0.0)
 
 
 def lengths(arc: archive.Archive) -> dict[str, int]:
@@ -191,11 +191,11 @@ def logs(count: int) -> tuple[archive.Archive, list[CommitLog], list[archive.Arc
 def test_who_is_far_behind_reads_few_commits_and_finds_its_own() -> None:
     _, (log, other), (mine, _) = logs(2)
     for n in range(200):
-        other.append("mine \ud800" if n == 20 else f"label/{n}", lambda parent, _: parent.after("label"))
+        other.commit("mine \ud800" if n == 20 else f"label/{n}", by_hand("label"))
     before = mine.io_stats()
-    assert log.append("mine \ud800", lambda parent, _: parent.after("label")).number == other.head.number - 179
+    assert log.commit("mine \ud800", by_hand("label")).number == other.head.number - 179
     assert (mine.io_stats() - before).requests <= 10
-    assert log.append("new", lambda parent, _: parent.after("label")).number == other.head.number + 1
+    assert log.commit("new", by_hand("label")).number == other.head.number + 1
 
 
 def test_what_was_pruned_while_one_was_far_behind_is_known() -> None:
@@ -203,17 +203,14 @@ def test_what_was_pruned_while_one_was_far_behind_is_known() -> None:
     arc, (log, other), _ = logs(2)
     rows = {"key": ["shards/gone.zip"], "bytes": [1], "reason": ["left behind"], "commit": [0]}
 
-    def pruned(parent: Any, _: Any) -> Any:
-        table = tables.from_columns("pruned", rows)
-        return parent.after("prune", pruned=tablefiles.write(arc.storage, "pruner", "pruned", table))
-
+    pruned = tablefiles.write(arc.storage, "pruner", "pruned", tables.from_columns("pruned", rows))
     for n in range(100):
-        other.append(f"{n}", pruned if n == 30 else lambda parent, _: parent.after("label"))
+        other.commit(f"{n}", by_hand("prune", pruned=pruned) if n == 30 else by_hand("label"))
     before = log.head.number
     log.catch_up()
     assert log.head.number == before + 100
     with pytest.raises(LetGoError, match=r"gone\.zip"):
-        log.append("x", lambda parent, _: parent.after("label", segments=(_names(arc),)))
+        log.commit("x", by_hand("label", segments=(_names(arc),)))
 
 
 def _names(arc: archive.Archive) -> Any:

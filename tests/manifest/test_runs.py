@@ -15,7 +15,7 @@ from archive.maintain import verify
 from archive.manifest import CommitLog, RunEntry, runs
 from archive.testing import steps
 from tests.support import format_reader
-from tests.support.archives import fresh, reopened
+from tests.support.archives import by_hand, fresh, reopened
 from tests.support.journals import NEVER_S, die
 from tests.support.pruning import NOW
 from tests.support.sampling import few_of
@@ -35,7 +35,7 @@ def with_runs(count: int, ranks: int = 0) -> archive.Archive:
         for at in range(count)
     }
     log = CommitLog(arc.storage, arc.id, arc.head)
-    log.append("runs", lambda parent, attempt: parent.after("session", session="s", runs=entries))
+    log.commit("runs", by_hand("session", runs=entries))
     return arc.refresh()
 
 

@@ -16,8 +16,8 @@ import pytest
 import archive
 import resharding
 from archive.base.errors import LetGoError, NotFoundError, StateError, UsageError
-from archive.manifest import Commit, CommitLog, tablefiles
-from tests.support.archives import fresh, reopened, with_checkpoints
+from archive.manifest import Change, CommitLog, tablefiles
+from tests.support.archives import by_hand, fresh, reopened, with_checkpoints
 from tests.support.backends import Backend
 from tests.support.checkpoints import steps
 
@@ -238,7 +238,7 @@ def test_labels_stay_when_as_many_or_fewer_ranks_go_on(tmp_path: Path) -> None:
 def test_episodes_that_were_let_go_of_meanwhile_are_not_labelled() -> None:
     arc = with_checkpoints(fresh().url + "x")
     seen = arc.episodes
-    CommitLog(arc.storage, arc.id, arc.head).append("forget", lambda parent, _: _without_first(arc, parent))
+    CommitLog(arc.storage, arc.id, arc.head).commit("forget", _without_first(arc))
     with pytest.raises(LetGoError, match="1 of these episodes, such as 'e0', were forgotten"):
         seen.label(success=True)
     with pytest.raises(NotFoundError, match="'e0'"):
@@ -247,10 +247,10 @@ def test_episodes_that_were_let_go_of_meanwhile_are_not_labelled() -> None:
     assert labelled(reopened(arc).episodes) == {"e1": {"success": True}, "e2": {"success": True}}
 
 
-def _without_first(arc: archive.Archive, parent: Commit) -> Commit:
-    rows = tablefiles.load(arc.storage, "segments", parent.files("segments"))
+def _without_first(arc: archive.Archive) -> Change:
+    rows = tablefiles.load(arc.storage, "segments", arc.head.files("segments"))
     file = tablefiles.write(arc.storage, "s", "segments", rows.slice(1))
-    return parent.after("forget", segments=(file,), let_go=parent.number + 1)
+    return by_hand("forget", segments=(file,), let_go=arc.head.number + 1)
 
 
 def test_who_labels_one_after_the_other_reads_the_tables_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from archive import tables
 from archive.base.errors import FieldError, NotFoundError, UsageError
 from archive.manifest import CommitLog, tablefiles
 from archive.read import Gather
-from tests.support.archives import fresh, identical, reopened
+from tests.support.archives import by_hand, fresh, identical, reopened
 from tests.support.backends import Backend
 
 stores = pytest.mark.parametrize("backend", ["memory", "local", "moto"], indirect=True)
@@ -347,7 +347,7 @@ def test_nonsense_in_the_table_is_the_librarys_error(column: str, value: Any) ->
     rows = [row | {column: value} for row in arc.snapshot.later.late.to_pylist()]
     spoilt = pa.Table.from_pylist(rows, schema=tables.schema("late"))
     ref = tablefiles.write(arc.storage, "s", "late", spoilt)
-    CommitLog(arc.storage, arc.id, arc.head).append("x", lambda parent, attempt: parent.after("late", late=(ref,)))
+    CommitLog(arc.storage, arc.id, arc.head).commit("x", by_hand("late", late=(ref,)))
     with pytest.raises(archive.ArchiveError):
         reopened(arc).episodes.read()
 

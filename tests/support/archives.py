@@ -9,6 +9,7 @@ import numpy as np
 
 import archive
 from archive.fields.nesting import Ragged
+from archive.manifest import Change
 from archive.testing import steps
 
 
@@ -95,3 +96,8 @@ def mixed(steps: int, seed: int) -> dict[str, Any]:
         "done": np.arange(steps) % 7 == 0,
         "name": np.array([f"n{i}" for i in range(steps)], object),
     }
+
+
+def by_hand(kind: str, **says: Any) -> Change:
+    """A change that adds no rows; its commit says this."""
+    return Change(kind, lambda parent, attempt: ({}, says))

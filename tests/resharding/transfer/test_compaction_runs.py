@@ -10,7 +10,7 @@ import pytest
 
 import archive
 import resharding
-from archive.manifest import commits
+from archive.manifest import CommitLog
 from tests.support.compactions import fetched
 from tests.support.transfers import equal
 
@@ -78,14 +78,14 @@ def test_a_checkpoint_while_others_are_published_again_stays_the_newest(
 ) -> None:
     arc = archive.create(tmp_path / "a")
     runs = {run: thinned(arc, run, 1000 * i) for i, run in enumerate(("left", "right"))}
-    append, seen = commits.CommitLog.append, []
+    commit, seen = CommitLog.commit, []
 
-    def late(self: commits.CommitLog, transaction: str, *what: Any) -> Any:
+    def late(self: CommitLog, transaction: str, *what: Any) -> Any:
         if transaction.startswith("compact/") and transaction.count("/") == 2 and not seen:
             seen.append(runs["left"][0].checkpoint(5, name="meanwhile").result())
-        return append(self, transaction, *what)
+        return commit(self, transaction, *what)
 
-    monkeypatch.setattr(commits.CommitLog, "append", late)
+    monkeypatch.setattr(CommitLog, "commit", late)
     resharding.compact(archive.open(arc.url))
     now = archive.open(arc.url)
     assert seen

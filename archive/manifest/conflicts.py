@@ -1,5 +1,5 @@
-"""A change of the archive as a value, and what must hold for the commit that it becomes, beside what others did since
-its writer began: what it requires, numbers that only grow, and no reference to what was forgotten or pruned.
+"""What must hold for any commit beside what others did since its writer began: numbers only grow, and nothing is named
+that was forgotten or pruned.
 
 Deleting is safe by the order of commits, not by clocks: a prune commits the list of what it deletes before it deletes.
 A writer that commits before that is seen by it; one that commits after it looks into the list here, and fails rather
@@ -8,83 +8,25 @@ than naming what is gone. So does one that holds steps which were forgotten, or 
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-from archive import tables
-from archive.base import CheckpointError, CorruptManifestError, LetGoError, layout
+from archive.base import CheckpointError, CorruptManifestError, LetGoError
 from archive.manifest import liveview, tablefiles
-from archive.manifest.attempts import Attempt
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
 from archive.tables import SHARDED, objects_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 LEFT, FORGOTTEN = "left behind", "forgotten"  # reasons of a prune: no commit ever named it; a commit let go of it
 _GROWING = {"sequences": "rows", "journal": "objects of the journal"}  # of a run's entry: rank -> how many are in it
 
-Requirement = Callable[[Commit], None]  # raises if it does not hold as of a commit
-Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and what else a commit says
 
-
-def new_session() -> str:
-    """A session's name that no other has."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of the archive, of which `CommitLog.commit` makes a commit.
-
-    adds: gives the rows that it adds, and what else its commit says, as of the one that it is to follow; it may write
-    files that are named there. Rows of chunks and live steps get files of the commit's own; segments that come with
-    rows of chunks are told where these are.  requires: what must hold as of that one.  ids_at: the commit as of which
-    the ids of episodes that begin in it were free; None where they are not to be looked at.
-    """
-
-    kind: str
-    adds: Callable[[Commit, Attempt], Addition]
-    requires: Sequence[Requirement] = ()
-    run: str = ""
-    session: str = dataclasses.field(default_factory=new_session)
-    rank: int | None = None
-    ids_at: int | None = None
-
-    def draft(self, parent: Commit, attempt: Attempt) -> Commit:
-        """Its commit to follow `parent`, after writing the files of its rows."""
-        given, says = self.adds(parent, attempt)
-        rows = {table: new for table, new in given.items() if new.num_rows or table in ("segments", "live")}
-        if self.ids_at is not None:
-            attempt.check_ids(parent, rows["segments"], self.session, self.ids_at)
-        files: dict[str, Any] = {
-            table: attempt.once(self.session, table, rows.pop(table)) for table in ("chunks", "live") if table in rows
-        }
-        if "chunks" in given:
-            rows["segments"] = _stamped(rows["segments"], files.get("chunks"))
-        files |= {table: attempt.add_rows(self.session, table, parent, new) for table, new in rows.items()}
-        if "ledger" in files:
-            files["format"] = layout.with_feature(parent.format, layout.JOURNAL)
-        added = {table: rows[table].num_rows for table in ("segments", "ledger") if table in files}
-        who = {"run": self.run, "session": self.session, "rank": self.rank}
-        return parent.after(self.kind, **{"added": added, **who, **files, **says})
-
-
-def _stamped(segments: pa.Table, chunks: FileRef | None) -> pa.Table:
-    """New segments with the file that has their chunks, and when they were collected."""
-    if segments.num_rows == 0:
-        return segments
-    return tablefiles.with_chunks(tables.set_column(segments, "created_at", datetime.now(UTC)), chunks)
-
-
-class Crossing:
-    """What one writer has come across since it began: commits that let go, and objects that were pruned."""
+class Conflicts:
+    """Commits that let go, and objects that were pruned, since one writer began."""
 
     def __init__(self, head: Commit) -> None:
         self._let_go = head.let_go  # looked at before the first checkpoint, as what it goes on from may be older

@@ -1,0 +1,249 @@
+"""Adding a commit: a change of the archive as a value, which is tried until it is one, whoever commits beside.
+
+A commit carries a transaction key, so that the same intent is committed once however often it is tried and by however
+many processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from archive import tables
+from archive.base import AlreadyExistsError, CommitUnknownError, MissingObjectError, forking, layout
+from archive.manifest import tablefiles
+from archive.manifest.attempts import Attempt, KnownIds
+from archive.manifest.commit import Commit, completed, dumps, loads, mark_of, recent
+from archive.manifest.commits import newest_number, next_after, read, read_of
+from archive.manifest.conflicts import Conflicts
+from archive.manifest.records import FileRef
+from archive.manifest.runs import served, settled
+from archive.store import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+X = TypeVar("X")
+Requirement = Callable[[Commit], None]  # raises if it does not hold as of a commit
+Addition = tuple[Mapping[str, "pa.Table"], Mapping[str, Any]]  # rows by table, and what else a commit says
+
+
+_NEAR = 2  # commits of others that a writer reads one by one; past more it goes to the newest
+_chance = random.SystemRandom()  # the program's own stream of random numbers is not ours to draw from
+_MOST_WINDOWS, _MOST_WAIT_S = 24, 10.0
+
+
+def new_session() -> str:
+    """A session's name that no other has."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the archive, of which `CommitLog.commit` makes a commit.
+
+    adds: gives the rows that it adds, and what else its commit says, as of the one that it is to follow; it may write
+    files that are named there. Rows of chunks and live steps get files of the commit's own; segments that come with
+    rows of chunks are told where these are.  requires: what must hold as of that one.  ids_at: the commit as of which
+    the ids of episodes that begin in it were free; None where they are not to be looked at.
+    """
+
+    kind: str
+    adds: Callable[[Commit, Attempt], Addition]
+    requires: Sequence[Requirement] = ()
+    run: str = ""
+    session: str = dataclasses.field(default_factory=new_session)
+    rank: int | None = None
+    ids_at: int | None = None
+
+    def draft(self, parent: Commit, attempt: Attempt) -> Commit:
+        """Its commit to follow `parent`, after writing the files of its rows."""
+        given, says = self.adds(parent, attempt)
+        rows = {table: new for table, new in given.items() if new.num_rows or table in ("segments", "live")}
+        if self.ids_at is not None:
+            attempt.check_ids(parent, rows["segments"], self.session, self.ids_at)
+        files: dict[str, Any] = {
+            table: attempt.once(self.session, table, rows.pop(table)) for table in ("chunks", "live") if table in rows
+        }
+        if "chunks" in given:
+            rows["segments"] = _stamped(rows["segments"], files.get("chunks"))
+        files |= {table: attempt.add_rows(self.session, table, parent, new) for table, new in rows.items()}
+        if "ledger" in files:
+            files["format"] = layout.with_feature(parent.format, layout.JOURNAL)
+        added = {table: rows[table].num_rows for table in ("segments", "ledger") if table in files}
+        who = {"run": self.run, "session": self.session, "rank": self.rank}
+        return parent.after(self.kind, **{"added": added, **who, **files, **says})
+
+
+def _stamped(segments: pa.Table, chunks: FileRef | None) -> pa.Table:
+    """New segments with the file that has their chunks, and when they were collected."""
+    if segments.num_rows == 0:
+        return segments
+    return tablefiles.with_chunks(tables.set_column(segments, "created_at", datetime.now(UTC)), chunks)
+
+
+class CommitLog:
+    """The commits of an archive as one process knows them, and adding one."""
+
+    def __init__(self, storage: Storage, archive_id: str, head: Commit) -> None:
+        self.storage = storage
+        self.archive_id = archive_id
+        self.head = head
+        self.began = head.number
+        self.ids = KnownIds()
+        self._lock = forking.lock(self)
+        self._seen: dict[str, list[int]] = {mark_of(head.transaction): [head.number]}
+        self._conflicts = Conflicts(head)
+        self._windows = 1  # over so many times as long as a try takes tries are spread: 1 where nobody else commits
+        self._window_s = self._lost_at = 0.0  # as long as the last try took that was lost; when that was
+
+    def catch_up(self) -> Commit:
+        """Read what others committed since; the newest commit."""
+        with self._lock: return self._caught_up()  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def learn_ids(self) -> Commit:
+        """Learn the ids of all episodes that there are, in `ids`; the newest commit."""
+        with self._lock: return self._learnt_ids()  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def _learnt_ids(self) -> Commit:
+        self.ids.learn(self._caught_up(), partial(tablefiles.load, self.storage))
+        return self.head
+
+    def _caught_up(self, near: int = _NEAR) -> Commit:
+        """Read what others committed since: the next so many one by one, then the newest."""
+        while True:
+            if near == 0:
+                self._leap(newest_number(self.storage, self.head.number))
+                if self.storage.lists_at_once:
+                    return self.head
+            commit = next_after(self.storage, self.head)
+            if commit is None:
+                return self.head
+            self._know(commit)
+            near -= 1
+
+    def _leap(self, number: int) -> None:
+        """Go on to this commit. Those between are read only where later ones do not say by marks what they were."""
+        if number == self.head.number:
+            return
+        own = replace(self.head, archive=self.archive_id)
+        newest = read_of(self.storage, number, own)
+        marks = list(newest.recent or ())
+        while len(marks) < number - 1 - own.number:
+            marks += recent(read_of(self.storage, number - 1 - len(marks), own))
+        for between in range(own.number + 1, number):
+            if mark := marks[number - 1 - between]:
+                self._seen.setdefault(mark, []).append(between)
+            else:
+                self._note(read_of(self.storage, between, own))
+        self._know(newest)
+
+    def find(self, transaction: str) -> Commit | None:
+        """The commit with this key, if it was made since this log began."""
+        for number in self._seen.get(mark_of(transaction), ()):
+            found = read(self.storage, number)
+            if found.transaction == transaction:
+                return found
+        return None
+
+    def commit(self, transaction: str, change: Change) -> Commit:
+        """Commit a change once under this key; who committed it first does not matter.
+
+        It is drafted again after each lost race, and where a prune has deleted meanwhile what was read for it. What
+        else its functions raise ends it with nothing committed.
+        """
+        with self._lock: return self._commit(transaction, change)  # fmt: skip  # noqa: E701 (see IOStats.add)
+
+    def _commit(self, transaction: str, change: Change) -> Commit:
+        attempt = Attempt(self.storage, self.ids, crowded=self._windows > 1)
+        while True:
+            self._catch_up_in_turn(attempt.number)
+            began = time.monotonic()
+            if found := self.find(transaction):
+                return found
+            parent = self.head
+            try:
+                for required in change.requires:
+                    required(parent)
+                draft = change.draft(parent, attempt)
+                self._conflicts.check(self.storage, parent, draft)
+                draft = settled(self.storage, parent, draft, attempt.number)
+            except MissingObjectError:
+                if not self._pruned_since(parent):
+                    raise
+                continue
+            made = completed(draft, self.head, self.archive_id, transaction)
+            data = dumps(made)
+            if self._create(made.number, data):
+                commit = served(self.storage, loads(data, made.number, self.storage.url))
+                self._know(commit, attempt.fresh)
+                self._conflicts.passed(commit)
+                if attempt.number == 0:
+                    self._windows = max(1, self._windows // 2)
+                return commit
+            attempt.number += 1
+            self._lost_at = time.monotonic()
+            self._window_s = self._lost_at - began
+            if attempt.number <= 2:
+                self._windows = min(2 * self._windows, _MOST_WINDOWS)
+
+    def _catch_up_in_turn(self, lost: int) -> None:
+        """Catch up, where writers meet after a wait by chance: over the longer the more of them there seem to be. Who
+        has just won lets others go first; who has lost waits half as long after each further loss, but never less
+        than over two tries, so that those who lost most do not only meet one another."""
+        most_s = min(self._windows * self._window_s, _MOST_WAIT_S)
+        if lost == 0 and time.monotonic() - self._lost_at > 4 * most_s:  # that was long ago
+            self._windows = 1
+        if self._windows == 1:
+            self._caught_up()
+            return
+        least_s, longest_s = (most_s / 2, most_s) if lost == 0 else (0, max(2 * self._window_s, most_s / 2**lost))
+        time.sleep(_chance.uniform(least_s, min(longest_s, _MOST_WAIT_S)))
+        self._caught_up(near=0 if self._windows > _NEAR else _NEAR)
+
+    def gone(self, keys: Collection[str], since: int) -> Collection[str]:
+        """Which of these objects, all of which commit `since` led to, were forgotten or pruned after it by now."""
+        return self.beside_prunes(lambda: self._conflicts.gone(self.storage, self.catch_up(), keys, since))
+
+    def beside_prunes(self, call: Callable[[], X]) -> X:
+        """What the call gives; once more where it missed what a prune has deleted meanwhile."""
+        while True:
+            known = self.head
+            try:
+                return call()
+            except MissingObjectError:
+                if not self._pruned_since(known):
+                    raise
+
+    def _pruned_since(self, known: Commit) -> bool:
+        """Whether a prune was committed after this one."""
+        self.catch_up()
+        return self._conflicts.newest_prune > known.number
+
+    def _create(self, number: int, data: bytes) -> bool:
+        """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
+        unclear = CommitUnknownError(
+            f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
+            "call commit() again: it will be committed once"
+        )
+        try:
+            self.storage.create_once(layout.commit_key(number), data, unclear=unclear, look=False)
+        except AlreadyExistsError:  # were it ours after all, the next try would find it by its transaction
+            return False
+        return True
+
+    def _know(self, commit: Commit, fresh: pa.Table | None = None) -> None:
+        self._note(commit, fresh)
+        self.head = commit  # last: who is interrupted in between reads the commit again
+
+    def _note(self, commit: Commit, fresh: pa.Table | None = None) -> None:
+        self._conflicts.note(commit)
+        self.ids.note(commit, fresh)
+        self._seen.setdefault(mark_of(commit.transaction), []).append(commit.number)
