@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from archive.arrays import Ints
+from archive import tables
+from archive.arrays import Ints, run_starts
 from archive.base import CorruptManifestError, cached_property
 from archive.manifest import (
     Commit,
@@ -20,7 +21,6 @@ from archive.manifest import (
     Rows,
     Sequences,
     Snapshot,
-    liveview,
     tablefiles,
 )  # fmt: skip
 from archive.steps import Steps, row_codes
@@ -89,21 +89,21 @@ class LiveSteps:
 
     @cached_property
     def _located_in_whole(self) -> Steps:
-        return liveview.locate(self.live, self._whole.columns(liveview.SEGMENT_COLUMNS))
+        return tables.locate(self.live, self._whole.columns(tables.LOCATING))
 
     @cached_property
     def located(self) -> Steps:
         """Where the live steps lie, in live order, in the rows of `index`."""
         if self.index is self.whole_index:
             return self._located_in_whole
-        return liveview.locate(self.live, self.index.snapshot.columns(liveview.SEGMENT_COLUMNS))
+        return tables.locate(self.live, self.index.snapshot.columns(tables.LOCATING))
 
     @cached_property
     def groups(self) -> tuple[Ints, Ints]:
         """Live episodes in live order: where the pieces of each begin in `located`, and its number in the index."""
         episode = self.index.episode_of_row[self.located.stream]
         place = row_codes(self.live.select(["rank", "buffer"]))[0][self.located["run"]]
-        heads = liveview.episode_groups(episode, place)
+        heads = run_starts(episode, place)
         return heads, episode[heads]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def _is_enough(index: EpisodeIndex, live: pa.Table, branch: Branch) -> bool:
     the whole table, too, and its chain is the same.
     """
     part = index.snapshot
-    located = liveview.pieces(live, part.columns(liveview.SEGMENT_COLUMNS))
-    if len(liveview.lacking(live, located)):
+    located = tables.locate_some(live, part.columns(tables.LOCATING))
+    if len(tables.lacking(live, located)):
         return False
     numbers = np.unique(index.episode_of_row[located.stream])
     if (numbers < 0).any() or not _named_once(index, numbers):

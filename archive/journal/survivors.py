@@ -26,7 +26,7 @@ from archive.journal.liveruns import (
 )
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, RunEntry, Runs, Snapshot, liveview
+from archive.manifest import Commit, RunEntry, Runs, Snapshot
 from archive.steps import Steps
 from archive.store import Storage
 from archive.tables import coded
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Kind = tuple[str, tuple[int, ...]]  # of a column: its dtype, and the shape of a row in stored form
-_ROWS = ("episode_id", *liveview.SEGMENT_COLUMNS)
+_ROWS = ("episode_id", *tables.LOCATING)
 
 
 class Survivors:
@@ -112,7 +112,7 @@ class Survivors:
         """The live runs as runs of one episode each; an error if a live step is in no segment."""
         every = tables.concat("live", self._tables.values())
         segments = _segments(storage, head, entry, self._found)
-        located = liveview.locate(every, segments)
+        located = tables.locate(every, segments)
         (self._ids, episode), position = coded(segments["episode_id"]), segments["position"].to_numpy()
         env = every["env_id"].to_numpy()[located["run"]]
         stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located["run"]]

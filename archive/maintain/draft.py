@@ -26,7 +26,6 @@ from archive.manifest import (
     Snapshot,
     Walk,
     commits,
-    liveview,
     tablefiles,
 )
 from archive.store import Storage
@@ -268,7 +267,7 @@ def _seen(snapshot: Snapshot, commit: Commit, live: pa.Table) -> pa.Table:
     """A row for each live run and episode in a checkpoint, with its steps and the episode's summary."""
     import pyarrow as pa
 
-    located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
+    located = tables.locate(live, snapshot.columns(tables.LOCATING))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
     index = EpisodeIndex(snapshot, lambda: located.stream, (commit.session, sequences))
     episode = index.episode_of_row[located.stream]

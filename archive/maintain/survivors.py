@@ -29,7 +29,6 @@ from archive.manifest import (
     Snapshot,
     chains,
     held_rows,
-    liveview,
     read_of,
     value_set,
 )
@@ -220,7 +219,7 @@ def _left_out(snapshot: Snapshot, newest: CheckpointRecord | None) -> Mask:
         return np.zeros(snapshot.rows, bool)
     found = at_once(lambda one: Part(snapshot.storage, one.key, one.nonce).left_out(), parts, _AT_ONCE)
     live = tables.concat("live", found)
-    out: Mask = liveview.touched(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
+    out: Mask = tables.touched(live, snapshot.columns(tables.LOCATING))
     return out
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from archive import tables
 from archive.base import layout, size
 from archive.maintain.objects import FOLDERS, Watermarks, retained_reach, unit
 from archive.manifest import (
@@ -18,7 +19,6 @@ from archive.manifest import (
     Walk,
     checkpoint_places,
     commits,
-    liveview,
     tablefiles,
 )
 from archive.store import Storage
@@ -127,8 +127,8 @@ def _live(storage: Storage, head: Commit) -> set[str]:
 def _held(storage: Storage, head: Commit) -> dict[str, bool]:
     """Shards and chunk files of the newest segments table -> whether an episode in them is live in some checkpoint."""
     snapshot = Snapshot(storage, head)
-    segments = snapshot.columns([*liveview.SEGMENT_COLUMNS, "chunks"])
-    touched = np.flatnonzero(liveview.touched(_live_runs(storage, head), segments))
+    segments = snapshot.columns([*tables.LOCATING, "chunks"])
+    touched = np.flatnonzero(tables.touched(_live_runs(storage, head), segments))
     index = EpisodeIndex(snapshot, lambda: touched)
     episodes = np.unique(index.episode_of_row[touched])
     rows = np.union1d(touched, index.chains.rows_of(episodes[episodes >= 0]))

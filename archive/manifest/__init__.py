@@ -11,7 +11,6 @@ from archive.manifest import (
     commits,
     expressions,
     labels,
-    liveview,
     sessions,
     tablefiles,
 )
@@ -125,7 +124,6 @@ __all__ = [
     "files_there",
     "held_rows",
     "labels",
-    "liveview",
     "matching",
     "named_session",
     "new_session",

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from archive import tables
 from archive.base import CheckpointError, CorruptManifestError, LetGoError
-from archive.manifest import liveview, tablefiles
+from archive.manifest import tablefiles
 from archive.manifest.commit import Commit
 from archive.manifest.records import FileRef, RunEntry
 from archive.store import Storage
@@ -97,9 +98,9 @@ class Conflicts:
 
     def _check_live(self, storage: Storage, draft: Commit) -> None:
         live = tablefiles.load(storage, "live", [] if draft.live is None else [draft.live])
-        segments = tablefiles.load(storage, "segments", draft.files("segments"), liveview.SEGMENT_COLUMNS)
+        segments = tablefiles.load(storage, "segments", draft.files("segments"), tables.LOCATING)
         try:
-            liveview.locate(live, segments)
+            tables.locate(live, segments)
         except CorruptManifestError as e:
             raise LetGoError(
                 f"steps that are live in this checkpoint were forgotten by commit {self._let_go} at {storage.url}, "

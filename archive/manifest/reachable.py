@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from archive import tables
 from archive.base import CorruptManifestError
-from archive.manifest import liveview, tablefiles
+from archive.manifest import tablefiles
 from archive.manifest.commit import Commit
 from archive.manifest.commits import read_all
 from archive.manifest.index import EpisodeIndex
@@ -151,7 +152,7 @@ def _serving(wanted: Iterable[tuple[Place, bool]]) -> set[int]:
 def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Rows of a segments table that hold the live steps of a checkpoint, and the rest of their episodes."""
     live = tablefiles.load(snapshot.storage, "live", [] if commit.live is None else [commit.live])
-    located = liveview.locate(live, snapshot.columns(liveview.SEGMENT_COLUMNS))
+    located = tables.locate(live, snapshot.columns(tables.LOCATING))
     sequences = None if commit.checkpoint is None else commit.checkpoint.sequences
     index = EpisodeIndex(snapshot, lambda: located.stream, (commit.session, sequences))
     numbers = np.unique(index.episode_of_row[located.stream])

@@ -9,7 +9,6 @@ from archive.tables.declared import (
     COUNT,
     FOLLOWING,
     LISTED,
-    LIVE_STREAM,
     MOST_RANKS,
     MOST_SIBLINGS,
     SHARDED,
@@ -21,6 +20,7 @@ from archive.tables.declared import (
 from archive.tables.parquet import dumps, load, loads
 from archive.tables.rows import (
     KEYS,
+    LOCATING,
     NO_ENV,
     WEIGHTS,
     Address,
@@ -33,6 +33,9 @@ from archive.tables.rows import (
     extents,
     follow,
     from_columns,
+    lacking,
+    locate,
+    locate_some,
     mention,
     news,
     objects_of,
@@ -43,6 +46,7 @@ from archive.tables.rows import (
     schema,
     segments_of,
     set_column,
+    touched,
     weights_of,
 )
 
@@ -53,7 +57,7 @@ __all__ = [
     "FOLLOWING",
     "KEYS",
     "LISTED",
-    "LIVE_STREAM",
+    "LOCATING",
     "MOST_RANKS",
     "MOST_SIBLINGS",
     "NO_ENV",
@@ -74,8 +78,11 @@ __all__ = [
     "extents",
     "follow",
     "from_columns",
+    "lacking",
     "load",
     "loads",
+    "locate",
+    "locate_some",
     "mention",
     "news",
     "objects_of",
@@ -86,5 +93,6 @@ __all__ = [
     "schema",
     "segments_of",
     "set_column",
+    "touched",
     "weights_of",
 ]

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive.arrays import Ints, Mask
+from archive.base import CorruptManifestError
 from archive.steps import Steps, places, row_codes
-from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, STREAM, STRETCH, TABLES
+from archive.tables.declared import ADDRESS, EPISODE, FOLLOWING, LIVE_STREAM, STREAM, STRETCH, TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NO_ENV = -1  # env_id of episodes that were added without one
 WEIGHTS = ("length", "model_weights_uuids", "update_count_min", "update_count_max", "weights")
+LOCATING = (*STRETCH, "shard")  # of the segments table, in which live steps are found
 Address = tuple[str, int, int]
 KEYS = tuple(dict.fromkeys(name for kind in FOLLOWING for name in TABLES[kind].of))  # of the segments table
 
@@ -252,3 +254,63 @@ def _entries(table: pa.Table) -> tuple[Ints, pa.Table]:
     return row.to_numpy().astype(np.int64), table.take(row).set_column(
         table.column_names.index("fields"), "fields", pc.list_flatten(listed)
     )
+
+
+# -- live steps --------------------------------------------------------------------------------------------------------
+
+
+def locate(live: pa.Table, segments: pa.Table) -> Steps:
+    """The steps of segments that are live, in live order, by rows of the segments table as streams. run: the live run,
+    in which they stand at `position`. A live step that no segment has is an error."""
+    out = locate_some(live, segments)
+    bad, steps = lacking(live, out), _steps(live, out)
+    if len(bad):
+        row = live.slice(int(bad[0]), 1).to_pylist()[0]
+        raise CorruptManifestError(
+            f"the live set names steps {row['lo']} to {row['hi']} of env {row['stream_env']}, rank "
+            f"{row['stream_rank']}, session {row['session']!r}, of which only {int(steps[bad[0]])} are in the segments "
+            "table; run `archive verify`"
+        )
+    return out
+
+
+def locate_some(live: pa.Table, segments: pa.Table) -> Steps:
+    """The same of those live steps that these segments have."""
+    run_lo, run_hi, run_position = (live[n].to_numpy() for n in ("lo", "hi", "position"))
+    position, length = (segments[n].to_numpy() for n in ("position", "length"))
+    runs, rows = _written(live, segments)
+    met = runs.placed.meet(rows)  # an episode without steps stands at a position of its own
+    row = rows["row"][met.right]
+    lo = met.lo - position[row]
+    hi = np.minimum(run_hi[met.left] - position[row], length[row])
+    at = run_position[met.left] + met.lo - run_lo[met.left]
+    return Steps(row, lo, np.maximum(hi, lo), follows=("position",), run=met.left, position=at)
+
+
+def touched(live: pa.Table, segments: pa.Table) -> Mask:
+    """A mask of the segments that have a live step; live steps that are in none are passed over."""
+    runs, rows = _written(live, segments)
+    out = np.zeros(segments.num_rows, bool)
+    out[rows["row"][runs.placed.union().meet(rows).right]] = True
+    return out
+
+
+def _written(live: pa.Table, segments: pa.Table) -> tuple[Steps, Steps]:
+    """The streams' steps that live runs have, and those that segments have: rows with steps, and episodes without; not
+    the rows that only close an episode."""
+    run, of_row = row_codes(live.select(LIVE_STREAM), segments.select(STREAM))
+    position, length = (segments[n].to_numpy() for n in ("position", "length"))
+    rows = np.flatnonzero((length > 0) | segments["shard"].is_valid().to_numpy())
+    held = Steps(of_row[rows], position[rows], (position + length)[rows], row=rows)
+    return Steps(run, live["lo"].to_numpy(), live["hi"].to_numpy()), held.placed
+
+
+def lacking(live: pa.Table, found: Steps) -> Ints:
+    """The live runs of which not all steps, or some twice, were found."""
+    absent = np.bincount(found["run"], minlength=live.num_rows) == 0
+    return np.flatnonzero((_steps(live, found) != live["hi"].to_numpy() - live["lo"].to_numpy()) | absent)
+
+
+def _steps(live: pa.Table, found: Steps) -> Ints:
+    """How many steps of each live run were found."""
+    return np.bincount(found["run"], weights=found.length, minlength=live.num_rows).astype(np.int64)

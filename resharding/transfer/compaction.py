@@ -34,7 +34,6 @@ from archive.manifest import (
     Snapshot,
     chains,
     commits,
-    liveview,
     new_session,
     tablefiles,
 )
@@ -125,11 +124,11 @@ def _chosen(archive: Archive, min_alive: float, min_full: float) -> tuple[int, S
 def _live(archive: Archive) -> tuple[Steps, Ints, Ints]:
     """The live steps of the newest whole checkpoints of all runs, in rows of the newest segments table, each once; the
     rows that buffers hold, also where an episode without steps is live, and the owner of each, of several the first."""
-    segments = archive.snapshot.columns(liveview.SEGMENT_COLUMNS)
+    segments = archive.snapshot.columns(tables.LOCATING)
     checkpoints = [archive.checkpoints.newest(run=run, replay=True) for run in archive.head.runs]
     found, keys = [], []
     for number, one in enumerate(checkpoint for checkpoint in checkpoints if checkpoint is not None):
-        located = liveview.locate(one.live, segments)
+        located = tables.locate(one.live, segments)
         rank, buffer = one.live["rank"].to_numpy()[located["run"]], coded(one.live["buffer"])[1][located["run"]]
         found.append(located)
         keys.append((np.full(len(located), number), rank, buffer))
