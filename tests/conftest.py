@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import multiprocessing
 import signal
@@ -20,6 +21,12 @@ from tests.support import processes, servers  # noqa: E402
 from tests.support.backends import BACKENDS, BUCKET, Backend, Proxied, make_backend, s3_options  # noqa: E402
 from tests.support.proxy import FaultProxy  # noqa: E402
 from tests.support.roles import POLICIES  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: ten thousand tests are not looked at again whenever garbage is."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

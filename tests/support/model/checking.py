@@ -92,11 +92,12 @@ def check_part(episodes: Any, want: Episodes) -> None:
 
 
 def check_late(world: World, episodes: Any, pairs: list[tuple[Known, list[int]]]) -> None:
-    for name, values in world.late.items():
-        if not any(serial in values for _, serials in pairs for serial in serials):
-            continue
-        for data, (_, serials) in zip(episodes.read([name], missing=-1.0), pairs, strict=True):
-            assert data[name].tolist() == [values.get(serial, -1.0) for serial in serials], (name, data, serials)
+    known = {serial for _, serials in pairs for serial in serials}
+    names = [name for name, values in world.late.items() if not known.isdisjoint(values)]
+    for data, (_, serials) in zip(episodes.read(names, missing=-1.0) if names else (), pairs, strict=bool(names)):
+        for name in names:
+            values = [world.late[name].get(serial, -1.0) for serial in serials]
+            assert data[name].tolist() == values, (name, data, serials)
 
 
 def check_view(world: World, episodes: Any, want: Episodes, *, past: bool = False, data: bool = True) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import archive
 from archive.base.errors import NotFoundError, RanksMissingError, UsageError
 from archive.buffers import TrajectoryReplayBuffer
 from tests.support import worlds
 from tests.support.backends import make_backend
-from tests.support.places import DATA, ROOT
+from tests.support.places import DATA
+from tests.support.processes import answers_in_processes
 from tests.support.trajectories import check_batch, everything, make, rlinf, sample_for_a_while
 
 
@@ -238,49 +237,25 @@ def test_a_checkpoint_in_a_folder_of_its_own_each_time(tmp_path: Path) -> None:
     assert len(archive.open(f"{tmp_path}/global_step_10/actor").episodes) == 5  # the first two were there already
 
 
-SCRIPT = """
-import os, sys
-import torch.distributed as dist
-from tests.support.trajectories import everything, make
-from archive.buffers import TrajectoryReplayBuffer
-URL, store, steps = sys.argv[1], sys.argv[2], 4
-rank, world_size = int(os.environ["R"]), int(os.environ["W"])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-rank, world = dist.get_rank(), dist.get_world_size()
-def train(batch): assert len(batch["rewards"]) == 8
-first = 100 if os.environ.get("RESUME") else 0
-buf = TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"{URL}/rank_{rank}", sample_window_size=100)
-if os.environ.get("RESUME"):
-    buf.load_checkpoint(f"{URL}/rank_{rank}", world_size=world)
-for step in range(steps):
-    buf.add_trajectories([make(first + 10 * step + rank)])
-    train(buf.sample(8))
-    if step % 2 == 1:
-        buf.save_checkpoint(f"{URL}/rank_{rank}")
-buf.close()
-dist.destroy_process_group()
-"""
-
-
-def run_job(url: str, tmp_path: Path, size: int, **environment: str) -> None:
-    store = tmp_path / f"store-{size}"
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, url, str(store)],
-            cwd=ROOT, env={**os.environ, "R": str(r), "W": str(size), "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for r in range(size)
-    ]  # fmt: skip
-    for job in jobs:
-        _, errors = job.communicate(timeout=120)
-        assert job.returncode == 0, errors
+def worker(url: str, store: str, rank: int, world_size: int, resume: bool) -> None:
+    """One of RLinf's workers, in a process of its own, which knows its place from torch alone."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=f"{url}/rank_{rank}", sample_window_size=100)
+    if resume:
+        buffer.load_checkpoint(f"{url}/rank_{rank}", world_size=world_size)
+    for step in range(4):
+        buffer.add_trajectories([make((100 if resume else 0) + 10 * step + rank)])
+        assert len(buffer.sample(8)["rewards"]) == 8
+        if step % 2 == 1:
+            buffer.save_checkpoint(f"{url}/rank_{rank}")
+    buffer.close()
+    dist.destroy_process_group()
 
 
 def test_the_workers_own_calls_with_a_process_group(tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
-    run_job(url, tmp_path, 1)
-    run_job(url, tmp_path, 2, RESUME="1")
+    for size in (1, 2):
+        answers_in_processes(worker, [(url, str(tmp_path / f"{size}"), rank, size, size > 1) for rank in range(size)])
     found = archive.open(url).checkpoints
     assert [(ck.world_size, len(ck.episodes)) for ck in found] == [(1, 2), (1, 4), (2, 8), (2, 12)]
     merged = TrajectoryReplayBuffer(sample_window_size=0)
