@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from archive.datasets.collating import as_kind, collate
-from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset
-from archive.datasets.feeds import feed_of
+from archive.datasets.batches import Padded, as_kind, collate
+from archive.datasets.datasets import EpisodeDataset, StepDataset, WindowDataset, feed_of
 from archive.datasets.items import tensors
-from archive.datasets.iterable import EpisodeStream, StepStream, StreamDataset, WindowStream
-from archive.datasets.joined import JoinedDataset, join
-from archive.datasets.loading import Loader, loader
-from archive.datasets.mixing import Mix, mix
-from archive.datasets.padding import Padded
+from archive.datasets.loaders import Loader, loader
+from archive.datasets.mixes import Mix, mix
+from archive.datasets.streams import EpisodeStream, JoinedDataset, StepStream, StreamDataset, WindowStream, join
 
 __all__ = [
     "EpisodeDataset",

@@ -8,7 +8,8 @@ them out over workers and ranks and resumes in the middle of an epoch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
@@ -16,21 +17,19 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from archive.arrays import Ints, fresh, group_of, offsets_of
-from archive.base import UsageError, cached_property
-from archive.datasets.batches import Batches, alike, collation_of, row_bytes
-from archive.datasets.feeds import feed_of
-from archive.datasets.items import Collation, Items
-from archive.datasets.rows import filled, first_row, row_of, spread
-from archive.fields import Ragged, ShardSchema, derived, mapped, to_tensors
-from archive.read import Bounds, Empty, Episodes, Selection, deriving
+from archive.arrays import Ints, fresh, group_of, offsets_of, spans
+from archive.base import ColumnError, NotFoundError, UsageError, cached_property
+from archive.checkpoint import MAIN_BUFFER, Checkpoint
+from archive.datasets.items import Collation, Items, filled, first_row, row_of, spread
+from archive.fields import FieldSpec, Path, Ragged, ShardSchema, derived, mapped, put, to_tensors
+from archive.read import Bounds, Empty, Episodes, Gather, Selection, deriving, sizes
 
 Transform = Callable[[dict[str, Any]], Any]
 CACHE_BYTES, LEAST_CACHE_BYTES, MOST_CACHE_BYTES = 2**29, 2**24, 2**30
 
 
 class Reading(TypedDict, total=False):
-    """How the steps of an item are read; the arguments of EpisodeDataset."""
+    """The arguments of EpisodeDataset that say how the steps of an item are read."""
 
     derive: Any
     missing: Any
@@ -76,15 +75,26 @@ class EpisodeDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """The items of a batch, read together; `archive.datasets.collating` makes one nest of them."""
+        """The items of a batch, read together; `archive.datasets.batches` makes one nest of them."""
         numbers, starts, stops = self.places(checked(indices, len(self)))
-        if self._batches is None or not len(numbers):
+        if self._gathers is None or not len(numbers):
             return self._read_each(numbers, starts, stops)
         counts = stops - starts
-        found = self._renumbered(self._batches.read(numbers, starts, stops, self._empty), np.repeat(numbers, counts))
+        found = self._renumbered(self._read_together(numbers, starts, stops), np.repeat(numbers, counts))
         whole = self._whole(to_tensors(found), counts)
         plain = whole if self.transform is None else None
         return Items(len(numbers), lambda i: self._finished(row_of(whole, i)), whole=plain)
+
+    def _read_together(self, numbers: Ints, starts: Ints, stops: Ints) -> dict[str, Any]:
+        """Steps [starts, stops) of episodes, end to end, in memory that `_empty` makes."""
+        assert self._gathers is not None
+        out = _rows(self._gathers[None], numbers, starts, stops, self._empty)
+        for derivation in self.derive:
+            assert self._bounds is not None
+            lo, hi = self._bounds.reach(derivation, numbers, starts, stops)
+            values = _rows(self._gathers[derivation.fields], numbers, lo, hi) if derivation.fields else {}
+            out = put(out, derivation, derivation.of(values, self._bounds.rows(numbers, starts, stops, lo, hi)))
+        return out
 
     def _read_each(self, numbers: Ints, starts: Ints, stops: Ints) -> Items:
         """Items of fields that do not lie end to end in one array."""
@@ -98,9 +108,10 @@ class EpisodeDataset(Dataset[Any]):
         if self.cache_bytes is not None:
             return self
         other = copy.copy(self)
-        other.__dict__.pop("_batches", None)
-        needed = LEAST_CACHE_BYTES + 1.5 * steps * row_bytes(self._schemas, self._selection, self.derive)
-        other.cache_bytes = int(min(needed, MOST_CACHE_BYTES))
+        other.__dict__.pop("_gathers", None)
+        specs = [[spec for w in self._wanted for spec in w.specs(one).values()] for one in self._schemas]
+        row = max(map(sizes.step_bytes, specs), default=0)
+        other.cache_bytes = int(min(LEAST_CACHE_BYTES + 1.5 * steps * row, MOST_CACHE_BYTES))
         return other
 
     def placing(self, empty: Empty) -> Self:
@@ -114,16 +125,16 @@ class EpisodeDataset(Dataset[Any]):
 
     @property
     def keeps_chunks(self) -> bool:
-        """Whether reading on needs no chunk again that was just read."""
-        return self._batches is not None
+        """True if reading on needs no chunk again that was just read."""
+        return self._gathers is not None
 
     def places(self, items: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of some items: the number of the episode, the first step, and the step after the last."""
+        """The number of the episode of some items, the first step of each, and the step after its last."""
         return items, np.zeros_like(items), self._lengths[items]
 
     @property
     def steps_per_item(self) -> float:
-        """How many steps further the next item begins, on the average."""
+        """The number of steps by which the next item begins later, on the average."""
         return float(self._lengths.sum()) / max(1, len(self))
 
     @cached_property
@@ -140,15 +151,30 @@ class EpisodeDataset(Dataset[Any]):
 
     @cached_property
     def _collation(self) -> Collation:
-        return collation_of(self._schemas, self._selection, self.derive, varying=self._varying)
+        """In items of varying length, all fields of one row a step are ragged."""
+        specs = [spec for one in self._schemas for spec in self._selection.specs(one).values()]
+        axes = ("step", "offset", "ragged") if self._varying else ("ragged",)
+        ragged = {s.path for s in specs if s.axis in axes and s.dtype != "json"}
+        ragged |= {d.name for d in self.derive if self._varying}
+        return Collation(frozenset(ragged), frozenset(s.path for s in specs if s.dtype == "json"), self._varying)
+
+    @property
+    def _wanted(self) -> list[Selection]:
+        """The fields chosen, and each set of fields that something is derived from."""
+        return [self._selection, *(Selection(one) for one in dict.fromkeys(d.fields for d in self.derive if d.fields))]
 
     @cached_property
-    def _batches(self) -> Batches | None:
-        """What reads a batch into arrays at once; None where some field is not numbers of one shape, a row a step."""
-        if not alike(self._schemas, self._selection, self.derive):
+    def _gathers(self) -> dict[Hashable, Gather] | None:
+        """Readers of many steps into one array a field: of the fields chosen (None), and of each set of fields that
+        something is derived from. They keep the chunks that they read.
+
+        None where some field that is read is not numbers of one shape, one row a step, the same in all episodes.
+        """
+        if not all(_same_fields([one.specs(schema) for schema in self._schemas]) for one in self._wanted):
             return None
         kept = CACHE_BYTES if self.cache_bytes is None else self.cache_bytes
-        return Batches(self.episodes, self._selection, self.derive, self._bounds, kept)
+        own = Gather(self.episodes, self._selection.names, missing=self._selection.missing, cache_bytes=kept)
+        return {None: own} | {d.fields: own.also(d.fields) for d in self.derive if d.fields}
 
     def _shaped(self, nest: dict[str, Any], steps: int) -> dict[str, Any]:
         """An item's nest of tensors, from that of the steps read."""
@@ -220,7 +246,7 @@ class WindowDataset(EpisodeDataset):
         return {**out, "mask": self._mask(counts)} if self.pad else out
 
     def _mask(self, counts: Ints) -> torch.Tensor:
-        """Which steps of padded windows are real."""
+        """A mask of the steps of padded windows that are real."""
         return torch.arange(self.length) < torch.from_numpy(counts)[:, None]
 
 
@@ -245,3 +271,78 @@ def checked(indices: Sequence[int], count: int) -> Ints:
     if len(wrong):
         raise IndexError(f"item {wrong[0]} of a dataset of {count}")
     return np.where(items < 0, items + count, items)
+
+
+def _rows(gather: Gather, numbers: Ints, starts: Ints, stops: Ints, empty: Empty = fresh) -> dict[str, Any]:
+    counts = stops - starts
+    return gather.rows(np.repeat(numbers, counts), spans(starts, counts), empty=empty)
+
+
+def _same_fields(found: Sequence[dict[Path, FieldSpec]]) -> bool:
+    kinds = {(path, s.axis, s.dtype, s.shape) for specs in found for path, s in specs.items()}
+    return bool(found and found[0]) and len(kinds) == len(found[0]) and all(map(_plain, found[0].values()))
+
+
+def _plain(spec: FieldSpec) -> bool:
+    return spec.axis == "step" and spec.dtype not in ("str", "json") and spec.dtype[1:2] != "U"
+
+
+# -- what they are of --------------------------------------------------------------------------------------------------
+
+
+def _as_it_is(batch: dict[str, Any], numbers: Ints) -> dict[str, Any]:
+    return batch
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Episodes, and what belongs to their steps. `renumbered` gives a batch the ids that it has here."""
+
+    episodes: Episodes
+    column: Callable[[str], Any]
+    renumbered: Callable[[dict[str, Any], Ints], dict[str, Any]] = _as_it_is
+    seed: int | None = None
+    is_share: bool = False
+
+
+def feed_of(given: Any, buffer: str | None = None) -> Feed:
+    """The feed of Episodes, an archive, a checkpoint, a share of a plan, or one buffer of a share."""
+    if isinstance(given, Checkpoint):
+        return _of_checkpoint(given, buffer)
+    if hasattr(type(given), "layout") and hasattr(type(given), "columns"):  # of the type: they are read when asked for
+        own = given if buffer is None else given.buffer(buffer)
+        return Feed(own.episodes, lambda name: _named(own.columns, name), own.renumber_rows, given.seed, True)
+    episodes = given if isinstance(given, Episodes) else getattr(given, "episodes", None)
+    if not isinstance(episodes, Episodes):
+        raise UsageError(
+            f"batches cannot be drawn from a {type(given).__name__}; give Episodes, an archive, a checkpoint or a share"
+        )
+    return Feed(episodes if buffer is None else episodes.filter(buffer=buffer), _no_column)
+
+
+def _of_checkpoint(ck: Checkpoint, buffer: str | None) -> Feed:
+    name = buffer or (MAIN_BUFFER if MAIN_BUFFER in ck.buffers else next(iter(ck.buffers), MAIN_BUFFER))
+    if buffer is not None and buffer not in ck.buffers:
+        raise NotFoundError(
+            f"checkpoint {ck.name!r} has no buffer {buffer!r}; it has: {', '.join(ck.buffers) or 'none'}"
+        )
+    episodes = ck.episodes.filter(buffer=name)
+
+    def column(wanted: str) -> Any:
+        parts = [ck.column(wanted, rank, name) for rank in ck.ranks]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    return Feed(episodes, column)
+
+
+def _named(columns: Any, name: str) -> Any:
+    if name not in columns:
+        raise ColumnError(f"there is no column {name!r}; there are: {', '.join(columns) or 'none'}")
+    return columns[name]
+
+
+def _no_column(name: str) -> Any:
+    raise ColumnError(
+        f"column {name!r} belongs to a checkpoint: draw from the checkpoint or a share of it, or give an array of one "
+        "value a step"
+    )

@@ -3,8 +3,8 @@ ring goes out."""
 
 from __future__ import annotations
 
-from archive.ring.appending import MAX_CALL_BYTES, append
-from archive.ring.refilling import Filled, fill, rebuild
+from archive.ring.filled import Filled, fill, rebuild
+from archive.ring.rings import MAX_CALL_BYTES, append
 
 __all__ = [
     "MAX_CALL_BYTES",

@@ -7,6 +7,7 @@ Only the chunks that cover a batch are read, together, and kept as far as the ca
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,17 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from archive.arrays import Ints, Mask
+from archive.arrays import Ints, Mask, spans
 from archive.base import ClosedError, UsageError, forking
-from archive.datasets import as_kind, feed_of, tensors
+from archive.datasets import Padded, as_kind, feed_of, tensors
 from archive.fields import Ragged, mapped
 from archive.read import Episodes, Gather, IOStats
-from archive.sampling import groups, options, units
-from archive.sampling.filling import Filling
-from archive.sampling.strategies import Draw, Prioritized, Strategy, as_numpy
+from archive.sampling import units
+from archive.sampling.strategies import Draw, Prioritized, Strategy, Uniform, WithoutReplacement, as_numpy
 
 FORMAT = 1
 WHOLE = ("episode", "group")  # units of which all steps come
+COLLATE = ("dict", "tensordict", "padded")
+_BYTES_AT_ONCE = 8 * 1024 * 1024
+_HEAD_START_S = 0.5  # for the first batch
+_LOOKED_AT = 1 << 18  # steps at most, to say how much is local
 
 
 class Sampler:
@@ -32,7 +36,7 @@ class Sampler:
 
     source: Episodes, an archive, a checkpoint, or a share (or one buffer of it) of a plan.
     fields, missing: as in Episodes.read.  unit: "step", "window" (of `length` steps of one episode), "episode", or
-    "group": all episodes of one key, never a part of them; `batch_size` counts groups.
+    "group": all episodes of one key, never a part of them; `batch_size` counts units.
     group: what that key is: "metadata.prompt", "attributes.NAME", a column of the episodes' table, a function of an
     episode, or one key an episode.  group_size: only groups of at least so many episodes. `group_keys[i]` is the key of
     index i, and "_index" has that of each episode of a batch.
@@ -61,14 +65,14 @@ class Sampler:
         max_ahead_bytes: int = 2**26, missing: Any = "error", device: Any = None, collate: Any = "dict",
         index: bool | None = None, buffer: str | None = None, group: Any = None, group_size: int | None = None,
     ) -> None:  # fmt: skip
-        options.check(unit, length, collate, prefetch, batch_size)
-        options.check_group(unit, group, group_size)
+        _check(unit, length, collate, prefetch, batch_size)
+        _check_group(unit, group, group_size)
         self.batch_size = batch_size
         self.unit = unit
         self.length = length or 1
         self._feed = feed_of(source, buffer)
         self.episodes: Episodes = self._feed.episodes
-        self.generator = generator if generator is not None else options.generator_of(self._feed.seed)
+        self.generator = generator if generator is not None else _generator_of(self._feed.seed)
         self._gather = Gather(
             self.episodes, fields, missing=missing, cache_bytes=cache_bytes, disk_cache=disk_cache,
             max_ahead_bytes=max_ahead_bytes,
@@ -79,13 +83,13 @@ class Sampler:
         self.group_keys: list[Any] = []
         codes = None
         if unit == "group":
-            self.group_keys, codes = groups.grouped(self.episodes, group)
+            self.group_keys, codes = units.grouped(self.episodes, group)
         self._units = self._made_units(kept, recency, codes, group_size or 1)
-        options.check_priorities(strategy, priorities)
+        _check_priorities(strategy, priorities)
         if strategy == "prioritized":
             self.strategy: Strategy = Prioritized(self._priorities(priorities), alpha=alpha, beta=beta)
         else:
-            self.strategy = options.strategy_of(strategy, self._units.count, replace)
+            self.strategy = _strategy_of(strategy, self._units.count, replace)
         prioritized = isinstance(self.strategy, Prioritized)
         self._indexed = prioritized or unit == "group" if index is None else index
         self._device = device
@@ -94,18 +98,18 @@ class Sampler:
         self._drawn: deque[Draw] = deque()
         self._closed = False
         self._turn = forking.lock(self, "_turn")
-        self._filling = Filling(self._gather, self._units.episodes)
+        self._filling = _Loading(self._gather, self._units.episodes)
         if self._feed.is_share if fill is None else fill:
             self._filling.start()
 
     def _made_units(
         self, kept: Mask, recency: int | None, codes: Ints | None, group_size: int
-    ) -> units.Units | groups.Groups:
+    ) -> units.Units | units.EpisodeGroups:
         lengths = self._gather.lengths
         if codes is not None:
             if recency is not None:
                 kept = kept & np.isin(codes, units.newest_groups(self.episodes, kept, recency, codes))
-            return groups.Groups(lengths, codes, kept, group_size)
+            return units.EpisodeGroups(lengths, codes, kept, group_size)
         begin = np.zeros(len(lengths), np.int64)
         if recency is not None:
             kept, begin = units.recent(self.episodes, lengths, kept, recency, self.unit)
@@ -125,12 +129,12 @@ class Sampler:
 
     def _named(self, name: str) -> Any:
         """One a step, of a column of a checkpoint or a label of episodes (0 for those without it)."""
-        if not name.startswith(groups.LABEL):
+        if not name.startswith(units.LABEL):
             return self._feed.column(name)
-        return np.repeat(groups.labelled(self.episodes, name), self._gather.lengths)
+        return np.repeat(units.labelled(self.episodes, name), self._gather.lengths)
 
     def __len__(self) -> int:
-        """How many units can be drawn."""
+        """The number of units that can be drawn."""
         return self._units.count
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,21 +145,20 @@ class Sampler:
         """The next batch, of `batch_size` units if it is given (what was drawn ahead comes afterwards then)."""
         size = self.batch_size if batch_size is None else batch_size
         with self._turn, self._filling:
-            self._check_open()
-            draw = self._next(size)
+            if self._closed:
+                raise _closed()
+            draw = self._next(size) if self._drawn else self.strategy.draw(size, self.generator)
             try:
                 batch = self._read(draw)
-                self._draw_ahead()
+                while len(self._drawn) < self._prefetch:
+                    self._draw_ahead()
             except BaseException:
                 self._drawn.appendleft(draw)  # so that trying again skips nothing
                 raise
         return batch
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this sampler was closed; make another")
-
     def _next(self, size: int) -> Draw:
+        """The draw that was made ahead for such a batch, or a new one."""
         ahead = next((draw for draw in self._drawn if len(draw.places) == size), None)
         if ahead is None:
             return self.strategy.draw(size, self.generator)
@@ -163,16 +166,13 @@ class Sampler:
         return ahead
 
     def _draw_ahead(self) -> None:
-        while len(self._drawn) < self._prefetch:
-            draw = self.strategy.draw(self.batch_size, self.generator)
-            self._drawn.append(draw)
-            numbers, steps = self._units.locate(draw.places.numpy())
-            self._gather.prefetch(*self._extent(numbers, steps))
-
-    def _extent(self, numbers: Ints, steps: Ints) -> tuple[Ints, Ints, int]:
-        if self.unit not in WHOLE:
-            return numbers, steps, self.length
-        return (*self._gather.every_step(numbers), 1)
+        draw = self.strategy.draw(self.batch_size, self.generator)
+        self._drawn.append(draw)
+        numbers, steps = self._units.locate(draw.places.numpy())
+        if self.unit in WHOLE:
+            self._gather.prefetch(*self._gather.every_step(numbers))
+        else:
+            self._gather.prefetch(numbers, steps, self.length)
 
     def _read(self, draw: Draw) -> Any:
         places = draw.places.numpy()
@@ -183,26 +183,14 @@ class Sampler:
             batch = self._gather.windows(numbers, steps, self.length)
         else:
             batch = self._gather.rows(numbers, steps)
-        out: dict[str, Any] = tensors(self._feed.renumbered(batch, numbers))
+        out: dict[str, Any] = tensors(self._feed.renumbered(batch, numbers) if self._feed.is_share else batch)
         if self._indexed:
-            out |= self._names(draw, numbers, steps)
-        return self._finished(out, len(numbers))
-
-    def _names(self, draw: Draw, numbers: Ints, steps: Ints) -> dict[str, Any]:
-        """What names the units of a batch, and their weights; of groups one an episode."""
-        made, weights = self._units, draw.weights
-        if isinstance(made, groups.Groups):
-            places = draw.places.numpy()
-            names = made.names(places)
-            weights = None if weights is None else weights.repeat_interleave(torch.from_numpy(made.sizes(places)))
-        else:
-            names = made.index(numbers, steps)
-        found = {"_index": torch.from_numpy(names)}
-        return found if weights is None else {**found, "_weight": weights}
-
-    def _finished(self, batch: dict[str, Any], count: int) -> Any:
-        moved = batch if self._device is None else mapped(batch, lambda leaf: _on_device(leaf, self._device))
-        return as_kind(moved, count, self._collate)
+            out["_index"] = torch.from_numpy(self._units.index(places))
+            if draw.weights is not None:
+                out["_weight"] = self._units.each(draw.weights, places)
+        if self._device is not None:
+            out = mapped(out, lambda leaf: _on_device(leaf, self._device))
+        return out if self._collate == "dict" else as_kind(out, len(numbers), self._collate)
 
     def update_priorities(self, index: Any, priorities: Any) -> None:
         """New priorities of units, by the "_index" of the batches that they came in. Batches drawn ahead stay. Of
@@ -218,22 +206,23 @@ class Sampler:
 
     @property
     def ready(self) -> float:
-        """Which part of the bytes of what can be drawn is local, in memory or in the disk cache: 0 to 1."""
+        """The part of the bytes of what can be drawn that is local, in memory or in the disk cache: 0 to 1."""
         return 0.0 if self._closed else self._filling.ready
 
     def fill(self, timeout_s: float | None = None) -> bool:
         """Bring everything into the cache, and wait for it; whether that ended in time. Errors surface here."""
-        self._check_open()
+        if self._closed:
+            raise _closed()
         self._filling.start()
         return self._filling.join(timeout_s)
 
     @property
     def io_stats(self) -> IOStats:
-        """What the last batch took, and all together, with what was fetched in the background."""
+        """Counts of the last batch, and of all together, with what was fetched in the background."""
         return self._gather.io_stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler is: its generator, its strategy, and what was drawn ahead; a tree that checkpoints take."""
+        """The sampler's place: its generator, its strategy, and what was drawn ahead; a tree that checkpoints take."""
         with self._turn:
             ahead = [{"places": d.places, "weights": d.weights} for d in self._drawn]
             return {
@@ -282,6 +271,149 @@ class Sampler:
 
     def __repr__(self) -> str:
         return f"<Sampler of {len(self)} {self.unit}s of {len(self.episodes)} episodes, {self.ready:.0%} local>"
+
+
+def _raised() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+class _Loading:
+    """A thread that loads some episodes step by step, in bounded bytes, and stands aside while a batch is fetched.
+
+    It ends when all is local, or when the memory is full and there is no disk cache: more would push out what is held.
+    """
+
+    def __init__(self, gather: Gather, episodes: Ints) -> None:
+        self._gather = gather
+        lengths = gather.lengths[episodes]
+        self._numbers = np.repeat(episodes, lengths)
+        self._steps = spans(np.zeros(len(episodes), np.int64), lengths)
+        self._stopped = forking.own(self, "_stopped", threading.Event)
+        self._clear = forking.own(self, "_clear", _raised)
+        self._begun = forking.own(self, "_begun", threading.Event)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = forking.own(self, "_thread", lambda: None)
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="archive-filling", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> None:
+        """While a batch is fetched, nothing more is begun here. Raises what failed in the background, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            self._thread = None  # starting again tries again
+            raise error
+        self._clear.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._clear.set()
+        self._begun.set()
+
+    @property
+    def ready(self) -> float:
+        """The part of the bytes that is in memory or in the disk cache, from 0 to 1."""
+        count = len(self._numbers)
+        if not count:
+            return 1.0
+        some = slice(None) if count <= _LOOKED_AT else np.linspace(0, count - 1, _LOOKED_AT).astype(np.int64)
+        return self._gather.local(self._numbers[some], self._steps[some])
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until it ends; whether it did. Raises what failed."""
+        self._begun.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self:
+            return self._thread is None or not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._clear.set()
+        self._begun.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._begun.wait(_HEAD_START_S)
+        try:
+            start = 0
+            while start < len(self._numbers):
+                self._clear.wait()
+                if not self._wanted() or (self._gather.full and self._gather.disk_cache is None):
+                    return
+                stop = start + max(1, _BYTES_AT_ONCE // self._gather.step_bytes)
+                self._gather.load(self._numbers[start:stop], self._steps[start:stop], wanted=self._wanted)
+                start = stop
+        except BaseException as e:
+            self._error = e
+
+    def _wanted(self) -> bool:
+        return not self._stopped.is_set()
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def _check(unit: str, length: int | None, collate: Any, prefetch: int, batch_size: int) -> None:
+    """UsageError for options that are none, or do not go together."""
+    if unit not in units.KINDS:
+        raise UsageError(f"unit={unit!r}: give one of {', '.join(units.KINDS)}")
+    if (unit == "window") != (length is not None) or (length is not None and length < 1):
+        raise UsageError(
+            f"length={length} with unit={unit!r}: windows need a length of at least 1, and nothing else has one"
+        )
+    if not isinstance(collate, Padded) and collate not in COLLATE:
+        raise UsageError(f"collate={collate!r}: give one of {', '.join(COLLATE)}, or a Padded")
+    if prefetch < 0 or batch_size < 1:
+        raise UsageError(f"prefetch={prefetch} must be 0 or more, and batch_size={batch_size} at least 1")
+
+
+def _check_group(unit: str, group: Any, group_size: int | None) -> None:
+    """UsageError for a key of groups where there are none, and the other way round."""
+    if (unit == "group") != (group is not None):
+        raise UsageError(f"unit={unit!r} with group={group!r}: unit='group' needs group=, such as 'metadata.prompt'")
+    if group_size is not None and (unit != "group" or group_size < 1):
+        raise UsageError(f"group_size={group_size} is for unit='group', and at least 1")
+
+
+def _check_priorities(strategy: Any, priorities: Any) -> None:
+    """UsageError for priorities that nothing draws by, and for a strategy that lacks them."""
+    if priorities is not None and strategy != "prioritized":
+        raise UsageError("priorities are for strategy='prioritized'; pass that too, or leave them out")
+    if priorities is None and strategy == "prioritized":
+        raise UsageError("strategy='prioritized' needs priorities=: a column's name, or an array of one a step")
+
+
+def _strategy_of(given: Any, count: int, replace: bool) -> Strategy:
+    """The strategy of a name, or that a function of the number of units makes."""
+    if given == "uniform":
+        return Uniform(count, replace=replace)
+    if given == "without_replacement":
+        return WithoutReplacement(count)
+    if isinstance(given, str) or not callable(given):
+        raise UsageError(
+            f"strategy={given!r}: give 'uniform', 'without_replacement', 'prioritized', or a function of a count"
+        )
+    made: Strategy = given(count)
+    return made
+
+
+def _generator_of(seed: int | None) -> torch.Generator:
+    """One of the seed that a plan gave, or of the system's."""
+    made = torch.Generator()
+    if seed is None:
+        made.seed()
+    else:
+        made.manual_seed(seed)
+    return made
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this sampler was closed; make another")
 
 
 def _on_device(leaf: Any, device: Any) -> Any:

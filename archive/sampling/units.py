@@ -1,20 +1,25 @@
-"""On top of the archive, no I/O: the steps, windows or episodes that can be drawn, numbered without a list of them."""
+"""Pure, no I/O: the steps, windows, episodes and groups that can be drawn, numbered without a list of them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import torch
 
-from archive.arrays import Ints, Mask, group_of, offsets_of
+from archive.arrays import Ints, Mask, group_of, offsets_of, run_starts, spans
 from archive.base import UsageError
 from archive.read import Episodes
 
 KINDS = ("step", "window", "episode", "group")
+METADATA, ATTRIBUTES, LABEL = "metadata.", "attributes.", "label."
 
 
 class Units:
-    """What can be drawn: of some episodes, by number, steps, windows of `length` steps, or the whole.
+    """The units that can be drawn: of some episodes, by number, steps, windows of `length` steps, or the whole.
 
     A unit's index is the number of its first step over all episodes end to end, which is where its column values are;
     an episode's is its number.
@@ -43,9 +48,14 @@ class Units:
         step = places - self._offsets[number] + self._begin[number]
         return number, np.zeros_like(step) if self.kind == "episode" else step
 
-    def index(self, numbers: Ints, steps: Ints) -> Ints:
-        """What names the units at these episodes and steps."""
+    def index(self, places: Ints) -> Ints:
+        """The index that names each of the units at these places."""
+        numbers, steps = self.locate(places)
         return numbers if self.kind == "episode" else self._first[numbers] + steps
+
+    def each(self, values: Any, places: Ints) -> Any:
+        """The values of the units at these places, one for each index that they have in a batch."""
+        return values
 
     def places(self, index: Ints) -> Ints:
         """The places of units by index; UsageError for one that is none of these."""
@@ -72,8 +82,75 @@ class Units:
         return np.maximum.reduceat(np.concatenate([values, values[-1:]]), edges)[::2] if len(edges) else values[:0]
 
 
+class EpisodeGroups:
+    """The units where each is a group: all its episodes, one after the other. Used as `Units` are.
+
+    A group is drawn if all of its episodes are kept and it has at least `size` of them; its number is its index.
+    """
+
+    kind = "group"
+
+    def __init__(self, lengths: Ints, codes: Ints, kept: Mask, size: int = 1) -> None:
+        order = np.argsort(codes, kind="stable")
+        edges = run_starts(codes[order])
+        counts = np.diff(edges, append=len(order))
+        whole = np.logical_and.reduceat(kept[order], edges) if len(edges) else np.zeros(0, np.bool_)
+        drawn = np.flatnonzero(whole & (counts >= size))
+        self._order = order
+        self._starts = edges[drawn]
+        self._counts = counts[drawn]
+        self._codes = codes[order][self._starts]
+        self._of_code = {int(code): place for place, code in enumerate(self._codes)}
+        self._first = offsets_of(lengths)[:-1]
+        self._lengths = lengths
+        self.count = len(drawn)
+
+    @property
+    def episodes(self) -> Ints:
+        """Numbers of the episodes of which something can be drawn."""
+        return np.sort(self._members(np.arange(self.count)))
+
+    def _members(self, places: Ints) -> Ints:
+        found: Ints = self._order[spans(self._starts[places], self._counts[places])]
+        return found
+
+    def locate(self, places: Ints) -> tuple[Ints, Ints]:
+        """(number, first step) of all episodes of the groups at these places."""
+        numbers = self._members(places)
+        return numbers, np.zeros_like(numbers)
+
+    def index(self, places: Ints) -> Ints:
+        """The index of the group of each episode of the groups at these places."""
+        found: Ints = np.repeat(self._codes[places], self._counts[places])
+        return found
+
+    def each(self, values: Any, places: Ints) -> Any:
+        """The values of the groups at these places, one for each of their episodes."""
+        return values.repeat_interleave(torch.from_numpy(self._counts[places]))
+
+    def places(self, index: Ints) -> Ints:
+        """The places of groups by index; UsageError for one that is none of these."""
+        found = [self._of_code.get(int(one), -1) for one in index]
+        if -1 in found:
+            raise UsageError(
+                f"index {int(index[found.index(-1)])} is no group of this sampler; give those of its batches"
+            )
+        return np.array(found, np.int64)
+
+    def of_steps(self, values: Any) -> Any:
+        """One value a group from one a step: the greatest of all steps of its episodes."""
+        out = []
+        for place in range(self.count):
+            numbers = self._members(np.array([place]))
+            out.append(values[spans(self._first[numbers], self._lengths[numbers])].max(initial=0))
+        return np.array(out)
+
+
+# -- which of them -----------------------------------------------------------------------------------------------------
+
+
 def chosen(episodes: Episodes, *, update_count: Any, staleness: int | None, model_weights_uuid: Any) -> Mask:
-    """Which episodes have steps of these update counts and weights, as Episodes.filter says it."""
+    """A mask of the episodes that have steps of these update counts and weights, as Episodes.filter says it."""
     if staleness is not None:
         if update_count is not None or staleness < 0:
             raise UsageError("give update_count or staleness, not both, and a staleness of at least 0")
@@ -94,8 +171,10 @@ def newest_update(episodes: Episodes) -> int:
     return int(newest)
 
 
-def _newest_first(episodes: Episodes, kept: Mask) -> Ints:
+def _newest_first(episodes: Episodes, kept: Mask, recency: int) -> Ints:
     """Numbers of the kept episodes, those written last first."""
+    if recency < 1:
+        raise UsageError(f"recency={recency} leaves nothing; give at least 1, or None for all")
     order = np.argsort(episodes.table["commit"].to_numpy(), kind="stable")[::-1]
     newest: Ints = order[kept[order]]
     return newest
@@ -103,21 +182,82 @@ def _newest_first(episodes: Episodes, kept: Mask) -> Ints:
 
 def newest_groups(episodes: Episodes, kept: Mask, recency: int, codes: Ints) -> Ints:
     """The groups to which the newest episodes belong, `recency` of them."""
-    if recency < 1:
-        raise UsageError(f"recency={recency} leaves nothing; give at least 1, or None for all")
-    found, first = np.unique(codes[_newest_first(episodes, kept)], return_index=True)
+    found, first = np.unique(codes[_newest_first(episodes, kept, recency)], return_index=True)
     return found[np.argsort(first)[:recency]]
 
 
 def recent(episodes: Episodes, lengths: Ints, kept: Mask, recency: int, kind: str) -> tuple[Mask, Ints]:
     """The newest `recency` steps (episodes, if those are drawn): which episodes, and from which step on."""
-    if recency < 1:
-        raise UsageError(f"recency={recency} leaves nothing; give at least 1, or None for all")
-    order = _newest_first(episodes, kept)
+    order = _newest_first(episodes, kept, recency)
     size = np.ones(len(order), np.int64) if kind == "episode" else lengths[order]
     over = np.maximum(np.cumsum(size) - recency, 0)
-    within = over < size
+    within = order[over < size]
     mask, begin = np.zeros(len(kept), np.bool_), np.zeros(len(kept), np.int64)
-    mask[order[within]] = True
-    begin[order[within]] = 0 if kind == "episode" else over[within]
+    mask[within] = True
+    begin[within] = 0 if kind == "episode" else over[over < size]
     return mask, begin
+
+
+def grouped(episodes: Episodes, by: Any) -> tuple[list[Any], Ints]:
+    """(distinct keys in order of first episode, number of the key of each episode).
+
+    by: "metadata.KEY", "attributes.NAME" of a checkpoint, a column of the episodes' table, a function of an episode, or
+    one key an episode.
+    """
+    keys = _keys(episodes, by)
+    what = by if isinstance(by, str) else "group"
+    known: dict[str, int] = {}
+    codes = np.zeros(len(keys), np.int64)
+    first: list[Any] = []
+    for number, key in enumerate(keys):
+        if key is None:
+            raise UsageError(
+                f"episode {episodes[number].id!r} has no {what}, so that it is in no group; leave such episodes out "
+                f"(filter(where=...)), or give a function of an episode as group="
+            )
+        text = json.dumps(key, sort_keys=True, default=repr)
+        if text not in known:
+            first.append(key)
+        codes[number] = known.setdefault(text, len(known))
+    return first, codes
+
+
+def _keys(episodes: Episodes, by: Any) -> Sequence[Any]:
+    if isinstance(by, str):
+        return _named(episodes, by)
+    if callable(by):
+        function: Callable[[Any], Any] = by
+        return [_plain(function(episode)) for episode in episodes]
+    keys = [_plain(key) for key in by]
+    if len(keys) != len(episodes):
+        raise UsageError(f"group= has {len(keys)} keys and there are {len(episodes)} episodes; give one for each")
+    return keys
+
+
+def _named(episodes: Episodes, name: str) -> list[Any]:
+    for prefix, of in ((METADATA, attrgetter("metadata")), (ATTRIBUTES, attrgetter("attributes"))):
+        if name.startswith(prefix):
+            return [of(episode).get(name.removeprefix(prefix)) for episode in episodes]
+    names = episodes.episode_index.names
+    if name not in names:
+        raise UsageError(
+            f"group={name!r}: give 'metadata.KEY', 'attributes.NAME', 'label.KEY', or one of {', '.join(names)}"
+        )
+    values: list[Any] = episodes.columns([name])[name].to_pylist()
+    return values
+
+
+def _plain(key: Any) -> Any:
+    return key.item() if hasattr(key, "item") else key
+
+
+def labelled(episodes: Episodes, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The label of each as a number, 0 for those without it; UsageError for a label that has none."""
+    import pyarrow as pa
+
+    known = [column for column in episodes.episode_index.names if column.startswith(LABEL)]
+    column = episodes.columns([name])[name] if name in known else None
+    if column is None or pa.types.is_string(column.type):
+        raise UsageError(f"{name!r} has no numbers for these episodes; their labels: {', '.join(known) or 'none'}")
+    found: np.ndarray[Any, np.dtype[np.float64]] = column.cast(pa.float64()).fill_null(0.0).to_numpy()
+    return found

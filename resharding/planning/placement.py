@@ -26,7 +26,7 @@ POLICIES = ("balanced", "interleaved", "by_trajectory")
 
 @dataclass(frozen=True, slots=True)
 class Rules(Record):
-    """How to deal units out. `divisible`: steps are independent, so a unit may be cut anywhere."""
+    """The rules of dealing units out. `divisible`: steps are independent, so a unit may be cut anywhere."""
 
     world_size: Positive
     num_envs: Positive | None = stored(None, always=True)

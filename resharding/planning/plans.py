@@ -45,7 +45,7 @@ _MOST_RANKS = 1 << 20  # a plan counts for each
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Who gets what. `share(rank)` gives one target rank its part; any process can compute its own."""
+    """A plan of who gets what. `share(rank)` gives one target rank its part; any process can compute its own."""
 
     checkpoint: Checkpoint
     sources: Mapping[str, SourceBuffer]  # what the checkpoint has, by buffer
@@ -70,7 +70,7 @@ class Plan:
         return Plan, tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in given)
 
     def share(self, rank: int | None = None) -> Share:
-        """What one target rank gets; the rank defaults to that of torch.distributed or RANK."""
+        """The share of one target rank, which defaults to that of torch.distributed or RANK."""
         rank = place(rank, self.world_size, "main", "-").rank if rank is None else rank
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank} is not one of the plan's {self.world_size}; ranks count from 0")
@@ -119,7 +119,7 @@ class Plan:
         return out
 
     def dropped_of(self, buffer: str) -> dict[str, dict[str, int]]:
-        """Of one buffer: why -> how many episodes (wholly or in part) and steps no target gets."""
+        """The same of one buffer."""
         every = self.placements[buffer].dropped
         out: dict[str, dict[str, int]] = {}
         for reason in dict.fromkeys(every["reason"].tolist()):
@@ -128,7 +128,7 @@ class Plan:
         return out
 
     def dropped_episodes(self, buffer: str = "replay") -> list[dict[str, Any]]:
-        """What is dropped, one by one: episode id, reason, steps [start, stop) of its live ones."""
+        """A list of what is dropped: episode id, reason, steps [start, stop) of its live ones."""
         gone = self.placements[buffer].dropped
         ids = self.sources[buffer].episodes.columns(["episode_id"])["episode_id"].to_pylist()
         columns = (gone.stream.tolist(), gone["reason"].tolist(), gone.lo.tolist(), gone.hi.tolist())
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it is, for people."""
+        """A few words on the plan, for people."""
         return {
             "checkpoint": self.checkpoint.name, "source ranks": self.checkpoint.world_size,
             "target ranks": self.world_size, "as it was": self.is_identity, "only": self.conditions,
@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def _body(self) -> dict[str, Any]:
-        """What it says; the same whenever it is made."""
+        """The document, which is the same whenever the plan is made."""
         buffers = {name: _BufferText.of(self.rules[name], placement) for name, placement in self.placements.items()}
         commit, digest = self.checkpoint.number, self.checkpoint.commit.digest
         text = _PlanText(
@@ -270,7 +270,7 @@ _Reasons = Annotated[Any, Form(_read_reasons, np.ndarray.tolist)]
 
 @dataclass(frozen=True, slots=True)
 class _BufferText(Record):
-    """Who gets which steps of one buffer, and who none."""
+    """The text of one buffer: who gets which of its steps, and who none."""
 
     rules: Rules
     parts: tuple[_Column, _Column, _Column, _Column, _Column, _Column]  # target, unit, lo, hi, env, position
@@ -283,7 +283,7 @@ class _BufferText(Record):
         return cls(rules, columns, (gone["reason"], gone.stream, gone.lo, gone.hi))
 
     def placement(self, world_size: int, units: Steps) -> Placement:
-        """What it says; IntegrityError for ranks and steps that there are not."""
+        """The placement that it says; IntegrityError for ranks and steps that there are not."""
         for columns in (self.parts, self.dropped):
             _check(len({len(column) for column in columns}) == 1, "columns of several lengths")
         target, unit, lo, hi, env, position = self.parts

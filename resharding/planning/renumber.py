@@ -40,7 +40,7 @@ def renumber(data: dict[str, Any], roles: Roles, env: int, place: int, name: str
 
 
 def renumber_rows(batch: dict[str, Any], roles: Roles, env: Ints, place: Ints, names: Sequence[str]) -> None:
-    """As `renumber`, of a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
+    """Do the same to a batch of which item i is of the episode of env row env[i], place[i] and names[i]; where the
     env row or the place is -1, the old id stays."""
     for inner, path, role in _held(batch, roles):
         numbers, texts = (env, list(map(str, env.tolist()))) if role == "env_id" else (place, list(names))

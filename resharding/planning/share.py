@@ -31,7 +31,7 @@ _READ = "rank %d of %d read %d episodes, %d steps of buffer %r of %r, which %d r
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the episodes of a share stand: one entry each, in order of env row and position."""
+    """The places of a share's episodes: one entry each, in order of env row and position."""
 
     env_id: Ints
     position: Ints
@@ -73,7 +73,7 @@ class ShareEpisode(Episode):
 
 
 class ShareBuffer:
-    """What one target rank gets of one buffer: its episodes in order, ids renumbered, columns and attributes with them.
+    """The share that one target rank has of one buffer: its episodes in order, ids renumbered, columns with them.
 
     saved: without the fields that its steps were given after they were written.
     """
@@ -106,7 +106,7 @@ class ShareBuffer:
 
     @property
     def rules(self) -> Rules:
-        """How the plan deals this buffer out."""
+        """The rules by which the plan deals this buffer out."""
         return self.plan.rules[self.name]
 
     @property
@@ -179,52 +179,48 @@ class ShareBuffer:
         return int(self._parts.length.sum())
 
     def __iter__(self) -> Iterator[ShareEpisode]:
-        where, roles = self.layout, self._roles
+        where, kind = self.layout, self.schema_numbers.tolist()
         for i, ep in enumerate(self.episodes):
             own = ShareEpisode.__new__(ShareEpisode)
             own.__dict__.update(ep.__dict__)
             own.env, own.place, own.renumbered = int(where.env_id[i]), i, bool(self.moved[i])
-            own.roles = roles[i]
+            own.roles = self._roles[kind[i]]
             own.lineage = {
                 "episode_id": ep.id, "rank": int(where.source_rank[i]), "env_id": int(where.source_env[i]),
                 "start": int(self._parts.lo[i]), "stop": int(self._parts.hi[i]),
             }  # fmt: skip
             yield own
 
-    @cached_property
-    def _roles(self) -> list[Roles]:
-        """The fields of each episode that are ids; one dict for all episodes of the same schemas."""
-        offsets, pieces = self._pieces
-        segments = self.checkpoint.reader.segments(pieces.stream)
-        roles = [roles_of(one) for one in segments.schemas]
-        if len(roles) == 1:
-            return roles * len(self)
-        known: dict[tuple[int, ...], Roles] = {}
-        every = segments.schema[segments.places(pieces.stream)].tolist()
-        keys = [tuple(every[a:b]) for a, b in pairwise(offsets.tolist())]
-        for key in dict.fromkeys(keys):
-            known[key] = {path: role for code in key for path, role in roles[code].items()}
-        return [known[key] for key in keys]
-
     # -- what fields its steps have ------------------------------------------------------------------------------------
 
     @cached_property
     def _shown(self) -> Shown:
-        """What fields its steps have."""
+        """The schemas of its steps, with the fields that came later."""
         return self.episodes.reader.shown(self.episodes.step_spans())
 
     @cached_property
-    def schema_numbers(self) -> Ints:
-        """Of each episode a number: those of the same one have the same fields."""
+    def _kinds(self) -> tuple[Ints, list[tuple[int, ...]]]:
+        """The kind of each episode, by number, and the schemas that the steps of each kind have."""
         view = self._shown
         if len(view.schemas) == 1:
-            return np.zeros(len(self), np.int64)
+            return np.zeros(len(self), np.int64), [(0,)]
         known: dict[tuple[int, ...], int] = {}
         every = [tuple(sorted(set(view.code[a:b].tolist()))) for a, b in pairwise(view.spans.offsets.tolist())]
-        return np.array([known.setdefault(key, len(known)) for key in every], np.int64)
+        return np.array([known.setdefault(key, len(known)) for key in every], np.int64), list(known)
 
     @property
-    def _kinds(self) -> list[int]:
+    def schema_numbers(self) -> Ints:
+        """A number for each episode: those of the same one have the same fields."""
+        return self._kinds[0]
+
+    @cached_property
+    def _roles(self) -> list[Roles]:
+        """The fields that are ids, of each kind of episode."""
+        roles = [roles_of(one) for one in self._shown.schemas]
+        return [{path: role for code in key for path, role in roles[code].items()} for key in self._kinds[1]]
+
+    @cached_property
+    def _with_steps(self) -> list[int]:
         """The schemas that some step has, by number."""
         stretches = self._shown.spans
         out: list[int] = np.unique(self._shown.code[stretches.hi > stretches.lo]).tolist()
@@ -234,8 +230,8 @@ class ShareBuffer:
     def partly_late(self) -> frozenset[Path]:
         """Fields that were added to some of its steps after they were written, and that others lack."""
         view = self._shown
-        found = [{spec.path for spec in view.schemas[code].fields} for code in self._kinds]
-        late = frozenset(path for code in self._kinds for path in view.late[code])
+        found = [{spec.path for spec in view.schemas[code].fields} for code in self._with_steps]
+        late = frozenset(path for code in self._with_steps for path in view.late[code])
         return late - frozenset.intersection(*map(frozenset, found)) if found else late
 
     def row_specs(self) -> dict[Path, FieldSpec] | None:
@@ -244,7 +240,7 @@ class ShareBuffer:
         left_out = self.partly_late
         found = [
             {f.path: replace(f, next_of="") for f in self._shown.schemas[code].fields if f.path not in left_out}
-            for code in self._kinds
+            for code in self._with_steps
         ]
         alike = found and all(specs == found[0] for specs in found) and all(map(_is_rows, found[0].values()))
         return found[0] if alike else None
@@ -273,8 +269,8 @@ class ShareBuffer:
         step = np.arange(int(lengths.sum()))
         run = group_of(starts, step)
         row = places[run] + step - starts[run]
-        for roles in {id(roles): roles for roles in self._roles}.values():
-            mine = self.moved & np.array([own is roles for own in self._roles], bool)
+        for number, roles in enumerate(self._roles):
+            mine = self.moved & (self.schema_numbers == number)
             for path, role in roles.items():
                 chosen = np.repeat(mine & (env >= 0) if role == "env_id" else mine, lengths)
                 numbers = np.repeat(env if role == "env_id" else np.arange(len(self)), lengths)
@@ -284,12 +280,12 @@ class ShareBuffer:
         """A batch whose item i is of the share's episode numbers[i], with env ids and episode ids renumbered."""
         if not self.moved.any():
             return batch
-        of = {id(self._roles[n]): self._roles[n] for n in np.unique(numbers).tolist()}
-        for roles in of.values():
-            own = np.array([self._roles[n] is roles for n in numbers.tolist()], bool) & self.moved[numbers]
+        kind = self.schema_numbers[numbers]
+        for one in np.unique(kind).tolist():
+            own = (kind == one) & self.moved[numbers]
             env, place = np.where(own, self.layout.env_id[numbers], -1), np.where(own, numbers, -1)
             if own.any():
-                renumber_rows(batch, roles, env, place, [self._ids[n] for n in numbers.tolist()])
+                renumber_rows(batch, self._roles[one], env, place, [self._ids[n] for n in numbers.tolist()])
         return batch
 
     def cost(self) -> dict[str, int]:
@@ -363,7 +359,7 @@ class ShareBuffer:
     # -- resuming ------------------------------------------------------------------------------------------------------
 
     def buffer_resume(self) -> BufferResume:
-        """What a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
+        """The state that a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
         if not self.checkpoint.replay_saved:
             return BufferResume(Runs.empty(), [], [], {}, {})
         offsets, pieces = self._pieces
@@ -398,7 +394,7 @@ class ShareBuffer:
 
 
 class Share(ShareBuffer):
-    """What one target rank gets of a plan. By itself it is the share of the main buffer."""
+    """The share of one target rank of a plan. By itself it is that of the main buffer."""
 
     def __init__(self, plan: Plan, rank: int, *, saved: bool = False) -> None:
         """saved: see `as_saved`."""
@@ -423,7 +419,7 @@ class Share(ShareBuffer):
 
     @property
     def unconsumed(self) -> list[Any]:
-        """What was drawn but not trained on: all of it, for the data source to give again."""
+        """All that was drawn but not trained on, for the data source to give again."""
         return self.checkpoint.unconsumed
 
     @property
@@ -455,7 +451,7 @@ class Share(ShareBuffer):
         return {key: sum(c[key] for c in costs) for key in ("requests", "bytes", "needed_bytes", "shard_bytes")}
 
     def to_resume(self, rank: int | None = None) -> Resume:
-        """What a writer goes on from: `arc.writer(resume=share)`."""
+        """The state that a writer goes on from: `arc.writer(resume=share)`."""
         ck = self.checkpoint
         buffers = {name: self.buffer(name).buffer_resume() for name in self.buffers}
         taken = (self.plan.seen, ck.number, self.plan.origin or ck.origin, ck.name, None, ck.world_size, self._holders)

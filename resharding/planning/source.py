@@ -61,7 +61,7 @@ class SourceBuffer:
 
     @property
     def position(self) -> Ints:
-        """Of each unit, where its first step stands; of one without steps, where itself does."""
+        """The position of the first step of each unit; of one without steps, that at which itself stands."""
         return self.pieces["position"][self.first]
 
     def cut(self, parts: Steps) -> tuple[Ints, Steps]:

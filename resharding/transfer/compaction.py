@@ -52,7 +52,7 @@ MANY = 4  # of a buffer: fewer are left for later, or a few bytes more would hav
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction did."""
+    """A summary of what a compaction did."""
 
     shards: int
     steps: int
@@ -88,7 +88,7 @@ def compact(
 
 
 def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = MIN_FULL) -> Compacted:
-    """What `compact` would do now: how many shards are sparse or small, and their live steps. Writes nothing."""
+    """A summary of what `compact` would do now: sparse or small shards, and their live steps. Writes nothing."""
     shards, pieces, owner = _chosen(archive, min_alive, min_full)
     steps = int(pieces.pick(owner >= 0).length.sum())
     return Compacted(shards if steps else 0, steps, None)
@@ -102,8 +102,8 @@ def _piece(pieces: Steps, i: int) -> Piece:
 
 
 def _chosen(archive: Archive, min_alive: float, min_full: float) -> tuple[int, Steps, Ints]:
-    """How many shards are sparse or small now, the rows of the segments table with live steps in them, cut into pieces,
-    and who owns each piece: a number for each buffer of a rank at a checkpoint; -1 for a piece that is not live.
+    """The number of shards that are sparse or small now; the rows of the segments table with live steps in them, cut
+    into pieces; and the owner of each: a number for each buffer of a rank at a checkpoint, -1 where it is not live.
 
     Sparse: less than `min_alive` of a shard is live at the newest checkpoints of all runs. Small: it has less than
     `min_full` of the bytes of a full shard, and there are others that it can be joined to.
@@ -205,8 +205,9 @@ def _sizes(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _joinable(shards: Iterable[str], wrote: set[str]) -> set[str]:
-    """Those of one buffer and schema, if they are many. wrote: the sessions (escaped) that wrote steps; all others that
-    made shards moved them.
+    """The shards of one buffer and schema that can be joined, if they are many.
+
+    wrote: the sessions (escaped) that wrote steps; all others that made shards moved them.
 
     What one compaction made of a buffer is full, but for the last: where several of these seem small, they are of text,
     whose length no table says, and it would be done again and again.
@@ -218,7 +219,7 @@ def _joinable(shards: Iterable[str], wrote: set[str]) -> set[str]:
 
 
 def _maker(shard: str, wrote: set[str]) -> str:
-    """What a shard made by a compaction has in common with others made for the same buffer; any other shard itself."""
+    """The part of a name that all shards have which a compaction made for the same buffer; any other shard itself."""
     session = layout.session_of(shard)
     moved = session is not None and session not in wrote and shard.startswith("shards/")
     return shard.partition("-")[2] if moved else shard
@@ -288,7 +289,7 @@ class _Rewritten:
         return made
 
     def _replaced(self, parent: Commit, attempt: Attempt) -> Addition:
-        """All rows of the parent in one file, the affected ones replaced in place."""
+        """The rows of the parent, all in one file, the affected ones replaced in place."""
         names = tables.schema("segments").names
         table = Snapshot(self.archive.storage, parent).columns(names)
         places = {i: address for i, address in enumerate(addresses(table)) if address in self.rows}

@@ -66,7 +66,7 @@ def copy_shards(
 
 
 def _listed(target: Storage) -> set[str]:
-    """What prunes have listed: it may be deleted at any time, so none of these names is used again."""
+    """The keys that prunes have listed: they may be deleted at any time, so none of these names is used again."""
     files = [f"manifest/{name}" for name in target.list("manifest") if name.endswith(layout.PRUNED)]
     found = zip(files, target.get_all(files), strict=True)
     lists = (tables.loads(data, "pruned", where=target.full_url(key), columns=["key"]) for key, data in found)

@@ -184,7 +184,7 @@ def _lists(values: Any, lengths: Array, mask: Array | None = None) -> Any:
 
 
 def _at(step: int, values: Any, length: int, *, scalar: bool = False) -> Any:
-    """All of the values at one step (as its list, or as its value), null at the others."""
+    """The values, all of them at one step (as its list, or as its value), null at the others."""
     import pyarrow as pa
 
     elsewhere = np.arange(length) != step

@@ -42,7 +42,7 @@ class Outgoing:
 
     @cached_property
     def names(self) -> pa.Table:
-        """What names these rows."""
+        """The columns NAMED of these rows."""
         return self.archive.snapshot.take(self.rows, NAMED)
 
     @cached_property

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class How(TypedDict, total=False):
-    """How episodes get to another archive; see `merge`."""
+    """The options of `merge`: the way in which episodes get to another archive."""
 
     copy: bool
     verify: bool
@@ -223,7 +223,7 @@ def _fresh(selections: Sequence[Outgoing], present: Snapshot | None, where: str)
 
 
 def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branches:
-    """What sessions went on from, as far as it tells how the episodes that are transferred stand, and is not there."""
+    """The origins of sessions, as far as it tells how the episodes that are transferred stand, and is not there."""
     known = present.branches if present else Branches({}, {})
     origins: dict[str, Origin] = {}
     runs: dict[str, str] = {}
@@ -236,7 +236,7 @@ def _branches(selections: Sequence[Outgoing], present: Snapshot | None) -> Branc
 
 
 def _beside(kind: str, selections: Sequence[Outgoing], present: Snapshot | None) -> list[pa.Table]:
-    """Of each the rows of a table that are of what is transferred, as far as they came after what is known there."""
+    """The rows of a table that are of each selection, as far as they came after what is known there."""
     out = [getattr(present.later, kind) if present else tables.schema(kind).empty_table()]
     for selection in selections:
         out.append(selection.beside(kind, tables.concat(kind, out)))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import archive.torch as at  # noqa: E402
 from archive.base.errors import FieldError, UsageError  # noqa: E402
-from archive.datasets import iterable  # noqa: E402
+from archive.datasets import streams  # noqa: E402
 from tests.support.backends import make_backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -50,7 +50,7 @@ def test_a_stream_gives_each_item_once_an_epoch(
     arc: archive.Archive, shuffle: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"BLOCK_STEPS": 8, "POOL_BLOCKS": 2, "READ_ITEMS": 10}.items():
-        monkeypatch.setattr(iterable, name, value)
+        monkeypatch.setattr(streams, name, value)
     stream = at.StepStream(arc.episodes, shuffle=shuffle, seed=1)
     first, second = ([int(item["t"]) for item in stream] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(STEPS))
@@ -95,7 +95,7 @@ def test_rank_and_world_size_come_from_the_environment(arc: archive.Archive, mon
 
 
 def test_a_stream_resumes_where_it_stopped(arc: archive.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterable, "READ_ITEMS", 16)
+    monkeypatch.setattr(streams, "READ_ITEMS", 16)
     stream = at.StepStream(arc.episodes, seed=3)
     walk = iter(stream)
     first = [int(next(walk)["t"]) for _ in range(21)]

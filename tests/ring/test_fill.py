@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import archive
 import resharding
 from archive.base.errors import CapacityError, ColumnError, FieldError, NotFoundError, UsageError
-from archive.ring import refilling
+from archive.ring import filled as filling
 from archive.torch import ring
 from tests.support.rings import RankShare, Ring
 from tests.support.sampling import examples
@@ -106,7 +106,7 @@ def test_every_step_in_its_slot(share: Planned, batch: int, more: int) -> None:
     for env, _, length, _ in share.episodes:
         rows[env] = rows.get(env, 0) + length
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refilling, "BATCH_BYTES", batch)
+        patch.setattr(filling, "BATCH_BYTES", batch)
         most = max(rows.values(), default=0)
         filled = ring.fill(share, num_envs=4, max_length=max(1, most) + more)
     assert_in_place(filled, share)
@@ -117,14 +117,14 @@ def test_every_step_in_its_slot(share: Planned, batch: int, more: int) -> None:
 
 def test_a_share_that_streams_is_read_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     share = Streamed([(0, 4 * i, 4, False) for i in range(50)])
-    put, ahead = refilling._put, []
+    put, ahead = filling._put, []
 
     def watching(leaf: Any, index: Any, parts: Any) -> None:
         ahead.append(len(parts))
         put(leaf, index, parts)
 
-    monkeypatch.setattr(refilling, "BATCH_BYTES", 4 * 20 * 3)  # three episodes
-    monkeypatch.setattr(refilling, "_put", watching)
+    monkeypatch.setattr(filling, "BATCH_BYTES", 4 * 20 * 3)  # three episodes
+    monkeypatch.setattr(filling, "_put", watching)
     filled = ring.fill(share, num_envs=1, max_length=200)
     assert share.started == 50
     assert max(ahead[:-1]) == 3  # the last is the column

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import archive
 from archive.base.errors import FieldError, UsageError
 from archive.fields.nesting import flatten
-from archive.ring import appending
+from archive.ring import rings
 from archive.ring.rings import RingSteps
 from archive.torch import ring
 from archive.write import bufferwriter, intake, pipeline
@@ -374,7 +374,7 @@ def test_fields_of_slabs_are_looked_through_once(monkeypatch: pytest.MonkeyPatch
         return original(nest, schema)
 
     monkeypatch.setattr(intake, "normalise", counting)
-    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 400)
+    monkeypatch.setattr(rings, "MAX_CALL_BYTES", 400)
     source, arc = Ring(3, 16).run(16), new_archive()
     plain = {"obs": torch.arange(3 * 16 * 5).reshape(3, 16, 5), "reward": np.ones((3, 16), np.float32)}
     with arc.writer() as w:
@@ -402,7 +402,7 @@ def test_what_comes_next_waits_while_what_was_saved_is_forgotten(monkeypatch: py
 def test_the_caller_does_not_wait_for_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_UNDER_WAY_BYTES", 1)
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 1024)
-    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 1000)
+    monkeypatch.setattr(rings, "MAX_CALL_BYTES", 1000)
     arc, source, uploading = new_archive(), Ring(4, 32), threading.Event()
     w = arc.writer()
     source.left[:] = 100  # episodes that lie in many shards
@@ -440,8 +440,8 @@ def test_slabs_are_slabs_of_time(ends: list[tuple[int, int]], most: int) -> None
     stop = np.array([p for p, _ in ends])
     start = np.array([p - min(n, p) for p, n in ends])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appending, "MAX_CALL_BYTES", most)
-        slabs = list(appending._slabs(appending.Ring(stop, stop - start, np.arange(len(ends)), 40), start, 1))
+        patch.setattr(rings, "MAX_CALL_BYTES", most)
+        slabs = list(rings._slabs(rings.Ring(stop, stop - start, np.arange(len(ends)), 40), start, 1))
     steps = [[(int(r), int(p)) for r, p in zip(np.repeat(s.rows, s.counts), s.positions, strict=True)] for s in slabs]
     together = [step for slab in steps for step in slab]
     assert sorted(together) == [(e, p) for e in range(len(ends)) for p in range(start[e], stop[e])]
@@ -456,7 +456,7 @@ def test_slabs_are_slabs_of_time(ends: list[tuple[int, int]], most: int) -> None
 
 def test_eviction_leaves_whole_shards_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Ring(4, 64).run(64)
-    monkeypatch.setattr(appending, "MAX_CALL_BYTES", 4 * 16 * 80)
+    monkeypatch.setattr(rings, "MAX_CALL_BYTES", 4 * 16 * 80)
     monkeypatch.setattr(bufferwriter, "SHARD_BYTES", 4 * 16 * 80)
     arc = new_archive()
     w = arc.writer()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archive.base.errors import UsageError
@@ -83,6 +83,7 @@ def test_importance_weights_undo_the_preference() -> None:
     np.testing.assert_allclose(partial.weights.numpy(), (expected / expected.max())[partial.places.numpy()], rtol=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=70), st.data())
 def test_updates_change_what_a_new_tree_would_have(values: list[float], data: Any) -> None:
     strategy = Prioritized(values, alpha=0.7)
@@ -107,6 +108,7 @@ def test_priorities_that_are_none_are_refused() -> None:
         Prioritized([1.0]).load_state_dict(strategy.state_dict())
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12), st.sampled_from(["step", "window", "episode"]),
     st.integers(1, 4), st.data(),
@@ -128,8 +130,8 @@ def test_units_are_those_of_a_plain_list(lengths: list[int], kind: str, length: 
     places = np.arange(units.count)
     numbers, steps = units.locate(places)
     assert list(zip(numbers.tolist(), steps.tolist(), strict=True)) == wanted
-    assert units.index(numbers, steps).tolist() == index
-    assert units.places(units.index(numbers, steps)).tolist() == places.tolist()
+    assert units.index(places).tolist() == index
+    assert units.places(units.index(places)).tolist() == places.tolist()
     assert units.of_steps(values).tolist() == value
     for odd in set(range(-1, sum(lengths) + 2)) - set(index):
         with pytest.raises(UsageError, match="of this sampler"):

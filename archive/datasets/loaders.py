@@ -10,13 +10,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from archive.base import UsageError
 from archive.datasets import sharedmemory
-from archive.datasets.collating import as_kind, check_kind
-from archive.datasets.collating import collate as collated
+from archive.datasets.batches import Padded, as_kind, check_kind
+from archive.datasets.batches import collate as collated
 from archive.datasets.datasets import EpisodeDataset
-from archive.datasets.epoch import Epoch, InEpochs
+from archive.datasets.epochs import Epoch, InEpochs
 from archive.datasets.items import Items
-from archive.datasets.iterable import READ_ITEMS, StreamDataset, fetch
-from archive.datasets.padding import Padded
+from archive.datasets.streams import READ_ITEMS, StreamDataset, fetch
 from archive.shard import rawchunks
 
 _REFUSED = ("sampler", "batch_sampler", "collate_fn", "drop_last", "persistent_workers", "in_order")
@@ -88,7 +87,7 @@ def loader(
 ) -> Loader:
     """A loader of a map-style dataset, or of a stream, with `state_dict()` and `load_state_dict()`.
 
-    collate: "dict" or "tensordict" (see `archive.datasets.collating`), "padded" or a Padded, "list", or a function of
+    collate: "dict" or "tensordict" (see `archive.datasets.batches`), "padded" or a Padded, "list", or a function of
     the list of items.
     drop_last: only full batches, and on each rank and worker as many; else each item comes, and ranks may differ by a
     batch.  shuffle, seed, rank, world_size: as of StreamDataset, for map-style datasets; default is their own order.

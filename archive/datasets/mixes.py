@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import torch
 
 from archive.base import DeadlineError, FieldError, UsageError, Wait
-from archive.datasets.collating import as_kind, check_kind, collate
-from archive.datasets.iterable import StreamDataset
-from archive.datasets.joined import concatenated
-from archive.datasets.loading import Loader
+from archive.datasets.batches import as_kind, check_kind, collate
+from archive.datasets.loaders import Loader
+from archive.datasets.streams import StreamDataset, concatenated
 from archive.fields import Ragged, flatten, to_tensors, unflatten
 
 FORMAT = 1
 _POLL_S = 0.05
-
-
-Draw = Callable[[int], dict[str, Any]]  # the next so many items of a source, as one nest of tensors
 
 
 class Mix:
@@ -34,7 +29,7 @@ class Mix:
         self.batches = 0
         self.counts: dict[str, int] = {}  # of the batch given last
         self._sources = dict(sources)
-        self._draws = {name: _draw_of(name, source) for name, source in sources.items()}
+        self._walks: dict[str, Iterator[Any]] = {}  # of the loaders among them, epoch after epoch
         self._kind = kind
         self._tag = tag
         self._owed = dict.fromkeys(ratios, Fraction(0))
@@ -44,7 +39,7 @@ class Mix:
 
     def __next__(self) -> Any:
         owed, counts = _shares(self.ratios, self._owed, self.batch_size)
-        parts = {name: self._draws[name](n) for name, n in counts.items() if n}
+        parts = {name: self._draw(name, n) for name, n in counts.items() if n}
         whole = concatenated(list(parts.values()), list(parts))
         if self._tag is not None:
             if self._tag in whole:
@@ -56,8 +51,26 @@ class Mix:
         self.batches += 1
         return as_kind(whole, self.batch_size, self._kind)
 
+    def _draw(self, name: str, count: int) -> dict[str, Any]:
+        """The next items of a source, as one nest of tensors."""
+        source = self._sources[name]
+        if isinstance(source, StreamDataset):
+            return concatenated([collate(items) for items in source.take(count)])  # type: ignore[no-any-return]
+        if not isinstance(source, Loader):
+            return _checked(name, source.sample(count), count)
+        if source.batch_size != count:
+            raise UsageError(
+                f"source {name!r} is a loader of batches of {source.batch_size} items and its part of a batch is "
+                f"{count}; give the loader that size, and ratios that part the batch evenly"
+            )
+        for _ in range(2):
+            for batch in self._walks.get(name, ()):
+                return _checked(name, batch, count)
+            self._walks[name] = iter(source)
+        raise UsageError(f"source {name!r} has no batch of {count} items in an epoch")
+
     def state_dict(self) -> dict[str, Any]:
-        """Where the mix and each of its sources is, as far as those tell."""
+        """The place of the mix and of each of its sources, as far as those tell."""
         sources = {n: s.state_dict() for n, s in self._sources.items() if hasattr(s, "state_dict")}
         owed = {name: [value.numerator, value.denominator] for name, value in self._owed.items()}
         return {"format": FORMAT, "batches": self.batches, "owed": owed, "sources": sources}
@@ -72,7 +85,7 @@ class Mix:
             )
         for name, inner in state["sources"].items():
             self._sources[name].load_state_dict(inner)
-            self._draws[name] = _draw_of(name, self._sources[name])
+        self._walks.clear()
         self._owed = {name: Fraction(*pair) for name, pair in state["owed"].items()}
         self.batches = state["batches"]
 
@@ -108,7 +121,7 @@ def mix(
 
 
 def _endless(name: str, given: Any, shuffle: str | bool | None, seed: int) -> Any:
-    """What can be drawn from without end: a dataset as a stream, all else as it is."""
+    """A source that can be drawn from without end: a dataset as a stream, all else as it is."""
     if isinstance(given, (Loader, StreamDataset)) or hasattr(given, "sample"):
         return given
     if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or hasattr(given, "filter"):
@@ -117,42 +130,6 @@ def _endless(name: str, given: Any, shuffle: str | bool | None, seed: int) -> An
             "episodes, say, StepDataset(episodes)"
         )
     return StreamDataset(given, shuffle=shuffle, seed=seed)
-
-
-def _draw_of(name: str, source: Any) -> Draw:
-    if isinstance(source, Loader):
-        return _LoaderDraw(name, source)
-    return partial(_from_stream, source) if isinstance(source, StreamDataset) else partial(_from_sampler, name, source)
-
-
-def _from_sampler(name: str, sampler: Any, count: int) -> dict[str, Any]:
-    return _checked(name, sampler.sample(count), count)
-
-
-def _from_stream(stream: StreamDataset, count: int) -> dict[str, Any]:
-    found: dict[str, Any] = concatenated([collate(items) for items in stream.take(count)])
-    return found
-
-
-class _LoaderDraw:
-    """A loader's batches, epoch after epoch."""
-
-    def __init__(self, name: str, loader: Loader) -> None:
-        self._name = name
-        self._loader = loader
-        self._walk: Iterator[Any] = iter(())
-
-    def __call__(self, count: int) -> dict[str, Any]:
-        if self._loader.batch_size != count:
-            raise UsageError(
-                f"source {self._name!r} is a loader of batches of {self._loader.batch_size} items and its part of a "
-                f"batch is {count}; give the loader that size, and ratios that part the batch evenly"
-            )
-        for _ in range(2):
-            for batch in self._walk:
-                return _checked(self._name, batch, count)
-            self._walk = iter(self._loader)
-        raise UsageError(f"source {self._name!r} has no batch of {count} items in an epoch")
 
 
 def _parts(
@@ -181,7 +158,8 @@ def _parts(
 def _shares(
     ratios: Mapping[str, Fraction], owed: Mapping[str, Fraction], size: int
 ) -> tuple[dict[str, Fraction], dict[str, int]]:
-    """How many items each source gives, and what each is owed after that: the largest remainders are paid first."""
+    """The items that each source is owed after a batch, and the number that it gives: the largest remainders are paid
+    first."""
     due = {name: owed[name] + ratio * size for name, ratio in ratios.items()}
     counts = {name: max(0, int(value)) for name, value in due.items()}
     by_need = sorted(due, key=lambda n: (counts[n] - due[n], -ratios[n]))

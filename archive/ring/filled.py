@@ -1,0 +1,330 @@
+"""Rings of tensors out of a share of a checkpoint, and the priority trees that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from archive.arrays import Ints, Mask, spans, zeros
+from archive.base import CapacityError, ColumnError, FieldError, NotFoundError, UsageError, show
+from archive.fields import NODES, Array, Path, dtypes, nesting
+
+UNFINISHED = ("close", "continue", "drop")
+BATCH_BYTES = 32 * 1024 * 1024
+LONG_RUN = 8  # steps of an episode, on average, from which on they are copied as one
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A ring as training goes on with it: row e holds positions [pos - size, pos),
+    position p in slot p % max_length."""
+
+    buffers: dict[str, Any]  # nest of tensors (E, L, ...); empty if the share has no step
+    pos: torch.Tensor  # (E,) int64
+    size: torch.Tensor  # (E,) int64
+    columns: dict[str, Any]  # name -> (E, L, ...), zero where no step is
+    cut: torch.Tensor  # (E, L) bool: steps after which their unfinished episode does not go on
+    report: dict[str, int]
+
+    @property
+    def live(self) -> torch.Tensor:
+        """(E, L) bool: slots that hold a step."""
+        slots = torch.arange(self.cut.shape[1], device=self.pos.device)
+        return (self.pos[:, None] - 1 - slots) % self.cut.shape[1] < self.size[:, None]
+
+
+class Leaves(NamedTuple):
+    """The leaves that were written into a priority tree: how many are not 0, and the greatest."""
+
+    nnz: int
+    max: float
+
+
+def fill(share: Any, *, num_envs: int, max_length: int, unfinished: str = "close", device: Any = None) -> Filled:
+    """Put a share's steps into new ring tensors `[num_envs, max_length, ...]`; nothing is dropped.
+
+    share: of a plan, or anything with its `layout`, `next_positions`, `columns` and `read()`. One that also has
+    `stream()` is read in bounded memory, one with `row_specs()` and `read_into()` straight into the ring. Its fields
+    that are `partly_late`, which some steps were given later and others not, have no place in a ring.
+    An env row that is longer than `max_length`, or beyond `num_envs`, is a CapacityError: plan for the size that you
+    have, which drops the oldest steps and counts them.
+    unfinished: an open episode whose steps are followed by another's is cut in any case. One at the end of its row is
+    cut too ("close": the env starts anew), or goes on ("continue": the env's state is restored). "drop" makes sure that
+    the plan has dropped them. Mark the cut steps as last, or truncated, as your buffer does it.
+    """
+    if unfinished not in UNFINISHED:
+        raise UsageError(f"unfinished={unfinished!r}: give 'close', 'continue' or 'drop'")
+    slots = _slots_of(share, num_envs, max_length)
+    if unfinished == "drop" and slots.open.any():
+        raise UsageError(
+            f"the share has {int(slots.open.sum())} open episodes, and only a plan drops: "
+            "resharding.plan(..., unfinished='drop')"
+        )
+    arrays, nodes = _in_place(share, slots) or _steps(share, slots)
+    columns = {name: _column(name, nesting.as_array(value, name), slots) for name, value in share.columns.items()}
+    cut = slots.cut(close=unfinished == "close")
+    pos = np.zeros(num_envs, np.int64)
+    size = np.bincount(slots.env, weights=slots.length, minlength=num_envs).astype(np.int64)
+    known = {e: p for e, p in share.next_positions.items() if 0 <= e < num_envs}
+    pos[list(known)] = list(known.values())
+    buffers = nesting.unflatten({path: _tensor(arrays.pop(path), device) for path in list(arrays)} | nodes)
+    report = {
+        "steps": int(size.sum()), "episodes": int((slots.length > 0).sum()), "headless": int(slots.headless.sum()),
+        "open": int(slots.open.sum()), "cut": int(cut.sum()), "empty_rows": int((size == 0).sum()),
+    }  # fmt: skip
+    made = {name: _tensor(values, device) for name, values in columns.items()}
+    return Filled(buffers, _tensor(pos, device), _tensor(size, device), made, _tensor(cut, device), report)
+
+
+def rebuild(tree_set: Any, filled: Filled, name: str, *, elsewhere: float = 0.0) -> Leaves:
+    """Write a column of a filled ring into a priority tree: leaf env * max_length + slot, live or not, in one call.
+
+    tree_set: an object with `tree[indices] = values`, or a callable (indices, values).  elsewhere: for slots without a
+    step; 0 suits trees of sums and maxima, inf those of minima.
+    The tree keeps its own counters if its setter does; else set them from what this returns.
+    """
+    if name not in filled.columns:
+        raise NotFoundError(f"the filled ring has no column {name!r}; it has: {', '.join(filled.columns) or 'none'}")
+    column = filled.columns[name]
+    if tuple(column.shape) != tuple(filled.cut.shape):
+        raise ColumnError(f"column {name!r} has shape {list(column.shape)}; a leaf takes one number a step")
+    live = filled.live
+    values = torch.where(live, column, torch.full_like(column, elsewhere)).flatten()
+    index = torch.arange(len(values), device=values.device)
+    if callable(tree_set):
+        tree_set(index, values)
+    else:
+        tree_set[index] = values
+    priorities = column[live]
+    return Leaves(int(torch.count_nonzero(priorities)), float(priorities.max()) if len(priorities) else 0.0)
+
+
+# -- where each step stands --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The env row and position of each episode's first step, its length and flags; `rows` and `slots` are the ring's
+    size."""
+
+    env: Ints
+    position: Ints
+    length: Ints
+    open: Mask
+    headless: Mask
+    rows: int
+    slots: int
+
+    def of(self, lo: int, hi: int) -> Ints:
+        """Row and slot, as one number, of each step of episodes [lo, hi)."""
+        length = self.length[lo:hi]
+        places: Ints = (
+            np.repeat(self.env[lo:hi] * self.slots, length) + spans(self.position[lo:hi], length) % self.slots
+        )
+        return places
+
+    def runs(self) -> tuple[Ints, Ints]:
+        """Steps, counted over all episodes, from which on they stand end to end, and the row and slot of each."""
+        full = np.flatnonzero(self.length > 0)
+        length, slot = self.length[full], self.position[full] % self.slots
+        first = np.cumsum(length) - length
+        around = np.flatnonzero(slot + length > self.slots)  # the rest stands at the beginning of the same row
+        starts = np.append(first, first[around] + self.slots - slot[around])
+        row = self.env[full] * self.slots
+        order = np.argsort(starts, kind="stable")
+        return starts[order], np.append(row + slot, row[around])[order]
+
+    def cut(self, *, close: bool) -> Mask:
+        """A mask of the ring: the last steps of open episodes that do not go on there."""
+        full = np.flatnonzero(self.length > 0)
+        env = self.env[full]
+        followed = np.append(env[1:] == env[:-1], False)[: len(full)]
+        chosen = full[self.open[full] & (followed | close)]
+        out = np.zeros((self.rows, self.slots), bool)
+        out[self.env[chosen], (self.position[chosen] + self.length[chosen] - 1) % self.slots] = True
+        return out
+
+
+def _slots_of(share: Any, num_envs: int, max_length: int) -> _Slots:
+    if num_envs < 1 or max_length < 1:
+        raise UsageError(f"num_envs={num_envs}, max_length={max_length}: a ring has one or more of both")
+    layout = share.layout
+    env, position, length = (np.asarray(v, np.int64) for v in (layout.env_id, layout.position, layout.length))
+    opened, headless = (np.asarray(v, bool) & (length > 0) for v in (layout.open, layout.headless))
+    slots = _Slots(env, position, length, opened, headless, num_envs, max_length)
+    _check_room(slots)
+    _check_contiguous(slots, share.next_positions)
+    return slots
+
+
+def _check_room(slots: _Slots) -> None:
+    if (slots.env < 0).any():
+        raise UsageError("the share has episodes without an env row; plan with num_envs= to deal them out to rows")
+    if int(slots.env.max(initial=0)) >= slots.rows:
+        raise CapacityError(
+            f"the share has steps in env row {int(slots.env.max())}, the ring has {slots.rows} rows; plan with "
+            f"num_envs={slots.rows}"
+        )
+    total = np.bincount(slots.env, weights=slots.length, minlength=slots.rows).astype(np.int64)
+    longest = int(total.argmax())
+    if total[longest] > slots.slots:
+        over = np.maximum(total - slots.slots, 0)
+        raise CapacityError(
+            f"env row {longest} of the share has {total[longest]} steps, the ring {slots.slots} slots a row "
+            f"({int(over.sum())} steps too many in {int((over > 0).sum())} rows); plan with max_length={slots.slots}, "
+            "which drops the oldest and counts them"
+        )
+
+
+def _check_contiguous(slots: _Slots, next_positions: Mapping[int, int]) -> None:
+    """A ring has no holes: each row's steps follow each other, up to the position that comes next."""
+    full = np.flatnonzero(slots.length > 0)
+    env, start = slots.env[full], slots.position[full]
+    if not len(full):
+        return
+    row_ends = np.r_[env[1:] != env[:-1], True]
+    following = np.r_[start[1:], 0]
+    following[row_ends] = [next_positions.get(e, -1) for e in env[row_ends].tolist()]
+    holes = np.flatnonzero(start + slots.length[full] != following)
+    if len(holes) or len(np.unique(env)) != int(row_ends.sum()):
+        where = (
+            f"env row {env[holes[0]]} has a hole before position {following[holes[0]]}" if len(holes) else "no order"
+        )
+        raise UsageError(
+            f"the steps of the share don't follow each other without holes, as a ring's do ({where}); plan with "
+            f"num_envs={slots.rows}, which puts what is left end to end"
+        )
+
+
+# -- their data --------------------------------------------------------------------------------------------------------
+
+
+def _in_place(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any]] | None:
+    """The ring of each field, decoded straight into it, and the nest's empty nodes; None where that cannot be."""
+    specs = share.row_specs() if hasattr(share, "row_specs") else None
+    if specs is None:
+        return None
+    nodes: dict[Path, Any] = {
+        path: {} if spec.axis == "dict" else None for path, spec in specs.items() if spec.axis in NODES
+    }
+    rings = {
+        path: zeros((slots.rows, slots.slots, *spec.shape), dtypes.to_numpy(spec.dtype))
+        for path, spec in specs.items()
+        if path not in nodes
+    }
+    share.read_into({path: _by_place(ring) for path, ring in rings.items()}, *slots.runs())
+    return rings, nodes
+
+
+def _steps(share: Any, slots: _Slots) -> tuple[dict[Path, Array], dict[Path, Any]]:
+    """The ring of each field, put together episode by episode, and the nest's empty nodes."""
+    nests = (steps for _, steps in share.stream()) if hasattr(share, "stream") else iter(share.read())
+    rings: dict[Path, Array] = {}
+    nodes: dict[Path, Any] = {}
+    done = 0
+    for lo, batch in _batches(nests, getattr(share, "partly_late", ()), slots):
+        done = lo + len(batch)
+        full = [leaves for leaves, n in zip(batch, slots.length[lo:done].tolist(), strict=True) if n]
+        if not full:
+            continue
+        if not rings:
+            nodes = {path: leaf for path, leaf in full[0].items() if leaf is None or isinstance(leaf, dict)}
+            rings = {path: _new_ring(leaf, slots) for path, leaf in full[0].items() if path not in nodes}
+        _check_alike(full, rings, nodes)
+        index = slots.of(lo, done)
+        for path, ring in rings.items():
+            _put(ring, index, [leaves[path] for leaves in full])
+    if done != len(slots.length):
+        raise UsageError(f"the share's layout has {len(slots.length)} episodes, reading it gave {done}")
+    return rings, nodes
+
+
+def _batches(
+    nests: Iterable[Mapping[str, Any]], left_out: Iterable[Path], slots: _Slots
+) -> Iterator[tuple[int, list[dict[Path, Any]]]]:
+    """(number of the first, flattened nests) of neighbouring episodes, some megabytes at a time."""
+    batch: list[dict[Path, Any]] = []
+    start = nbytes = 0
+    for i, nest in enumerate(nests):
+        if i >= len(slots.length):
+            raise UsageError(f"the share's layout has {len(slots.length)} episodes, reading it gave more")
+        leaves = {path: leaf for path, leaf in nesting.flatten(nest) if path not in left_out}
+        _check_rows(leaves, int(slots.length[i]))
+        batch.append(leaves)
+        nbytes += sum(leaf.nbytes for leaf in leaves.values() if isinstance(leaf, np.ndarray))
+        if nbytes >= BATCH_BYTES:
+            yield start, batch
+            batch, start, nbytes = [], i + 1, 0
+    if batch:
+        yield start, batch
+
+
+def _check_rows(leaves: Mapping[Path, Any], length: int) -> None:
+    for path, leaf in leaves.items() if length else ():
+        if leaf is None or (isinstance(leaf, dict) and not leaf):
+            continue
+        if not isinstance(leaf, np.ndarray) or leaf.ndim == 0 or len(leaf) != length:
+            raise FieldError(
+                f"field {show(path)!r} is not one row a step (ragged, JSON, or on another axis), so a ring has no "
+                "place for it; read such a share with share.read()"
+            )
+
+
+def _check_alike(batch: Sequence[Mapping[Path, Any]], rings: Mapping[Path, Array], nodes: Mapping[Path, Any]) -> None:
+    for leaves in batch:
+        if leaves.keys() != rings.keys() | nodes.keys():
+            path = next(iter(leaves.keys() ^ (rings.keys() | nodes.keys())))
+            raise FieldError(
+                f"some episodes of the share have a field {show(path)!r}, others do not; a ring holds one kind"
+            )
+        for path, ring in rings.items():
+            leaf = leaves[path]
+            if not isinstance(leaf, np.ndarray) or (leaf.dtype, leaf.shape[1:]) != (ring.dtype, ring.shape[2:]):
+                raise FieldError(
+                    f"field {show(path)!r} differs between episodes of the share in dtype or shape; a ring holds one "
+                    "kind"
+                )
+
+
+def _new_ring(leaf: Array, slots: _Slots) -> Array:
+    shape = (slots.rows, slots.slots, *leaf.shape[1:])
+    return np.full(shape, "", object) if leaf.dtype == object else zeros(shape, leaf.dtype)
+
+
+def _by_place(ring: Array) -> Array:
+    """A view of a ring as one axis of places, row by row."""
+    return ring.reshape(ring.shape[0] * ring.shape[1], *ring.shape[2:])
+
+
+def _put(ring: Array, index: Ints, parts: Sequence[Array]) -> None:
+    """Episodes, each in one row of the ring, into their places."""
+    flat = _by_place(ring)
+    if len(index) < LONG_RUN * len(parts):
+        flat[index] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return
+    start = 0
+    for part in parts:
+        places = index[start : start + len(part)]
+        start += len(part)
+        together = int(places[-1]) - int(places[0]) == len(places) - 1  # else it goes around the row's end
+        flat[slice(int(places[0]), int(places[-1]) + 1) if together else places] = part
+
+
+def _column(name: str, values: Array, slots: _Slots) -> Array:
+    index = slots.of(0, len(slots.length))
+    if values.ndim == 0 or len(values) != len(index):
+        count = len(values) if values.ndim else "no"
+        raise ColumnError(f"column {name!r} of the share has {count} values for {len(index)} live steps")
+    ring = _new_ring(values, slots)
+    _by_place(ring)[index] = values
+    return ring
+
+
+def _tensor(array: Array, device: Any) -> Any:
+    """The array on `device`; what torch has no dtype for stays a numpy array."""
+    tensor = dtypes.to_torch(array)
+    return tensor.to(device) if device is not None and isinstance(tensor, torch.Tensor) else tensor
