@@ -22,6 +22,7 @@ from archive.base import (
     layout,
     one_line,
     size,
+    tabulate,
 )
 from archive.manifest import Commit, RunEntry, Sighting, commits
 from archive.saved import Delta, TickIndex, TickObject, counted, load
@@ -110,15 +111,11 @@ class Tails:
 
     def __str__(self) -> str:
         names = ("objects", "steps", "episodes", "ledger", "bytes")
-        rows = [["rank", "from", "next", *names, "ended"]]
-        rows += [
-            [str(one.rank), str(one.start), str(one.next), *_cells(one, names), one.why] for one in self.ranks
-        ]  # fmt: skip
-        rows.append(["all", "", "", *_cells(self.total, names), ""])
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
-        lines = ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+        columns = ("rank", "from", "next", *names, "ended")
+        rows = [(one.rank, one.start, one.next, *_cells(one, names), one.why) for one in self.ranks]
+        total = ("all", "", "", *_cells(self.total, names), "")
         head = f"run {self.run!r}, session {self.session!r}: journal beyond the newest checkpoint"
-        return "\n".join(one_line(line).rstrip() for line in (head, *lines))
+        return "\n".join([one_line(head), *tabulate(columns, [*rows, total], right=columns[:-1])])
 
 
 def _cells(one: RankTail | Total, names: tuple[str, ...]) -> list[str]:

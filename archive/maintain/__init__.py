@@ -3,10 +3,9 @@ nobody needs is forgotten and deleted."""
 
 from __future__ import annotations
 
-from archive.maintain import forget, moving, prune, tags
+from archive.maintain import forget, prune, relocation, tags
 from archive.maintain.evidence import check_newest
 from archive.maintain.forget import restore, to_undo, undo
-from archive.maintain.moving import Piece, Relocation
 from archive.maintain.objects import retained_reach
 from archive.maintain.plans import ForgetPlan, Progress, PrunePlan, UpkeepPlan
 from archive.maintain.redaction import Redaction
@@ -19,11 +18,9 @@ from archive.maintain.verify import Report, verify
 __all__ = [
     "ArchiveInfo",
     "ForgetPlan",
-    "Piece",
     "Progress",
     "PrunePlan",
     "Redaction",
-    "Relocation",
     "Report",
     "Tag",
     "Tags",
@@ -34,8 +31,8 @@ __all__ = [
     "damaged_commit",
     "forget",
     "missing_commits",
-    "moving",
     "prune",
+    "relocation",
     "repair",
     "restore",
     "retained_reach",

@@ -12,9 +12,9 @@ import numpy as np
 from archive import tables
 from archive.arrays import Mask, run_starts
 from archive.base import CorruptManifestError
-from archive.maintain.moving import Relocation
 from archive.maintain.objects import Sizes, no_longer
 from archive.maintain.plans import CheckpointFate
+from archive.maintain.relocation import Relocation
 from archive.maintain.survivors import KeptRows
 from archive.manifest import (
     COLUMNS,

@@ -16,11 +16,11 @@ import numpy as np
 from archive import tables
 from archive.arrays import Ints
 from archive.base import ConflictError, escape, layout
-from archive.maintain import moving
+from archive.maintain import relocation
 from archive.maintain.draft import Decision, Draft
-from archive.maintain.moving import Piece, Relocation
 from archive.maintain.obstacles import journals_naming, obstacles
 from archive.maintain.plans import Redacted
+from archive.maintain.relocation import Places, Relocation
 from archive.manifest import FileRef, Snapshot, new_session, tablefiles
 from archive.read.chunks import Segments, Shards
 from archive.shard import ShardView
@@ -85,8 +85,8 @@ class Redaction:
         """Put these steps of others into shards of their own."""
         session, decision = new_session(), touched.decision
         before = touched.where()
-        lengths = (place["length"] for place in before[0].values())
-        pieces = [Piece(row, 0, length, True) for row, length in zip(touched.rows.tolist(), lengths, strict=True)]
+        lengths = np.array([place["length"] for place in before[0].values()], np.int64)
+        pieces = Steps(touched.rows, 0 * touched.rows, lengths)
         late = _as_segments(touched.late.table, decision)
         parts = [self._put(session, decision.snapshot, pieces), self._put(session, late, touched.late.pieces)]
         table = tables.concat("chunks", [part[1] for part in parts])
@@ -96,10 +96,10 @@ class Redaction:
         )
         return _Rewritten(before, places, late_places, chunks)
 
-    def _put(self, session: str, snapshot: Snapshot, pieces: Sequence[Piece]) -> tuple[moving.Places, pa.Table]:
-        if not pieces:
+    def _put(self, session: str, snapshot: Snapshot, pieces: Steps) -> tuple[Places, pa.Table]:
+        if not len(pieces):
             return {}, tables.schema("chunks").empty_table()
-        return moving.write(snapshot, self._layout, session, list(enumerate(pieces)))
+        return relocation.write(snapshot, self._layout, session, pieces)
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,10 @@ class _Touched:
     def where(self) -> Where:
         """The places of these rows and pieces of others: by the address of the row, and in order."""
         found = self.decision.snapshot.take(self.rows, [*ADDRESS, *_PLACE])
-        late = zip(self.late.taken().select(_PLACE).to_pylist(), self.late.pieces, strict=True)
         rows = dict(zip(addresses(found), found.select(_PLACE).to_pylist(), strict=True))
-        return rows, [(row, one.lo, one.hi) for row, one in late]
+        pieces = self.late.pieces
+        late = zip(self.late.taken().select(_PLACE).to_pylist(), pieces.lo.tolist(), pieces.hi.tolist(), strict=True)
+        return rows, list(late)
 
     def moved(self, places: Sequence[Place], late: Sequence[Place], chunks: FileRef) -> Decision:
         """The decision with all of these elsewhere."""
@@ -166,19 +167,20 @@ class _Late:
     table: pa.Table
     shards: frozenset[str]
     rows: Ints
-    pieces: tuple[Piece, ...]
+    pieces: Steps
 
     def taken(self) -> pa.Table:
         """The row that each piece is of."""
         import pyarrow as pa
 
-        return self.table.take(pa.array([one.row for one in self.pieces], pa.int64()))
+        return self.table.take(pa.array(self.pieces.stream))
 
     def moved(self, places: Sequence[Place]) -> pa.Table:
         """The table with the pieces at these places instead of the rows that they are of."""
+        pieces = zip(*(getattr(self.pieces, name).tolist() for name in ("stream", "lo", "length")), strict=True)
         new = [
-            (one.row, row | {"position": row["position"] + one.lo, "length": one.hi - one.lo} | dict(place))
-            for one, row, place in zip(self.pieces, self.taken().to_pylist(), places, strict=True)
+            (number, row | {"position": row["position"] + lo, "length": length} | dict(place))
+            for (number, lo, length), row, place in zip(pieces, self.taken().to_pylist(), places, strict=True)
         ]
         return tables.replaced("late", self.table, self.rows, new)
 
@@ -195,8 +197,7 @@ def _late(decision: Decision) -> _Late:
         shards |= _with_more(_as_segments(table, decision), there)
     rows = np.flatnonzero([name in shards for name in names])
     left = Steps(rows, np.zeros_like(rows), table["length"].to_numpy()[rows]).minus(away)
-    where = zip(left.stream.tolist(), left.lo.tolist(), left.hi.tolist(), strict=True)
-    return _Late(table, shards, rows, tuple(Piece(*one, True) for one in where))
+    return _Late(table, shards, rows, left)
 
 
 def _as_segments(late: pa.Table, decision: Decision) -> Snapshot:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archive import tables
-from archive.base import layout, size
+from archive.base import layout, size, tabulate
 from archive.maintain.objects import FOLDERS, Watermarks, retained_reach, unit
 from archive.manifest import (
     Commit,
@@ -65,8 +65,8 @@ class Usage:
         return asdict(self) | {"total": asdict(self.total)}
 
     def __str__(self) -> str:
-        rows = self.to_json().items()
-        return "\n".join(f"{name:<12} {size(one['bytes']):>10} {one['objects']:>9,} objects" for name, one in rows)
+        rows = [(name, size(one["bytes"]), f"{one['objects']:,} objects") for name, one in self.to_json().items()]
+        return "\n".join(tabulate(("", "bytes", "objects"), rows, right=("bytes", "objects"))[1:])
 
 
 @dataclass(frozen=True)

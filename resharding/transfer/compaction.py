@@ -23,7 +23,7 @@ from archive import Archive, tables
 from archive.arrays import Ints, Mask
 from archive.base import ConflictError, UsageError, escape, layout
 from archive.fields import NODES, loads
-from archive.maintain import Piece, moving
+from archive.maintain import relocation
 from archive.manifest import (
     Addition,
     Attempt,
@@ -73,12 +73,12 @@ def compact(
     if not len(live):
         return Compacted(0, 0, None)
     session = new_session()
-    places: moving.Places = {}
+    places: relocation.Places = {}
     parts = []
     for number, held in enumerate(dict.fromkeys(owner[live].tolist())):  # the number is in their names, as a rank is
-        group = [(i, _piece(pieces, i)) for i in np.flatnonzero(owner == held).tolist()]
-        placed, table = moving.write(archive.snapshot, archive.layout, session, group, number)
-        places |= placed
+        group = np.flatnonzero(owner == held)
+        placed, table = relocation.write(archive.snapshot, archive.layout, session, pieces.pick(group), number)
+        places |= {int(group[i]): place for i, place in placed.items()}
         parts.append(table)
     chunks = tablefiles.write(archive.storage, session, "chunks", tables.concat("chunks", parts))
     rows = _replacement_rows(archive, pieces, places, chunks)
@@ -92,10 +92,6 @@ def compactable(archive: Archive, *, min_alive: float = 0.5, min_full: float = M
     shards, pieces, owner = _chosen(archive, min_alive, min_full)
     steps = int(pieces.pick(owner >= 0).length.sum())
     return Compacted(shards if steps else 0, steps, None)
-
-
-def _piece(pieces: Steps, i: int) -> Piece:
-    return Piece(int(pieces.stream[i]), int(pieces.lo[i]), int(pieces.hi[i]), True)
 
 
 # -- what is to be written anew ----------------------------------------------------------------------------------------
@@ -229,7 +225,7 @@ def _maker(shard: str, wrote: set[str]) -> str:
 
 
 def _replacement_rows(
-    archive: Archive, pieces: Steps, places: moving.Places, chunks: FileRef
+    archive: Archive, pieces: Steps, places: relocation.Places, chunks: FileRef
 ) -> dict[Address, list[dict[str, Any]]]:
     """Address of an affected row -> its pieces as rows. The last piece keeps the address, for what follows it."""
     rows = archive.snapshot.take(pieces.stream, tables.schema("segments").names).to_pylist()

@@ -18,7 +18,7 @@ from archive.errors import ConflictError, LetGoError, NotFoundError, UsageError
 from archive.maintain import survivors, verify
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.compactions import Job, of_checkpoint
-from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten, told
+from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
 
 
 def _why(plan: Any) -> dict[str, tuple[str, ...]]:
@@ -298,11 +298,6 @@ def test_forgetting_twice_serves_again(tmp_path: Path) -> None:
     remove_forgotten(arc)
     _same_as(all_told(arc), before)
     assert not forgotten(arc) & {ref.path for ref in head.all_files}
-
-
-def test_told_is_what_a_checkpoint_says() -> None:
-    arc = fresh()
-    assert told(Ring(arc).turn())["columns"][0].tolist() == [k * 0.5 for k in range(10)]
 
 
 # -- nets below --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive import Keep, tables
 from archive.errors import ConflictError, NotFoundError, UsageError
-from archive.maintain import draft, moving, verify
+from archive.maintain import draft, relocation, verify
 from archive.manifest import CommitLog, tablefiles
 from tests.support.archives import by_hand
 from tests.support.checkpoints import steps
@@ -289,14 +289,14 @@ def add_another(where: Path) -> None:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> None:
     """Have something done while the steps of others are written anew."""
-    write = moving.write
+    write = relocation.write
 
     def first(*args: Any) -> Any:
-        monkeypatch.setattr(moving, "write", write)
+        monkeypatch.setattr(relocation, "write", write)
         call()
         return write(*args)
 
-    monkeypatch.setattr(moving, "write", first)
+    monkeypatch.setattr(relocation, "write", first)
 
 
 def test_who_commits_while_it_is_carried_out_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,29 +9,18 @@ import pytest
 
 import archive
 import resharding
-from archive import Keep, tables
+from archive import Keep
 from archive.errors import ConflictError, NotFoundError, SupersededError, UsageError
 from archive.maintain import retained_reach, verify
-from archive.manifest import CommitLog, tablefiles
-from tests.support.archives import by_hand
+from archive.store import Storage
 from tests.support.checkpoints import fresh, steps
 from tests.support.letting_go import Ring, all_told, forgotten, remove_forgotten
+from tests.support.pruning import NOW
 
 
 def _has_all_of(now: tuple[Any, Any], before: tuple[Any, Any]) -> None:
     for part, earlier in zip(now, before, strict=True):
         np.testing.assert_equal({key: part[key] for key in earlier}, earlier)
-
-
-def _prune(arc: archive.Archive, *, delete: bool = True) -> None:
-    """Commit the list of what is deleted, then delete it, unless it was killed before that."""
-    log = CommitLog(arc.storage, arc.id, archive.open(arc.url).head)
-    rows = tablefiles.load(arc.storage, "forgotten", log.head.files("forgotten")).to_pylist()
-    columns = {name: [row[name] for row in rows] for name in ("key", "bytes", "commit")} | {"reason": "forgotten"}
-    ref = tablefiles.write(arc.storage, "prune", "pruned", tables.from_columns("pruned", columns))
-    if delete:
-        assert remove_forgotten(arc)
-    log.commit("prune", by_hand("prune", pruned=ref, forgotten=None))
 
 
 def test_undo_brings_all_back_and_keeps_what_came_since() -> None:
@@ -73,12 +62,15 @@ def test_two_forgettings_are_undone_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("delete", [True, False])
-def test_nothing_comes_back_once_something_of_it_was_pruned(delete: bool) -> None:
+def test_nothing_comes_back_once_something_of_it_was_pruned(delete: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     arc = fresh()
     ring = Ring(arc)
     ring.turns(4)
     arc.refresh().forget(Keep(last=1), episodes="unreferenced", dry_run=False)
-    _prune(arc, delete=delete)
+    with monkeypatch.context() as patch:
+        if not delete:  # it was killed once it had committed its list
+            patch.setattr(Storage, "delete_many", lambda *_, **how: {})
+        assert archive.open(arc.url).prune(dry_run=False, **NOW).made
     ring.turn()
     before = all_told(arc)
     for goes_back in (arc.refresh().undo, lambda: arc.restore(5)):

@@ -10,7 +10,7 @@ import pytest
 
 import archive
 from archive.base.errors import AlreadyExistsError, LetGoError, NotFoundError, UsageError
-from archive.manifest import Addition, Attempt, Change, Commit, CommitLog, commits, tablefiles
+from archive.manifest import commits
 from archive.testing import steps
 from tests.support.archives import with_checkpoints
 from tests.support.backends import Backend
@@ -99,24 +99,10 @@ def test_what_is_not_there_cannot_be_tagged_or_opened(tmp_path: Path) -> None:
     assert arc.tags.get("thesis") is None
 
 
-def let_go(arc: archive.Archive, *names: str) -> None:
-    """As forgetting does, checkpoints of these names leave the table."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    def adds(parent: Commit, attempt: Attempt) -> Addition:
-        rows = tablefiles.load(arc.storage, "checkpoints", parent.files("checkpoints"))
-        kept = rows.filter(pc.invert(pc.is_in(rows["name"], value_set=pa.array(names))))
-        file = tablefiles.write(arc.storage, "s", "checkpoints", kept)
-        return {}, {"checkpoints": (file,), "let_go": parent.number + 1}
-
-    CommitLog(arc.storage, arc.id, arc.head).commit("forget", Change("forget", adds))
-
-
 def test_what_was_let_go_of_is_not_tagged(tmp_path: Path) -> None:
     arc = with_checkpoints(tmp_path)
     gone, kept = arc.checkpoints["step-0"], arc.checkpoints["step-2"]
-    let_go(arc, "step-0")
+    arc.forget(archive.Keep(last=2), dry_run=False)
     for what in (gone, gone.number, 3 - 2):
         with pytest.raises(LetGoError, match="commit 5 let go"):
             arc.tag("paper", what)

@@ -80,7 +80,7 @@ def test_tokens_are_written_anew_in_batches_of_bounded_size(
         if verb == "compact":
             w.remove([f"{number}" for number in range(0, 20, 2)])
             w.checkpoint(1).result()
-    monkeypatch.setattr("archive.maintain.moving.READ_BYTES", 100_000)
+    monkeypatch.setattr("archive.maintain.relocation.READ_BYTES", 100_000)
     held, read = [], Reader.read_stored
 
     def seen(self: Reader, spans: Spans) -> Any:
@@ -211,8 +211,8 @@ def test_episodes_of_several_segments_in_several_shards(tmp_path: Path, monkeypa
     """Fields with other rows than one a step, in episodes cut into many shards; few live steps,
     read in small batches."""
     monkeypatch.setattr("archive.write.bufferwriter.SHARD_BYTES", 6000)
-    monkeypatch.setattr("archive.maintain.moving.SHARD_BYTES", 20_000)
-    monkeypatch.setattr("archive.maintain.moving.READ_BYTES", 5000)
+    monkeypatch.setattr("archive.maintain.relocation.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("archive.maintain.relocation.READ_BYTES", 5000)
     arc = archive.create(tmp_path / "a")
     with arc.writer(schema=SCHEMA) as w:
         for i in range(8):

@@ -179,7 +179,7 @@ def test_what_compactions_made_of_text_is_not_rewritten_again_and_again(monkeypa
         w.add_episode({"text": np.array(["x" * 1000] * 10, object)}, episode_id=f"{number}")
         w.sync()
     w.checkpoint(1, wait=True)
-    monkeypatch.setattr("archive.maintain.moving.SHARD_BYTES", 30_000)
+    monkeypatch.setattr("archive.maintain.relocation.SHARD_BYTES", 30_000)
     monkeypatch.setattr(compaction, "SHARD_BYTES", 30_000)
     assert resharding.compact(arc.refresh()).shards == 20
     assert sum(key.startswith("shards/") for key in arc.shards) > compaction.MANY

@@ -14,6 +14,7 @@ from archive.arrays import Ints
 from archive.manifest import FileRef, Snapshot
 from archive.read import Reader, Spans, sizes
 from archive.shard import SHARD_BYTES, ShardWriter
+from archive.steps import Steps
 from archive.write import Block, Pipeline, RowRuns, ShardObjects, Slab, owned, shard
 
 if TYPE_CHECKING:
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024 * 1024
 
 Places = dict[int, dict[str, Any]]  # number of a piece -> its shard, start, extents and schema
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Steps [lo, hi) of one row of the segments table, and whether they are live."""
-
-    row: int
-    lo: int
-    hi: int
-    live: bool
-
-
-Numbered = tuple[int, Piece]
 
 
 @dataclass(frozen=True)
@@ -50,11 +38,11 @@ class Relocation:
 
 
 def write(
-    snapshot: Snapshot, layout: str, session: str, pieces: Sequence[Numbered], group: int = 0
-) -> tuple[Places, pa.Table]:
-    """Write some pieces to shards of their own: where each came to lie, and the chunk table of these shards.
+    snapshot: Snapshot, layout: str, session: str, pieces: Steps, group: int = 0
+) -> tuple[Places, pa.Table]:  # fmt: skip
+    """Write some pieces to shards of their own: the place of each, and the chunk table of these shards.
 
-    group: a number in the names of the shards, where a writer's have its rank.
+    pieces: of rows of the segments table.  group: a number in the names of the shards, where a writer's have its rank.
     """
     shards = ShardWriter(snapshot.storage, layout)
     pipeline = Pipeline(shards, ShardObjects(shards, session, group))
@@ -91,18 +79,13 @@ def _shards(blocks: Iterable[Block]) -> Iterator[list[Block]]:
     yield from pending.values()
 
 
-def _blocks(snapshot: Snapshot, pieces: Sequence[Numbered]) -> Iterator[Block]:
+def _blocks(snapshot: Snapshot, pieces: Steps) -> Iterator[Block]:
     """The steps of each piece, read in batches."""
-    reader, spans = Reader(snapshot).as_written(), spans_of(pieces)
-    view = reader.shown(spans)
+    reader, spans = Reader(snapshot).as_written(), Spans.of_each(pieces.stream, pieces.lo, pieces.hi)
+    view, counts = reader.shown(spans), pieces.length.tolist()
     for start, stop in sizes.runs(reader.sizes(spans), READ_BYTES):
         found = reader.read_stored(spans.pick(np.arange(start, stop)))
-        for (number, piece), code, data in zip(pieces[start:stop], view.code[start:stop], found, strict=True):
-            count = piece.hi - piece.lo  # pieces stay in order: each is an env row of its own
+        for number, code, data in zip(range(start, stop), view.code[start:stop], found, strict=True):
+            count = counts[number]  # pieces stay in order: each is an env row of its own
             runs = RowRuns(*(np.full(min(1, count), of) for of in (number, 0, count, number)))
             yield owned(Block(view.schemas[code], data, runs, single=number, env_id=number))
-
-
-def spans_of(pieces: Sequence[Numbered]) -> Spans:
-    """The steps of each piece, as those of an episode."""
-    return Spans.of_each(*zip(*((p.row, p.lo, p.hi) for _, p in pieces), strict=True))
