@@ -17,8 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 FIGURES = {
-    "modules": 421,
-    "lines of the engine": 45_433,
+    "modules": 420,
+    "lines of the engine": 45_418,
     "modules that serve one sibling": 62,
     "modules named ...ing": 62,
     "records and protocols of the engine": 261,

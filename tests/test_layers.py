@@ -391,7 +391,7 @@ FAKE: dict[str, frozenset[str]] = dict.fromkeys(ROOMS, frozenset()) | {
         ("archive.store.drivers.plain", "def later():\n    import fsspec", "only archive.store.drivers.registry may"),
         ("archive.write.pipeline", "def later():\n    import s3fs", "only archive.store may"),
         ("archive.write.pipeline", "def later():\n    from zarr.storage import MemoryStore", "only archive.shard may"),
-        ("archive.base.names", "import numpy", "imports numpy: only"),
+        ("archive.base.layout", "import numpy", "imports numpy: only"),
         ("archive.base.jsontree", "def later():\n    import numpy", None),
         ("archive.store.drivers.registry", "import fsspec", "eagerly"),
         ("archive.store.retry", "import sys\ndef later():\n    import torch", "imports torch: only"),

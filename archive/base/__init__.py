@@ -46,10 +46,19 @@ from archive.base.errors import (
     package,
 )
 from archive.base.forking import in_child
-from archive.base.layout import ARCHIVE_KEY, agreement_folder, agreement_key, request_key
+from archive.base.layout import check_file_name, check_text, escape, escape_path, show, unescape_path
 from archive.base.losses import Counts, Losses
-from archive.base.names import check_file_name, check_text, escape, escape_path, show, unescape_path
-from archive.base.parallel import Gate, Task, at_once, in_any_order, in_order, side_by_side, thread_pool, usable_cores
+from archive.base.parallel import (
+    Gate,
+    Task,
+    at_once,
+    in_any_order,
+    in_order,
+    side_by_side,
+    tasks,
+    thread_pool,
+    usable_cores,
+)
 from archive.base.plaintext import MAX_PAGE_BYTES, logger, make_visible, one_line, size, tabulate, visible
 from archive.base.records import (
     COUNT,
@@ -71,7 +80,6 @@ from archive.base.version import __version__, git_revision
 from archive.base.waiting import MOST_S, Wait, process_group, ranks, seconds_of, written
 
 __all__ = [
-    "ARCHIVE_KEY",
     "COUNT",
     "MAX_PAGE_BYTES",
     "MOST_S",
@@ -127,8 +135,6 @@ __all__ = [
     "UsageError",
     "Wait",
     "__version__",
-    "agreement_folder",
-    "agreement_key",
     "at_once",
     "cached_property",
     "check_file_name",
@@ -153,7 +159,6 @@ __all__ = [
     "process_group",
     "ranks",
     "refuse",
-    "request_key",
     "seconds_of",
     "show",
     "shutdown",
@@ -161,6 +166,7 @@ __all__ = [
     "size",
     "stored",
     "tabulate",
+    "tasks",
     "thread_pool",
     "unescape_path",
     "unstored",

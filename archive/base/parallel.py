@@ -8,10 +8,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
@@ -97,6 +97,11 @@ class Task(Generic[T]):
 
     run: Callable[[threading.Event], T]
     size: int = 0
+
+
+def tasks(call: Callable[[S, threading.Event], T], items: Iterable[S]) -> Iterator[Task[T]]:
+    """A task for each item, made as it is taken: the call of it and of the event that cancels it."""
+    return (Task(partial(call, one)) for one in items)
 
 
 def in_order(

@@ -33,14 +33,12 @@ from archive.base import (
     StorageError,
     UsageError,
     Wait,
-    agreement_folder,
-    agreement_key,
     escape,
     in_child,
+    layout,
     logger,
     process_group,
     ranks,
-    request_key,
     shutdown,
 )
 from archive.manifest import Place
@@ -173,7 +171,7 @@ def _any_rank(group: Any, *here: bool) -> list[bool]:
 
 def post(storage: Storage) -> str:
     """Ask whoever writes to this archive for a checkpoint, by an object in the bucket; its key."""
-    key = request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
+    key = layout.request_key(f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}")
     storage.create_once(key, json.dumps({"created_at": datetime.now(UTC).isoformat()}).encode())
     return key
 
@@ -213,7 +211,7 @@ class _Watch:
             return
         try:
             alone = group or self.place.world_size == 1
-            joined = not alone and self.storage.list(agreement_folder(self.place.session, self.round))
+            joined = not alone and self.storage.list(layout.agreement_folder(self.place.session, self.round))
             names = set(self.storage.list("requests"))  # after the round: what its ranks were asked by is then known
         except (StorageError, ClosedError):
             return
@@ -255,7 +253,7 @@ def _agreed(seen: _Watch, asked: bool, told: bool) -> bool:
         seen.ready = seen.calls + LEAD_STEPS
         place = seen.place
         answer = Answer(seen.ready, place.session, seen.round, place.rank, told)
-        _put_once(seen.storage, agreement_key(place.session, seen.round, place.rank), answer)
+        _put_once(seen.storage, layout.agreement_key(place.session, seen.round, place.rank), answer)
     if seen.calls < seen.ready:
         return False
     answers = _answers(seen)
@@ -324,7 +322,7 @@ def _answers(seen: _Watch) -> list[Answer]:
 
 def _answer(seen: _Watch, rank: int) -> Answer:
     """The answer of a rank; another's in its place is an error."""
-    key = agreement_key(seen.place.session, seen.round, rank)
+    key = layout.agreement_key(seen.place.session, seen.round, rank)
     answer = smallfiles.read_small(seen.storage, key, Answer, CorruptStateError)
     for name, meant in (("session", seen.place.session), ("round", seen.round), ("rank", rank)):
         if getattr(answer, name) not in (None, meant):

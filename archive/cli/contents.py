@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from archive.base import ARCHIVE_KEY, NotFoundError, size
+from archive.base import NotFoundError, layout, size
 from archive.cli import output
 from archive.cli.options import Target, checkpoints_of, limit, meeting, named_checkpoint, of_run, on_archive, where
 
@@ -98,7 +98,7 @@ def _archives_below(target: Target) -> list[dict[str, Any]]:
     storage = Storage.connect(target.url, target.storage_options, deadline_s=target.deadline_s)
     out = []
     for name in storage.list(""):
-        if name.endswith("/") and storage.exists(f"{name}{ARCHIVE_KEY}"):
+        if name.endswith("/") and storage.exists(f"{name}{layout.ARCHIVE_KEY}"):
             arc = target.open(url=storage.full_url(name.rstrip("/")))
             head = {"commit": arc.head.number, "committed_at": arc.head.created_at if arc.head.number else None}
             out.append({"archive": name.rstrip("/"), **head, "runs": list(arc.head.runs), "url": arc.url})

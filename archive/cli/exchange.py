@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from archive.base import ARCHIVE_KEY, NotFoundError, UsageError
+from archive.base import NotFoundError, UsageError, layout
 from archive.cli.options import Target, checkpoints_of, named_checkpoint, of_pairs, on_archive, weights, where
 from archive.cli.output import bar
 from archive.store import file_exists, local_path, write_file
@@ -104,8 +104,8 @@ def _made_if_need_be(target: Target) -> Iterator[Archive]:
     try:
         yield arc
     except BaseException:
-        if not was_there and arc.storage.list("") == [ARCHIVE_KEY]:
-            arc.storage.delete([ARCHIVE_KEY])
+        if not was_there and arc.storage.list("") == [layout.ARCHIVE_KEY]:
+            arc.storage.delete([layout.ARCHIVE_KEY])
         raise
 
 

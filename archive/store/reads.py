@@ -9,7 +9,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order
+from archive.base import Gate, ShortReadError, StorageError, Task, UsageError, in_any_order, in_child, in_order, tasks
 from archive.store.connection import Connection
 from archive.store.drivers import Buffer, Driver, GetRanges, Kind, judge
 from archive.store.retry import Try
@@ -85,10 +85,10 @@ class ObjectReader(Connection):
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Whole objects, one request each; results in the order of `keys`. The first error cancels the rest."""
 
-        def job(key: str) -> Task[bytes]:
-            return Task(lambda cancelled: _as_bytes(self._get_range(key, 0, None, cancelled)))
+        def read(key: str, cancelled: threading.Event) -> bytes:
+            return _as_bytes(self._get_range(key, 0, None, cancelled))
 
-        return self._gather([job(key) for key in keys])
+        return self._gather([*tasks(read, keys)])
 
     def get_ranges(self, ranges: Sequence[RangeLike]) -> list[bytes]:
         """One request for each range, in any order; results in theirs. The first error cancels the rest.

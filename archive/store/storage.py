@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 
 from archive.base import (
@@ -26,6 +27,7 @@ from archive.base import (
     UsageError,
     Wait,
     in_order,
+    tasks,
 )
 from archive.store.drivers import PAGE, Buffer, DeleteMany, Found, ObjectInfo
 from archive.store.reads import ObjectReader
@@ -60,11 +62,7 @@ class Storage(ObjectReader):
 
     def put_many(self, items: Iterable[tuple[str, Data]]) -> None:
         """Makes objects, several at once, taking `items` as it goes. After an error nothing more is written."""
-
-        def job(key: str, data: Data) -> Task[None]:
-            return Task(lambda cancelled: self._put(key, data, cancelled))
-
-        self._settle((job(key, data) for key, data in items), max_ahead=self.concurrency)
+        self._settle(tasks(lambda item, cancelled: self._put(*item, cancelled), items), max_ahead=self.concurrency)
 
     def create(self, key: str, data: Data) -> None:
         """Makes an object only if there is none of that name; two callers never both succeed.
@@ -170,11 +168,7 @@ class Storage(ObjectReader):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Removes objects; one that is not there is no error."""
-
-        def job(key: str) -> Task[None]:
-            return Task(lambda cancelled: self._delete_one(key, cancelled))
-
-        self._settle((job(key) for key in keys), max_ahead=2 * self.concurrency)
+        self._settle(tasks(self._delete_one, keys), max_ahead=2 * self.concurrency)
 
     def delete_many(
         self, keys: Iterable[str], *, per_second: float | None = None, told: Callable[[int], None] | None = None
@@ -186,15 +180,8 @@ class Storage(ObjectReader):
         """
         if per_second is not None and per_second <= 0:
             raise UsageError(f"per_second={per_second} must be above zero, or None for no limit")
-        deleting, errors = self.driver.deleting, Errors()
-
-        def job(batch: Sequence[str]) -> Task[tuple[Sequence[str], Sequence[str], Errors]]:
-            """The batch, the keys of it that are to be tried one by one, and what the store refused."""
-            if deleting is None:
-                return Task(lambda cancelled: (batch, batch, {}))
-            return Task(lambda cancelled: (batch, *self._delete_batch(deleting, batch, cancelled)))
-
-        batches = map(job, _paced(keys, per_second))
+        errors, delete = Errors(), partial(self._delete_batch, self.driver.deleting)
+        batches = tasks(delete, _paced(keys, per_second))
         for batch, left, refused in in_order(self.engine().pool, batches, max_ahead=_BATCHES_AT_ONCE, settle=True):
             errors |= refused | self._delete_singly(left)
             if told is not None:
@@ -259,11 +246,7 @@ class Storage(ObjectReader):
     def sizes(self, keys: Iterable[str]) -> dict[str, int]:
         """The bytes that each of a few objects has, by a request each; 0 of one that is not there."""
         asked = [*keys]
-
-        def job(key: str) -> Task[int | None]:
-            return Task(lambda cancelled: self._bytes_of(key, cancelled))
-
-        found = in_order(self.engine().pool, map(job, asked), max_ahead=_LOOKS_AT_ONCE)
+        found = in_order(self.engine().pool, tasks(self._bytes_of, asked), max_ahead=_LOOKS_AT_ONCE)
         return {key: size or 0 for key, size in zip(asked, found, strict=True)}
 
     def _bytes_of(self, key: str, cancelled: threading.Event | None = None) -> int | None:
@@ -301,9 +284,12 @@ class Storage(ObjectReader):
         self.request("delete", check_key(key), attempt, cancelled)
 
     def _delete_batch(
-        self, deleting: DeleteMany, batch: Sequence[str], cancelled: threading.Event
-    ) -> tuple[Sequence[str], Errors]:
-        """Delete a batch; what of it is left, and what was refused. DeadlineError where nothing answers."""
+        self, deleting: DeleteMany | None, batch: Sequence[str], cancelled: threading.Event
+    ) -> tuple[Sequence[str], Sequence[str], Errors]:
+        """Delete a batch by one request; the batch, the keys of it that are to be tried one by one, and what the store
+        refused. DeadlineError where nothing answers."""
+        if deleting is None:
+            return batch, batch, {}
         try:
             found = self.request(
                 "delete", batch[0], lambda this: deleting.delete_many(batch, this.timeout_s), cancelled
@@ -311,10 +297,10 @@ class Storage(ObjectReader):
         except DeadlineError:
             raise
         except AccessDeniedError as error:
-            return (), dict.fromkeys(batch, error)
+            return batch, (), dict.fromkeys(batch, error)
         except StorageError:  # clients that name one object alone, and stores that do not know such a request
-            return batch, {}
-        return list(found), {}
+            return batch, batch, {}
+        return batch, list(found), {}
 
     def _delete_singly(self, keys: Sequence[str]) -> Errors:
         """Delete objects side by side; the errors of those that stay. DeadlineError where nothing answers."""
@@ -328,10 +314,7 @@ class Storage(ObjectReader):
                 return error
             return None
 
-        def job(key: str) -> Task[StorageError | None]:
-            return Task(lambda cancelled: error_of(key, cancelled))
-
-        found = in_order(self.engine().pool, map(job, keys), max_ahead=2 * self.concurrency, settle=True)
+        found = in_order(self.engine().pool, tasks(error_of, keys), max_ahead=2 * self.concurrency, settle=True)
         return {key: error for key, error in zip(keys, found, strict=True) if error is not None}
 
     def _settle(self, jobs: Iterable[Task[None]], max_ahead: int) -> None:

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import archive
-from archive.base import names
 from archive.base.errors import ArchiveError, FieldError, UnsafePathError, UsageError
+from archive.base.layout import check_text, escape, escape_path, unescape, unescape_path
 from tests.support.archives import fresh, identical, reopened, stored_objects
 from tests.support.sampling import examples
 
@@ -65,8 +65,8 @@ AWKWARD = [
 @example("__")
 @example("\ud800")
 def test_escape_is_safe_and_goes_back(name: str) -> None:
-    escaped = names.escape(name)
-    assert names.unescape(escaped) == name
+    escaped = escape(name)
+    assert unescape(escaped) == name
     assert escaped.isascii()
     assert not set(escaped) & set('/\\.:*?"<>| \0')
     assert not escaped.startswith("__")
@@ -76,18 +76,18 @@ def test_escape_is_safe_and_goes_back(name: str) -> None:
 @settings(max_examples=examples(300))
 @given(ANY_TEXT, ANY_TEXT)
 def test_no_two_names_share_a_key(a: str, b: str) -> None:
-    assert (names.escape(a) == names.escape(b)) == (a == b)
+    assert (escape(a) == escape(b)) == (a == b)
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "..", "a.b", "%4", "%zz", "%l", "é", "a\n", "%2f"])
 def test_what_escape_never_makes_is_refused(bad: str) -> None:
     with pytest.raises(UnsafePathError):
-        names.unescape(bad)
+        unescape(bad)
 
 
 def test_paths_go_back() -> None:
     path = ("", "a/b", "..", "\ud800", "__x")
-    assert names.unescape_path(names.escape_path(path)) == path
+    assert unescape_path(escape_path(path)) == path
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -216,7 +216,7 @@ def test_names_that_are_no_strings_are_refused(bad: Any) -> None:
         refused(arc, lambda: arc.writer(run=bad))
         refused(arc, lambda: arc.writer(session=bad))
     with pytest.raises(FieldError, match="must be a string"):
-        names.check_text(bad, "the thing")
+        check_text(bad, "the thing")
 
 
 def test_sessions_that_are_too_long_are_refused() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import archive
 import resharding
-from archive.base import agreement_key, layout
+from archive.base import layout
 from archive.base.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -120,7 +120,7 @@ def test_every_create_survives_a_request_that_is_lost_or_comes_late(
     archive.create(urls[1])
     resharding.merge([urls[0]], to=urls[1])
     requests.post(Storage.connect(urls[0]))
-    requests._put_once(Storage.connect(urls[0]), agreement_key("s", 0, 1), requests.Answer(3))
+    requests._put_once(Storage.connect(urls[0]), layout.agreement_key("s", 0, 1), requests.Answer(3))
     kinds_of = [key.partition("/")[0] for url, key, *_ in lost if url == urls[0]]
     assert {"archive.json", "sessions", "commits", "journal", "states", "requests"} <= set(kinds_of)
     merged = archive.open(urls[1], allow_bases=True)

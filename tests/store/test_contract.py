@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -10,33 +11,38 @@ from archive.testing import EmptyRoot, StoreContract
 from tests.support.backends import make_backend
 
 
-class TestMemory(StoreContract):
+class _Contract(StoreContract):
+    backend: ClassVar[str]
+
     @pytest.fixture
     def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "memory", tmp_path)
+        return make_backend(request, self.backend, tmp_path)
 
 
-class TestLocal(StoreContract):
-    @pytest.fixture
-    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "local", tmp_path)
-
-
-class TestS3fs(StoreContract):
+class _Bucket(_Contract):
     names_a_page = 1000
     deletes_in_bulk = True
     creators = 1  # moto looks, then puts
 
-    @pytest.fixture
-    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "s3fs", tmp_path)
 
-
-class TestS3fsOnSeaweedfs(StoreContract):
-    names_a_page = 1000
-    deletes_in_bulk = True
+class _Seaweedfs(_Bucket):
+    backend = "seaweedfs"
     creators, races = 3, 2  # it polls its lock once a second
 
+
+class TestMemory(_Contract):
+    backend = "memory"
+
+
+class TestLocal(_Contract):
+    backend = "local"
+
+
+class TestS3fs(_Bucket):
+    backend = "s3fs"
+
+
+class TestS3fsOnSeaweedfs(_Seaweedfs):
     @pytest.fixture
     def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
         root = make_backend(request, "seaweedfs", tmp_path)
@@ -44,31 +50,13 @@ class TestS3fsOnSeaweedfs(StoreContract):
         return root
 
 
-class TestMoto(StoreContract):
-    names_a_page = 1000
-    deletes_in_bulk = True
-    creators = 1  # moto looks, then puts
-
-    @pytest.fixture
-    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "moto", tmp_path)
+class TestMoto(_Bucket):
+    backend = "moto"
 
 
-class TestSeaweedfs(StoreContract):
-    names_a_page = 1000
-    deletes_in_bulk = True
-    creators, races = 3, 2  # it polls its lock once a second
-
-    @pytest.fixture
-    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "seaweedfs", tmp_path)
+class TestSeaweedfs(_Seaweedfs):
+    pass
 
 
-class TestObstore(StoreContract):
-    names_a_page = 1000
-    deletes_in_bulk = True
-    creators = 1  # moto looks, then puts
-
-    @pytest.fixture
-    def root(self, request: pytest.FixtureRequest, tmp_path: Path) -> EmptyRoot:
-        return make_backend(request, "obstore", tmp_path)
+class TestObstore(_Bucket):
+    backend = "obstore"
