@@ -19,7 +19,7 @@ from archive.store import Storage, smallfiles
 
 
 def find(storage: Storage) -> tuple[About, bytes] | None:
-    """What archive.json says of the archive, and its bytes; None if there is none.
+    """The record in archive.json, and its bytes; None if there is no such object.
 
     NothingThereError if it is another program's, UpgradeError if a later version made it.
     """

@@ -44,12 +44,12 @@ class Chains(NamedTuple):
 
     @property
     def episodes(self) -> int:
-        """How many there are."""
+        """The number of episodes."""
         return len(self.offsets) - 1
 
     @property
     def single(self) -> bool:
-        """Whether each episode is one row."""
+        """True if each episode is one row."""
         return len(self.rows) == self.episodes
 
     def firsts(self) -> Ints:
@@ -126,8 +126,8 @@ def _chained(
 
 
 def _writers(part: pa.Table, episode: Ints, commit: Ints) -> Ints:
-    """Of each row where the first one lies that its session and rank have of the episode in the same commit: what a
-    merge brings of several archives comes in the order in which they were given, whatever their clocks said."""
+    """The place, for each row, of the first one that its session and rank have of the episode in the same commit: what
+    a merge brings of several archives comes in the order in which they were given, whatever their clocks said."""
     (writer,) = row_codes(part.select(["session", "rank"]))
     if not writer.any():
         return writer
@@ -199,7 +199,7 @@ def _go_back(tails: Ints, episode: Ints, before: Ints, age: Ints, gone: list[int
 
 
 class Origin(NamedTuple):
-    """What a session goes on from: a checkpoint, by the session that made it and how far each of its ranks had got.
+    """The checkpoint that a session goes on from, by the session that made it and how far each of its ranks had got.
 
     trained: how far each had got by what its weights know; None: as far. Of ledger rows "trained" only those count.
     """
@@ -226,7 +226,7 @@ class Rows:
             self._of.setdefault(one["session"], []).append((one["rank"], number))
 
     def written_by(self, sessions: Iterable[str]) -> Mask:
-        """Those that one of these sessions wrote."""
+        """A mask of the rows that one of these sessions wrote."""
         numbers = [number for name in sessions for _, number in self._of.get(name, ())]
         mine = np.zeros(self._count, bool)
         mine[numbers] = True
@@ -234,7 +234,8 @@ class Rows:
         return out
 
     def seen(self, sight: Sight, some: Ints | slice = slice(None)) -> Mask:
-        """Which of some rows are seen. Pieces that a compaction cut (sequence below 0) go with what follows them."""
+        """A mask of those of some rows that are seen. Pieces that a compaction cut (sequence below 0) go with what
+        follows them."""
         limit = np.zeros(self._count, np.int64)
         for name in sight.keys() & self._of.keys():
             cut = sight[name]
@@ -246,7 +247,7 @@ class Rows:
 
 
 class Branches:
-    """What is recorded of the resumes of an archive. Sessions of which nothing is recorded began by themselves."""
+    """The recorded resumes of an archive. Sessions of which nothing is recorded began by themselves."""
 
     def __init__(self, origins: Mapping[str, Origin], runs: Mapping[str, str]) -> None:
         """origins: in the order in which the sessions were opened; runs: of each of these sessions."""
@@ -272,7 +273,7 @@ class Branches:
         return bool(self.origins)
 
     def columns(self) -> dict[str, list[Any]]:
-        """As columns of the branches table."""
+        """Columns of the branches table that say the same."""
         rows: list[tuple[Any, ...]] = []
         for name, origin in self.origins.items():
             for rank, sequence in (origin.sequences or {0: 0}).items():
@@ -282,17 +283,17 @@ class Branches:
         return {column: [row[at] for row in rows] for at, column in enumerate(_BRANCH)}
 
     def beyond(self, others: Branches) -> Branches:
-        """What others do not have of it."""
+        """The resumes that others do not have."""
         new = {name: origin for name, origin in self.origins.items() if name not in others.origins}
         return Branches(new, self.runs)
 
     def around(self, sessions: Iterable[str]) -> Branches:
-        """What goes back to the same as one of these sessions does."""
+        """The resumes that go back to the same session as one of these does."""
         firsts = {self._first.get(name, name) for name in sessions}
         return Branches({n: o for n, o in self.origins.items() if self._first[n] in firsts}, self.runs)
 
     def sight(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
-        """What a session sees, itself (up to `own`, if given) and those it goes back to."""
+        """The sessions that a session sees: itself (up to `own`, if given) and those it goes back to."""
         return {session: own} | {origin.session: origin.sequences for origin in self._before(session)}
 
     def sight_trained(self, session: str, own: Sequences | None = None) -> dict[str, Sequences | None]:
@@ -305,7 +306,7 @@ class Branches:
         return {session: own} | known
 
     def _before(self, session: str) -> list[Origin]:
-        """What it goes back to, the newest first."""
+        """The checkpoints that it goes back to, the newest first."""
         out: dict[str, Origin] = {}
         origin = self.origins.get(session)
         while origin is not None and origin.session not in out and origin.session != session:
@@ -364,7 +365,7 @@ class Branches:
 
 
 def _of_same(episode: Ints, these: Ints, among: Ints) -> Mask:
-    """Which rows of `among` are of an episode that has one of `these`."""
+    """A mask of the rows of `among` whose episode has one of `these`."""
     marked = np.zeros(int(episode.max(initial=-1)) + 1, bool)
     marked[episode[these]] = True
     out: Mask = marked[episode[among]]

@@ -60,7 +60,7 @@ class ShardReads(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """All chunks of one shard."""
+    """The chunks of one shard, by array."""
 
     shard: str
     packed: bool
@@ -123,7 +123,7 @@ class ShardIndex:
         return self.arrays[name]
 
     def everything(self) -> Wanted:
-        """All rows of all arrays."""
+        """Runs of rows that are all rows of all arrays."""
         return {
             name: (np.zeros(1, np.int64), np.array([chunks.rows * len(chunks.offset)]))
             for name, chunks in self.arrays.items()
@@ -148,14 +148,15 @@ class ShardIndex:
         return np.flatnonzero(covered(starts // array.rows, (stops - 1) // array.rows + 1, len(array.offset)))
 
     def _spare_bytes(self, needed_bytes: float, names: Iterable[str], chunk_bytes: int) -> int:
-        """What may lie in gaps that are read over: the rows' own bytes,
-        1/20 more and a chunk a field are not exceeded."""
+        """The bytes that gaps may have which are read over: the rows' own bytes, 1/20 more and a chunk a field are not
+        exceeded."""
         a_chunk_each = sum(self._largest[name] for name in names)
         return int(needed_bytes * (1 + 1 / SPARE_PART)) + a_chunk_each - chunk_bytes
 
     def _gaps(self, names: Sequence[str], max_gap: int) -> Ints:
-        """What may lie between neighbours, of these arrays. Behind the metadata, which stands first, a chunk may: a
-        small field follows it closely, and whoever reads a few of its rows is spared a request of two."""
+        """The most bytes between neighbours of these arrays that are read over. Behind the metadata, which stands
+        first, a chunk may: a small field follows it closely, and whoever reads a few of its rows is spared a request of
+        two."""
         out = np.full(max(0, len(names) - 1), max_gap)
         if len(out) and names[0] == METADATA:
             out[0] = max(max_gap, min(MAX_GAP_BYTES, self._largest[names[1]] + MIN_GAP_BYTES))
@@ -185,8 +186,8 @@ class ShardIndex:
 
 
 def stored_checksum(data: memoryview, piece: Piece) -> int:
-    """What the chunk table says of a member: a chunk ends in its own crc32c (zarr's last codec, which checks it while
-    decoding), so that is compared, to know that it is this chunk; metadata is summed up here."""
+    """The checksum that the chunk table has of a member: a chunk ends in its own crc32c (zarr's last codec, which
+    checks it while decoding), so that is compared, to know that it is this chunk; metadata is summed up here."""
     return int.from_bytes(data[-4:], "little") if piece.array != METADATA else checksum(data)
 
 

@@ -130,13 +130,13 @@ class Commit(Record):
         return type(self)(kind, **(carried | changes))
 
     def same_episodes(self, other: Commit) -> bool:
-        """Whether another one has the same episodes: labels and late fields aside."""
+        """True if another one has the same episodes: labels and late fields aside."""
         tables = (self.files(table) == other.files(table) for table in ("segments", "branches"))
         return self.runs == other.runs and self.bases == other.bases and all(tables)
 
     @property
     def sighting(self) -> Sighting | None:
-        """What an object says that is written by who knows this one as the newest; None before the first."""
+        """The record, for objects that are written by who knows this commit as the newest; None before the first."""
         return Sighting(self.archive, self.number, self.digest) if self.number else None
 
     def to_json(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ EMPTY = Commit("empty")
 
 
 def mark_of(transaction: str) -> str:
-    """What a later commit says of one with this key: few letters, which other keys may have as well."""
+    """A later commit's mark of one with this key: few letters, which other keys may have as well."""
     return hashlib.sha256(transaction.encode("utf-8", "surrogatepass")).hexdigest()[:6]
 
 

@@ -35,7 +35,7 @@ _FOLDER, _FILE = re.compile(r"[0-9]{6}/"), re.compile(r"[0-9]{9}\.json")
 
 
 def empty(about: About) -> Commit:
-    """What an archive without commits is as of: nothing, in its own format."""
+    """The commit that stands for an archive without commits, in its own format."""
     return replace(EMPTY, format=about.format)
 
 
@@ -53,7 +53,7 @@ def read_of(storage: Storage, number: int, head: Commit) -> Commit:
 
 
 def loads_of(storage: Storage, data: bytes, number: int, head: Commit) -> Commit:
-    """As `read_of`, of bytes that were fetched."""
+    """The same as `read_of`, from bytes that were fetched."""
     found = served(storage, loads(data, number, storage.full_url(layout.commit_key(number))))
     return _checked_of(storage, found, number, head)
 
@@ -182,7 +182,7 @@ def missing(storage: Storage, head: Commit, seen: Sighting | None, where: str) -
 
 
 class Commits(Sequence[Commit]):
-    """All commits of an archive, oldest first, read when asked for; `commits[-1]` is the newest."""
+    """The commits of an archive, oldest first, read when asked for; `commits[-1]` is the newest."""
 
     def __init__(self, storage: Storage, head: Commit) -> None:
         self._storage = storage

@@ -60,8 +60,8 @@ class Conflicts:
             self._let_go, self._since = None, commit.number
 
     def gone(self, storage: Storage, head: Commit, keys: Collection[str], since: int) -> dict[str, int]:
-        """Which of these objects, all of which commit `since` led to, were forgotten or pruned after it, and by which
-        commit."""
+        """The objects, of these that commit `since` led to, which were forgotten or pruned after it, and the commit
+        that did so."""
         if not keys or self._newest_loss <= since:
             return {}
         self._load(storage)

@@ -195,7 +195,7 @@ class _Parser:
 
 
 def _value(operand: _Operand) -> Any:
-    """As an expression."""
+    """The operand as an expression."""
     import pyarrow.compute as pc
 
     return operand.value if operand.is_column else pc.scalar(operand.value)
@@ -213,8 +213,8 @@ class Met(NamedTuple):
 def matching(
     condition: Any, column: Callable[[str], Any], count: int, names: Callable[[str], Iterable[str]] = lambda _: COLUMNS
 ) -> Met:  # fmt: skip
-    """Which rows of a table meet a condition: text, or an Arrow expression over the columns that `names` gives of its
-    text."""
+    """The rows of a table that meet a condition: text, or an Arrow expression over the columns that `names` gives of
+    its text."""
     import pyarrow as pa
 
     told = str(condition)

@@ -39,7 +39,7 @@ _FOUND = ("chains", "episode_of_row", "beyond_steps", "_run_of", "metadata")  # 
 
 
 class EpisodeIndex:
-    """All episodes that a snapshot holds, in the order in which they were last written.
+    """The episodes of a snapshot, in the order in which they were last written.
 
     live: rows of the segments table that are live, which an episode has rather than what has superseded them.
     branch: the session as which episodes are seen, and how far each of its ranks had got (None: all that is there).
@@ -55,7 +55,7 @@ class EpisodeIndex:
         self._labels: tuple[pa.Table, Labels] | None = None
 
     def as_of(self, commit: Commit) -> EpisodeIndex:
-        """As another commit has it; what was found out is kept where that has the same episodes."""
+        """The index as of another commit; what was found out is kept where that has the same episodes."""
         out = EpisodeIndex(self.snapshot.as_of(commit), self._live, self._branch)
         if self.snapshot.commit.same_episodes(commit):
             out.__dict__.update((name, self.__dict__[name]) for name in _FOUND if name in self.__dict__)
@@ -67,7 +67,8 @@ class EpisodeIndex:
         return chains.resolve(marks, lambda: self.snapshot.columns(chains.DETAIL), self._live, self._current)
 
     def _current(self, rows: pa.Table, episode: Ints) -> Mask:
-        """Which rows say how their episodes stand: those that the branch has or, without one, that none left behind."""
+        """A mask of the rows that say how their episodes stand: the branch has them or, without one, none left them
+        behind."""
         if self._branch is None:
             known = self.snapshot.branches
             return known.current(Rows(rows), episode) if known else np.ones(len(episode), bool)
@@ -106,7 +107,7 @@ class EpisodeIndex:
 
     @property
     def labels(self) -> Labels:
-        """What is said of them, as of the commit whose labels count."""
+        """The labels of the episodes, as of the commit whose labels count."""
         said = self.snapshot.later.labels
         if self._labels is None or self._labels[0] is not said:
             row = segments_of(said, self.snapshot.columns(ADDRESS)) if said.num_rows else np.zeros(0, np.int64)
@@ -121,7 +122,7 @@ class EpisodeIndex:
 
     @property
     def names(self) -> list[str]:
-        """All columns but those of metadata: COLUMNS, then one for each key of a label."""
+        """The columns but those of metadata: COLUMNS, then one for each key of a label."""
         return [*COLUMNS, *self.labels.names]
 
     @property
@@ -210,7 +211,7 @@ class EpisodeIndex:
         return pa.chunked_array([pa.array(joined, pa.list_(pa.string()))])
 
     def mask(self, **conditions: Any) -> Mask:
-        """Which episodes meet all conditions (see Episodes.filter); None stands for no condition."""
+        """A mask of the episodes that meet all conditions (see Episodes.filter); None stands for no condition."""
         out = np.ones(len(self), bool)
         for name, value in conditions.items():
             if value is not None:

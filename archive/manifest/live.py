@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from archive.base import Undo, UsageError
+from archive.arrays import Ints
+from archive.base import Undo
 from archive.manifest.chains import Origin
-from archive.manifest.records import ForkedFrom, RunEntry
+from archive.manifest.records import ForkedFrom
 from archive.steps import Steps
 
 OWN = -1
 _MAX_UNMERGED = 4096
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Runs(NamedTuple):
@@ -77,7 +77,7 @@ class Runs(NamedTuple):
 
 
 class Departed(Protocol):
-    """Who is told what leaves a live set. Of env rows: it may have left before, or not be there."""
+    """Somebody who is told what leaves a live set. What leaves of env rows may have left before, or not be there."""
 
     def before(self, envs: Ints, positions: Ints) -> None: ...
     def ranges(self, env: int, starts: Ints, stops: Ints) -> None: ...
@@ -114,7 +114,7 @@ class LiveSet:
             self._departed.before(np.array([env], np.int64), np.array([position], np.int64))
 
     def evict_all_before(self, envs: Ints, positions: Ints) -> None:
-        """As `evict_before`, of many env rows."""
+        """The same as `evict_before`, for many env rows."""
         self._undo.attributes(self, "_before")
         before = self._before
         self._before = before | {
@@ -145,7 +145,7 @@ class LiveSet:
             self._departed.ranges(env, starts, stops)
 
     def remove(self, episodes: Ints) -> int:
-        """All live steps of these episodes have left; how many that were."""
+        """Live steps of these episodes have left, all of them; the number of these."""
         runs = self.runs()
         gone = np.isin(runs.episode, episodes)
         self._undo.attributes(self, "_runs")
@@ -178,7 +178,7 @@ class LiveSet:
         return self._runs
 
     def _gone(self) -> Steps:
-        """What has left, by env row and position."""
+        """The steps that have left, by env row and position."""
         holes = [(env, *edges) for env, some in self._holes.items() for edges in some]
         holes += [(env, np.zeros(1, np.int64), np.array([stop])) for env, stop in self._before.items()]
         return Steps.joined([Steps(np.full(len(lo), env), lo, hi) for env, lo, hi in holes])
@@ -191,7 +191,7 @@ Stream = tuple[str, int, int]  # session, rank, env id
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What the written segments of an episode say, so that it can go on, or be closed."""
+    """The state of an episode by its written segments, so that it can go on, or be closed."""
 
     predecessor: str
     returned: float | None
@@ -228,7 +228,7 @@ class BufferResume:
 
 @dataclass(frozen=True)
 class Resume:
-    """What a writer starts from: its place and its buffers."""
+    """A writer's start: its place and its buffers."""
 
     rank: int
     world_size: int
@@ -241,16 +241,3 @@ class Resume:
     forked_from: ForkedFrom | None = None  # where a new run begins there
     saved_by: int | None = None  # how many ranks saved it
     holders: Callable[[], Mapping[str, int]] = field(default=dict, compare=False)  # episode -> rank that has it live
-
-
-def check_same_origin(entry: RunEntry | None, rank: int, session: str, origin: Origin | None) -> None:
-    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
-    if origin is None or entry is None or entry.session != session or entry.resumed_from is None:
-        return
-    if entry.resumed_from.commit != origin.commit:
-        raise UsageError(
-            f"rank {rank} resumes from commit {origin.commit}, but another rank of session {session!r} did from commit "
-            f"{entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a barrier), or one "
-            f"of them plan for all, or name the session to resharding.plan(checkpoint, session={session!r}); then "
-            "start the session anew, under another name"
-        )

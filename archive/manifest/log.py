@@ -209,11 +209,11 @@ class CommitLog:
         self._caught_up(near=0 if self._windows > _NEAR else _NEAR)
 
     def gone(self, keys: Collection[str], since: int) -> Collection[str]:
-        """Which of these objects, all of which commit `since` led to, were forgotten or pruned after it by now."""
+        """The objects, of these that commit `since` led to, which were forgotten or pruned after it by now."""
         return self.beside_prunes(lambda: self._conflicts.gone(self.storage, self.catch_up(), keys, since))
 
     def beside_prunes(self, call: Callable[[], X]) -> X:
-        """What the call gives; once more where it missed what a prune has deleted meanwhile."""
+        """The call's result; it is called again where it missed what a prune has deleted meanwhile."""
         while True:
             known = self.head
             try:
@@ -223,12 +223,12 @@ class CommitLog:
                     raise
 
     def _pruned_since(self, known: Commit) -> bool:
-        """Whether a prune was committed after this one."""
+        """True if a prune was committed after this one."""
         self.catch_up()
         return self._conflicts.newest_prune > known.number
 
     def _create(self, number: int, data: bytes) -> bool:
-        """Whether commit `number` is ours now; the same number with the same body until an answer is certain."""
+        """True if commit `number` is ours now; the same number with the same body until an answer is certain."""
         unclear = CommitUnknownError(
             f"no answer within {self.storage.deadline_s:.0f} s whether commit {number} at {self.storage.url} was made; "
             "call commit() again: it will be committed once"

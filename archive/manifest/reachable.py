@@ -45,11 +45,11 @@ class Reach:
 
     @property
     def keys(self) -> set[str]:
-        """All that lie in the archive itself."""
+        """The keys in the archive itself."""
         return self.manifests | self.shards | self.states
 
     def add(self, other: Self) -> None:
-        """All that another has, too."""
+        """Add the keys that another has."""
         for name in ("manifests", "shards", "states"):
             getattr(self, name).update(getattr(other, name))
         for base, keys in other.bases.items():
@@ -65,7 +65,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one checkpoint needs beside its commit. segments: files all of whose rows it leads to."""
+    """The needs of one checkpoint beside its commit. segments: files all of whose rows it leads to."""
 
     segments: tuple[FileRef, ...]
     own: Reach
@@ -86,7 +86,7 @@ class Walk:
         self._rows[ref.path] = found
 
     def reach(self, commit: Commit, places: set[Place] | None = None) -> Reach:
-        """What a commit leads to. places: of its checkpoints; None: those that its tables say.
+        """The keys that a commit leads to. places: of its checkpoints; None: those that its tables say.
 
         The commit may be one that is not there yet, if it has its number, and its places and rows are given.
         """
@@ -107,7 +107,7 @@ class Walk:
         return out
 
     def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Needs:
-        """What a checkpoint needs. whole: all that the tables name which serve it, not what holds its steps alone."""
+        """The needs of a checkpoint. whole: all that the tables name which serve it, not what holds its steps alone."""
         record = commit.checkpoint
         if record is None:
             raise CorruptManifestError(f"commit {commit.number} at {self._storage.url} is no checkpoint")
@@ -121,7 +121,7 @@ class Walk:
         return Needs(serving.files("segments") if whole else (), own)
 
     def _walk_checkpoints(self, head: Commit, places: set[Place] | None) -> list[Needs]:
-        """What the checkpoints of a commit need, each looked at once."""
+        """The needs of the checkpoints of a commit, each looked at once."""
         places = checkpoint_places(self._storage, head) if places is None else places
         wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
         new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
@@ -136,7 +136,7 @@ class Walk:
         return [self._needs[one] for one in wanted]
 
     def _add_rows(self, out: Reach, kind: str, refs: Iterable[FileRef]) -> None:
-        """What the rows of these files name; each file is read when it is first met."""
+        """Add the keys that rows of these files name; each file is read when it is first met."""
         files = list(refs)
         for some in _together([ref for ref in files if ref.path not in self._rows]):
             for ref, data in zip(some, tablefiles.fetch(self._storage, some), strict=True):

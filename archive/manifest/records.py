@@ -76,7 +76,7 @@ class ForkedFrom(Record):
 
 @dataclass(frozen=True, slots=True)
 class KeepRule(Record):
-    """Which checkpoints of a run are to be retained; see `archive.Keep`."""
+    """The checkpoints of a run that are to be retained; see `archive.Keep`."""
 
     last: Positive | None = stored(None, always=True)
     every: Positive | None = stored(None, always=True)
@@ -107,12 +107,12 @@ class RunEntry(Record):
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """Those that are known by name, the newest last."""
+        """The names of this run's sessions that are known, the newest last."""
         return (*self.superseded, self.session)
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """Those of MARKS that it has."""
+        """The marks that it has, by their names in MARKS."""
         return {name: mark for name in MARKS if (mark := getattr(self, name)) is not None}
 
 
@@ -129,8 +129,8 @@ class MissingRank(Record):
 
 @dataclass(frozen=True, slots=True)
 class StagedObject(Record):
-    """What one rank staged: where it lies, and the nonce that it must have; whether it says what its writer held beside
-    the checkpoint."""
+    """A rank's part of a checkpoint: its key, and the nonce that it must have; whether it says what its writer held
+    beside the checkpoint."""
 
     rank: Count
     key: str
@@ -149,7 +149,7 @@ class BufferTotals(Record):
 
 @dataclass(frozen=True, slots=True)
 class Discarded(Record):
-    """What is not in a checkpoint, for one reason."""
+    """The episodes and steps that are not in a checkpoint, for one reason."""
 
     episodes: Count
     steps: Count
@@ -157,7 +157,7 @@ class Discarded(Record):
 
 @dataclass(frozen=True, slots=True)
 class Lineage(Record):
-    """Where a checkpoint comes from: the git revision; the user's configuration, as the text of a JSON value."""
+    """The origin of a checkpoint: the git revision; the user's configuration, as the text of a JSON value."""
 
     git: str | None = stored(None, always=True)
     config: str | None = stored(None, always=True)
@@ -165,7 +165,8 @@ class Lineage(Record):
 
 @dataclass(frozen=True, slots=True)
 class Tail(Record):
-    """What was taken of one rank's journal: its objects below `next`, and why no more ("missing": none was there)."""
+    """The part of one rank's journal that was taken: its objects below `next`, and why no more ("missing": none was
+    there)."""
 
     next: Count
     objects: Count
@@ -187,7 +188,7 @@ class Recovered(Record):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(Record):
-    """What a commit says of its checkpoint. `sequences`: rank -> its segments below this number are in it; `borrowed`:
+    """The checkpoint of a commit. `sequences`: rank -> its segments below this number are in it; `borrowed`:
     staged objects of earlier checkpoints that its columns and attributes lie in."""
 
     name: str
@@ -212,7 +213,7 @@ class CheckpointRecord(Record):
             raise MisshapenError(f"ranks and missing are not those of a world of {self.world_size}")
 
     def mark(self, session: str, commit: int) -> Mark:
-        """How a run's entry names it."""
+        """The mark by which a run's entry names it."""
         return Mark(self.name, self.step, self.ordinal, session, commit)
 
 
@@ -250,7 +251,7 @@ class Pin(Record):
 
 @dataclass(frozen=True, slots=True)
 class About(Record):
-    """What an archive says of itself in archive.json."""
+    """The content of archive.json."""
 
     magic: str
     id: str

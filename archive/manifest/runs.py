@@ -104,7 +104,7 @@ class KnownRuns(Mapping[str, RunEntry]):
         return KnownRuns(self._storage, self.own, index)
 
     def _place(self, run: str) -> int:
-        """Which of the files has the run, if any has; it would go into that one."""
+        """The number of the file that has the run, if any has; it would go into that one."""
         return max(bisect_right(self.files, run, key=lambda one: one[0]) - 1, 0)
 
     def _load(self, files: _Files) -> dict[str, RunEntry]:

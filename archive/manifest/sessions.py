@@ -29,8 +29,8 @@ from archive.base import (
 from archive.manifest.attempts import Attempt
 from archive.manifest.chains import Branches, Origin
 from archive.manifest.commit import Commit
-from archive.manifest.live import Resume, check_same_origin
-from archive.manifest.log import Addition, Change, CommitLog, new_session
+from archive.manifest.live import Resume
+from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
 from archive.manifest.records import Claim, ForkedFrom, KeepRule, ResumedFrom, RunEntry
 from archive.manifest.snapshot import Snapshot
 from archive.store import Storage, smallfiles
@@ -140,30 +140,50 @@ def open_session(
     on from; whichever rank says so first has it recorded.  journal: the same with whether it keeps a journal.
     check: called before the session is opened, unless it is already; nothing is written where that raises.
     """
-    seen = looked_at(log, resume)
-    head = log.catch_up()
     origin, forked_from = (None, None) if resume is None else (resume.origin, resume.forked_from)
-    may_open = [partial(_check_run, who=who, forked_from=forked_from), partial(check_seen, who=who, seen=seen)]
-    for required in may_open:
-        required(head)
-    check_same_origin(head.runs.get(who.run), who.rank, who.session, origin)
-    opened = _is_open(head, who)
-    if not opened:
+    may_open = partial(_check_may_open, who=who, forked_from=forked_from, seen=looked_at(log, resume))
+    head = log.catch_up()
+    may_open(head)
+    _check_same_origin(head, who, origin)
+    is_open = who.run in head.runs and head.runs[who.run].session == who.session
+    if not is_open:
         _check_claimed(log.storage, head, who)
         check(head)
     _claim_rank(log.storage, who, head)
-    change = partial(Change, "session", run=who.run, session=who.session)
-    if not opened:  # unless another rank has done so meanwhile: this finds its commit
-        opens = partial(_opened, who, keep, forked_from, origin, journal)
-        log.commit(f"{who.session}/open/{who.run}", change(opens, may_open))
+    if not is_open:  # unless another rank has done so meanwhile: this finds its commit
+        _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open)
         who.newest(log.head)
     if origin is not None and log.head.runs[who.run].resumed_from is None:  # it goes on from nothing for who opened it
-        goes_on = partial(_going_on, who, origin, False)
-        log.commit(f"{who.session}/resume/{who.run}", change(goes_on, [who.newest]))
-    check_same_origin(log.head.runs.get(who.run), who.rank, who.session, origin)
+        _say(log, "resume", who, _as_it_is(who), origin, False, who.newest)
+    _check_same_origin(log.head, who, origin)
     if journal and log.head.runs[who.run].journal is None:  # it keeps none for who opened it
-        keeps = partial(_going_on, who, None, True)
-        log.commit(f"{who.session}/journal/{who.run}", change(keeps, [who.newest]))
+        _say(log, "journal", who, _as_it_is(who), None, True, who.newest)
+
+
+def _as_it_is(who: Place) -> Callable[[Commit], RunEntry]:
+    return lambda parent: parent.runs[who.run]
+
+
+def _say(
+    log: CommitLog, what: str, who: Place, entry_of: Callable[[Commit], RunEntry], origin: Origin | None,
+    journal: bool, requirement: Requirement,
+) -> None:  # fmt: skip
+    """Commit the run's entry, and with it that its session goes on from an origin, and keeps a journal, of which
+    nothing is in a checkpoint."""
+
+    def adds(parent: Commit, attempt: Attempt) -> Addition:
+        entry, known, rows = entry_of(parent), parent.format, {}
+        if origin is not None:
+            entry = replace(entry, resumed_from=ResumedFrom(origin.session, origin.commit))
+            columns = Branches({who.session: origin}, {who.session: who.run}).columns()
+            rows["branches"] = tables.from_columns("branches", columns)
+        if journal:
+            entry = replace(entry, journal=dict.fromkeys(range(who.world_size), 0))
+            known = layout.with_feature(known, layout.JOURNAL)
+        return rows, {"runs": parent.runs_with({who.run: entry}), "format": known}
+
+    change = Change("session", adds, [requirement], who.run, who.session)
+    log.commit(f"{who.session}/{what}/{who.run}", change)
 
 
 def looked_at(log: CommitLog, resume: Resume | None) -> int:
@@ -189,15 +209,8 @@ def check_seen(head: Commit, who: Place, seen: int) -> None:
         )
 
 
-def _is_open(head: Commit, who: Place) -> bool:
-    return who.run in head.runs and head.runs[who.run].session == who.session
-
-
-def _opened(
-    who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, origin: Origin | None, journal: bool,
-    parent: Commit, attempt: Attempt,
-) -> Addition:  # fmt: skip
-    """The commit that opens a session."""
+def _opened(who: Place, keep: KeepRule | None, forked_from: ForkedFrom | None, parent: Commit) -> RunEntry:
+    """The run's entry with this session as its newest."""
     before = parent.runs.get(who.run)
     if before is None:
         entry = RunEntry(who.session)
@@ -207,25 +220,14 @@ def _opened(
             before, session=who.session, superseded=known, sequences={}, resumed_from=None, journal=None,
             stands_for=None,
         )  # fmt: skip
-    entry = replace(
+    return replace(
         entry, opened=parent.number + 1, keep=keep or entry.keep, forked_from=forked_from or entry.forked_from
     )
-    return _going_on(who, origin, journal, parent, attempt, entry)
 
 
-def _going_on(
-    who: Place, origin: Origin | None, journal: bool, parent: Commit, attempt: Attempt, entry: RunEntry | None = None
-) -> Addition:
-    """A session goes on from an origin, and keeps a journal, of which nothing is in a checkpoint."""
-    entry, known, rows = entry or parent.runs[who.run], parent.format, {}
-    if origin is not None:
-        entry = replace(entry, resumed_from=ResumedFrom(origin.session, origin.commit))
-        columns = Branches({who.session: origin}, {who.session: who.run}).columns()
-        rows["branches"] = tables.from_columns("branches", columns)
-    if journal:
-        entry = replace(entry, journal=dict.fromkeys(range(who.world_size), 0))
-        known = layout.with_feature(known, layout.JOURNAL)
-    return rows, {"runs": parent.runs_with({who.run: entry}), "format": known}
+def _check_may_open(head: Commit, who: Place, forked_from: ForkedFrom | None, seen: int) -> None:
+    _check_run(head, who, forked_from)
+    check_seen(head, who, seen)
 
 
 def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None:
@@ -244,8 +246,23 @@ def _check_run(head: Commit, who: Place, forked_from: ForkedFrom | None) -> None
         )
 
 
+def _check_same_origin(head: Commit, who: Place, origin: Origin | None) -> None:
+    """Ranks that went on from different checkpoints would hold some steps twice, and others not at all."""
+    entry = head.runs.get(who.run)
+    if origin is None or entry is None or entry.session != who.session or entry.resumed_from is None:
+        return
+    if entry.resumed_from.commit != origin.commit:
+        raise UsageError(
+            f"rank {who.rank} resumes from commit {origin.commit}, but another rank of session {who.session!r} did "
+            f"from commit {entry.resumed_from.commit}: have all ranks plan before any of them opens its writer (a "
+            "barrier), or one of them plan for all, or name the session to resharding.plan(checkpoint, session="
+            f"{who.session!r}); then start the session anew, under another name"
+        )
+
+
 def _check_claimed(storage: Storage, head: Commit, who: Place) -> None:
-    """As `_check_run`, of sessions of runs that the newest commit does not say itself: their claims say it."""
+    """The same as `_check_run`, for runs that the newest commit does not say itself: claims of their sessions say
+    it."""
     if head.run_files is None:
         return
     folder = f"sessions/{escape(who.session)}"
@@ -326,7 +343,7 @@ def _a_rank(table: pa.Table, session: str) -> int:
 
 
 def _claimed(storage: Storage, session: str, rank: int) -> str | None:
-    """What a rank of the session said when it began; None if that is gone, or says nothing of a run."""
+    """The run that a rank of the session claimed; None if the claim is gone, or says nothing of a run."""
     try:
         return read_claim(storage, layout.rank_key(session, rank)).run or None
     except MissingObjectError:

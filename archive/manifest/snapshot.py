@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """What was said of episodes, and added to them, after they were written; as of one commit. An archive shares it
-    with its checkpoints, whose own commits may be older."""
+    """Labels of episodes and fields that were added to them after they were written, as of one commit. An archive
+    shares it with its checkpoints, whose own commits may be older."""
 
     def __init__(self, storage: Storage, head: Commit, *, read_only: bool = False) -> None:
         """head: the commit whose labels and late fields count; read_only: it stays that one."""
@@ -29,7 +29,7 @@ class Later:
         self._tables: dict[str, tuple[tuple[FileRef, ...], pa.Table]] = {}
 
     def show(self, head: Commit) -> None:
-        """What others said until then counts, too."""
+        """Count what others said until that commit, too."""
         if head.number > self.head.number:
             self.head = head
 
@@ -82,7 +82,7 @@ class Snapshot:
         return out
 
     def as_of(self, commit: Commit) -> Snapshot:
-        """As another commit sees it; what was read is kept where that has the same."""
+        """The table as another commit sees it; what was read is kept where that has the same."""
         out = Snapshot(self.storage, commit, read_only=self.later.read_only)
         if self.commit.same_episodes(commit):
             self._give(out)
@@ -127,7 +127,7 @@ class Snapshot:
         return pa.table({n: self._columns[n] for n in names})
 
     def _fetched(self) -> list[bytes]:
-        """What its files hold."""
+        """The bytes of its files."""
         lacking = [ref for ref in self.files if ref.path not in self._bytes]
         if lacking:
             found = fetch(self.storage, lacking)
@@ -136,7 +136,7 @@ class Snapshot:
 
     @property
     def branches(self) -> Branches:
-        """Which sessions went on from which: nothing is fetched where none did."""
+        """The recorded resumes: nothing is fetched where there are none."""
         if self._branches is None:
             self._branches = Branches.of(load(self.storage, "branches", self.commit.files("branches")))
         return self._branches

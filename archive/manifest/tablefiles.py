@@ -41,7 +41,7 @@ def _bounds(table: pa.Table, column: str) -> tuple[int | None, int | None]:
 
 
 class Reads(Protocol):
-    """What reading manifest files takes: a Storage, or several roots as one."""
+    """The verbs that reading manifest files takes: of a Storage, or of several roots as one."""
 
     @property
     def url(self) -> str: ...
@@ -97,7 +97,7 @@ def with_chunks(segments: pa.Table, chunks: StoredFile | None) -> pa.Table:
 
 
 def chunk_columns(chunks: StoredFile | None) -> dict[str, Any]:
-    """What rows say of the file that has the chunks of their shards, by column."""
+    """The columns by which rows name the file that has the chunks of their shards."""
     file = (None, None, None) if chunks is None else (chunks.path, chunks.bytes, chunks.crc32c)
     return dict(zip(CHUNK_FILE, file, strict=True))
 

@@ -17,7 +17,8 @@ _MOST = 2**62
 
 
 class Meeting(NamedTuple):
-    """Where rows of two tables meet: row left[i] of one and right[i] of the other have the steps [lo[i], hi[i])."""
+    """Steps that rows of two tables have in common: row left[i] of one and right[i] of the other have the steps [lo[i],
+    hi[i])."""
 
     left: Ints
     right: Ints
@@ -45,7 +46,7 @@ class Steps:
 
     @property
     def length(self) -> Ints:
-        """How many steps each row has."""
+        """The number of steps of each row."""
         return self.hi - self.lo
 
     @property
@@ -81,7 +82,7 @@ class Steps:
         return cls(stream, lo, hi, follows=some[0].follows, **columns)
 
     def meet(self, other: Steps) -> Meeting:
-        """Where rows of both have the same steps, in order of the rows of this one and of their steps."""
+        """The steps that rows of both have, in order of the rows of this one and of their steps."""
         rows = np.flatnonzero(np.isin(other.stream, self.stream))
         (begin, end), (start, stop) = _on_one_line(self, Steps(other.stream[rows], other.lo[rows], other.hi[rows]))
         order = np.argsort(start, kind="stable")
@@ -105,7 +106,7 @@ class Steps:
         return Steps(kept.stream[order][heads], kept.lo[order][heads], hi)
 
     def minus(self, gone: Steps) -> Steps:
-        """What is left of each row, in order. A row without steps goes where its place does."""
+        """The rest of each row, in order. A row without steps goes where its place does."""
         away = gone.union()
         if not len(away):
             return self
@@ -119,7 +120,7 @@ class Steps:
         return self.cut(rows, lo, np.where(self.hi[rows] > self.lo[rows], hi, lo))
 
     def topmost(self) -> Steps:
-        """What no later row lies over, in order of streams and their steps."""
+        """The steps over which no later row lies, in order of streams and their steps."""
         ((start, stop),) = _on_one_line(self)
         order = np.argsort(start, kind="stable")
         if (stop[order][:-1] <= start[order][1:]).all():

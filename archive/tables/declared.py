@@ -71,12 +71,12 @@ class Column(NamedTuple):
 
     @property
     def bounded(self) -> bool:
-        """Whether it has bounds of its own."""
+        """True if it has bounds of its own."""
         return self.least > LEAST_INT or self.most < MOST_INT
 
 
 class Rule(NamedTuple):
-    """How values of these columns go together: what is wrong, and whether it is so in a table."""
+    """A rule for values of several columns together: what is wrong, and a test whether it is so in a table."""
 
     columns: tuple[str, ...]
     wrong: str
@@ -101,20 +101,20 @@ def _turned(table: pa.Table) -> bool:
 
 
 def _mixed(table: pa.Table) -> bool:
-    """Whether names, the first column, do not grow."""
+    """True if names, the first column, do not grow."""
     names = table[0].to_pylist()
     return any(before >= after for before, after in pairwise(names))
 
 
 def _twice(table: pa.Table) -> bool:
-    """Whether a step is in two live runs."""
+    """True if a step is in two live runs."""
     (stream,) = row_codes(table.select(LIVE_STREAM))
     runs = Steps(stream, table["lo"].to_numpy(), table["hi"].to_numpy()).placed
     return bool(runs.length.sum() != runs.union().length.sum())
 
 
 def _unfit(table: pa.Table) -> bool:
-    """Whether weights are of other steps than those of their segment."""
+    """True if weights are of other steps than those of their segment."""
     import pyarrow.compute as pc
 
     runs, length = table["weights"].combine_chunks(), table["length"].to_numpy()

@@ -44,7 +44,7 @@ def dumps(table: pa.Table) -> bytes:
 
 
 def _most_bytes(table: pa.Table) -> int:
-    """What a reader takes the columns to need: it knows the longest text of a list alone."""
+    """The bytes that a reader takes the columns to need: it knows the longest text of a list alone."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -122,7 +122,7 @@ def _corrupt(where: str, kind: str, what: str) -> CorruptManifestError:
 
 
 def _lacking(table: pa.Table, name: str, column: Column, committed: bool) -> bool:
-    """Whether there are nulls where there can be none."""
+    """True if there are nulls where there can be none."""
     import pyarrow.compute as pc
 
     if column.nulls or not table[name].null_count or (column.late and not committed):
@@ -138,7 +138,7 @@ def _lacking(table: pa.Table, name: str, column: Column, committed: bool) -> boo
 
 
 def _within(column: Column, values: pa.ChunkedArray) -> bool:
-    """Whether all numbers of a column are within its bounds."""
+    """True if all numbers of a column are within its bounds."""
     import pyarrow.compute as pc
 
     if column.kind == "extents":
@@ -152,7 +152,7 @@ def _within(column: Column, values: pa.ChunkedArray) -> bool:
 
 
 def _swells(column: Any) -> bool:
-    """Whether the texts of a column of repeated ones take far more memory row by row."""
+    """True if the texts of a column of repeated ones take far more memory row by row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -177,7 +177,7 @@ class _Page(NamedTuple):
 
 
 def _limit(data: Any) -> int:
-    """What the columns of a file may take that are read together."""
+    """The bytes that columns of a file may take which are read together."""
     return _SMALL_BYTES + _MOST_TIMES * len(data)
 
 
@@ -224,7 +224,7 @@ def _too_large(where: str, most: int) -> CorruptManifestError:
 
 
 def _columns(metadata: Any, data: memoryview, names: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
-    """Of each piece of these columns: its path, what it takes for sure, what its texts may take at most, and the
+    """The pieces of these columns: path, bytes that each takes for sure, bytes that its texts may take at most, and the
     largest of its pages whose texts may take more than it has."""
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
@@ -269,7 +269,7 @@ def _longest(texts: memoryview) -> int:
 
 
 def _pages(column: Any, data: memoryview) -> Iterator[tuple[_Page, memoryview]]:
-    """What the headers of a piece's pages say, and what is stored of each; ValueError for an encoding that no table of
+    """The pages of a piece by their headers, and the stored bytes of each; ValueError for an encoding that no table of
     an archive has."""
     if not column.num_values and not column.total_compressed_size:  # a group without rows has no pages
         return

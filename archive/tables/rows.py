@@ -218,8 +218,8 @@ def segments_of(said: pa.Table, segments: pa.Table) -> Ints:
 
 
 def overlaps(late: pa.Table, segments: pa.Table) -> Steps:
-    """Where the steps of rows of one table are in rows of the other, in order of the first; both have STRETCH. The
-    stream is the row of the other one; late: the row of the first, step: which step of it comes first."""
+    """The steps of rows of one table that rows of the other have, in order of the first; both have STRETCH. The stream
+    is the row of the other one; late: the row of the first, step: which step of it comes first."""
     stream, of_row = row_codes(late.select(STREAM), segments.select(STREAM))
     position, length = (late[name].to_numpy() for name in ("position", "length"))
     begins, counts = (segments[name].to_numpy() for name in ("position", "length"))
@@ -312,5 +312,5 @@ def lacking(live: pa.Table, found: Steps) -> Ints:
 
 
 def _steps(live: pa.Table, found: Steps) -> Ints:
-    """How many steps of each live run were found."""
+    """The number of steps of each live run that were found."""
     return np.bincount(found["run"], weights=found.length, minlength=live.num_rows).astype(np.int64)
