@@ -15,10 +15,10 @@ from archive import tables
 from archive.arrays import Ints, run_starts
 from archive.base import CorruptManifestError, cached_property
 from archive.manifest import (
+    ByWriter,
     Commit,
     EpisodeIndex,
     FileRef,
-    Rows,
     Sequences,
     Snapshot,
     tablefiles,
@@ -164,5 +164,5 @@ def _newest_commit(files: Sequence[FileRef]) -> float:
 
 def _are_seen(rows: pa.Table, part: Snapshot, branch: Branch) -> bool:
     """Whether a session sees all of these rows; which it went on from is read only if it did not write them itself."""
-    known = Rows(rows)
+    known = ByWriter(rows)
     return bool(known.seen(dict([branch])).all() or known.seen(part.branches.sight(*branch)).all())

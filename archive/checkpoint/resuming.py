@@ -17,9 +17,9 @@ from archive.manifest import (
     Commit,
     EpisodeIndex,
     KnownEpisode,
+    LiveRuns,
     Origin,
     Resume,
-    Runs,
     Snapshot,
     Stream,
     Unfinished,
@@ -77,7 +77,7 @@ def same_rank(source: Source, rank: int) -> Resume:
     """What a rank goes on from in a world of the same size: all as it was."""
     about = source.staged(rank).index.buffers
     if not source.replay_saved:
-        empty = BufferResume(Runs.empty(), [], [], {}, {})
+        empty = BufferResume(LiveRuns.empty(), [], [], {}, {})
         return Resume(
             rank, source.world_size, source.run, dict.fromkeys(about, empty), source.seen, source.number, source.origin,
             source.name, saved_by=source.world_size,
@@ -128,7 +128,7 @@ def take_over(
     starts = source.snapshot.columns(["position"])["position"].to_numpy()[pieces.stream] + pieces.lo
     place = {number: i for i, number in enumerate(distinct)}
     episode = np.array([place[int(n)] for n in numbers], np.int64)
-    runs = Runs(env, position, pieces.length, episode, codes, starts)
+    runs = LiveRuns(env, position, pieces.length, episode, codes, starts)
     return BufferResume(
         runs.pick(np.lexsort((runs.position, runs.env))), known, streams, next_positions,
         {e: at[name] for e, name in opened.items()}, [at[name] for name in to_close],

@@ -15,7 +15,7 @@ from archive import tables
 from archive.journal.bases import Base
 from archive.journal.tails import RankTail
 from archive.ledger import taken_back
-from archive.manifest import Commit, Rows, RunEntry, Snapshot, chains
+from archive.manifest import ByWriter, Commit, RunEntry, Snapshot, chains
 from archive.saved import Stretch
 from archive.store import Storage
 from archive.tables import NO_ENV, among
@@ -60,7 +60,7 @@ def _steps(
     every = pa.concat_tables([snapshot.columns(_COLUMNS), fresh.select(_COLUMNS)]).unify_dictionaries()
     rows = every.filter(among(every["episode_id"], waiting))
     sight = snapshot.branches.sight(entry.session)
-    chained = chains.resolve(rows, lambda: rows, None, lambda part, _: Rows(part).seen(sight))
+    chained = chains.resolve(rows, lambda: rows, None, lambda part, _: ByWriter(part).seen(sight))
     out: dict[str, list[Stretch]] = {}
     current = rows.take(np.sort(chained.rows))
     for row in current.filter(pc.is_valid(current["shard"])).select(_WHERE).to_pylist():

@@ -1,7 +1,7 @@
 """Pure, no I/O: which steps are live after a crash: those of before, less what left, and those of the tails; and their
 values: for each live step the newest that was saved or journaled.
 
-Runs are those of a live set, but that every stream has a number: `Runs.stream` is a place in `Streams.names`.
+Runs are those of a live set, but that every stream has a number: `LiveRuns.stream` is a place in `Streams.names`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from archive.arrays import Ints, offsets_of, spans
 from archive.fields import dtypes
-from archive.manifest import Runs, Stream
+from archive.manifest import LiveRuns, Stream
 from archive.saved import Stretch
 from archive.steps import Steps
 from archive.write import Column
@@ -50,11 +50,11 @@ class Streams:
         return Steps(*np.array(columns, np.int64).reshape(-1, 3).T)
 
 
-def by_part(live: pa.Table, streams: Streams) -> dict[Part, Runs]:
+def by_part(live: pa.Table, streams: Streams) -> dict[Part, LiveRuns]:
     """Rows of the live table, by rank and buffer."""
     stream = streams.of(live["session"], live["stream_rank"], live["stream_env"])
     env, position, lo, hi = (live[name].to_numpy() for name in ("env_id", "position", "lo", "hi"))
-    every = Runs(env, position, hi - lo, np.zeros(len(lo), np.int64), stream, lo)
+    every = LiveRuns(env, position, hi - lo, np.zeros(len(lo), np.int64), stream, lo)
     parts = list(zip(live["rank"].to_pylist(), live["buffer"].to_pylist(), strict=True))
     places: dict[Part, list[int]] = {}
     for place, part in enumerate(parts):
@@ -62,7 +62,7 @@ def by_part(live: pa.Table, streams: Streams) -> dict[Part, Runs]:
     return {part: every.pick(np.array(some, np.int64)) for part, some in places.items()}
 
 
-def appended(segments: pa.Table, streams: Streams) -> dict[Part, Runs]:
+def appended(segments: pa.Table, streams: Streams) -> dict[Part, LiveRuns]:
     """The steps that rows of the segments table have, and episodes without steps, where their ranks put them."""
     import pyarrow.compute as pc
 
@@ -76,32 +76,32 @@ def appended(segments: pa.Table, streams: Streams) -> dict[Part, Runs]:
     return by_part(live, streams)
 
 
-def together(*some: Runs) -> Runs:
+def together(*some: LiveRuns) -> LiveRuns:
     """All of them, in live order."""
-    return Runs.joined(some).ordered()
+    return LiveRuns.joined(some).ordered()
 
 
-def ends_of(runs: Runs) -> dict[int, int]:
+def ends_of(runs: LiveRuns) -> dict[int, int]:
     """Env row -> the position after its last step."""
     ordered = np.argsort(ends := runs.position + np.maximum(runs.length, 1), kind="stable")
     return dict(zip(runs.env[ordered].tolist(), ends[ordered].tolist(), strict=True))
 
 
-def without(runs: Runs, gone: Steps) -> Runs:
+def without(runs: LiveRuns, gone: Steps) -> LiveRuns:
     """The runs less these steps, wherever they stand; an episode without steps goes with its position."""
     left = runs.written.minus(gone)
-    return Runs(left["env"], left["position"], left.length, left["episode"], left.stream, left.lo).ordered()
+    return LiveRuns(left["env"], left["position"], left.length, left["episode"], left.stream, left.lo).ordered()
 
 
-def left_over(origin: Mapping[Part, Runs], taken: Mapping[Part, Runs], rank: int) -> dict[Part, Runs]:
+def left_over(origin: Mapping[Part, LiveRuns], taken: Mapping[Part, LiveRuns], rank: int) -> dict[Part, LiveRuns]:
     """What a rank gets that died before it said what it held: of what its session went on from all that no other took.
 
     Of several ranks each gets env rows of its own.
     """
-    out: dict[Part, Runs] = {}
+    out: dict[Part, LiveRuns] = {}
     for buffer in sorted({buffer for _, buffer in origin}):
         others = [runs for (_, name), runs in taken.items() if name == buffer]
-        gone = together(Runs.empty(), *others).written.placed
+        gone = together(LiveRuns.empty(), *others).written.placed
         rest = [without(runs, gone) for (_, name), runs in sorted(origin.items()) if name == buffer]
         rest = [runs for runs in rest if len(runs.lo)]
         if rest:
@@ -109,7 +109,7 @@ def left_over(origin: Mapping[Part, Runs], taken: Mapping[Part, Runs], rank: int
     return out
 
 
-def _apart(some: Sequence[Runs]) -> list[Runs]:
+def _apart(some: Sequence[LiveRuns]) -> list[LiveRuns]:
     """Runs of several ranks, so that none stands where another does; without an env row they follow each other."""
     out, rows, position = [], 0, 0
     for runs in some:

@@ -26,7 +26,7 @@ from archive.journal.liveruns import (
 )
 from archive.journal.positions import Ends
 from archive.journal.tails import RankTail
-from archive.manifest import Commit, RunEntry, Runs, Snapshot
+from archive.manifest import Commit, LiveRuns, RunEntry, Snapshot
 from archive.steps import Steps
 from archive.store import Storage
 from archive.tables import coded
@@ -63,29 +63,29 @@ class Survivors:
 
     # -- live steps ----------------------------------------------------------------------------------------------
 
-    def _runs(self) -> dict[Part, Runs]:
+    def _runs(self) -> dict[Part, LiveRuns]:
         """What was live before, and came, less what left."""
         import pyarrow.compute as pc
 
         held = self._held
-        new: dict[Part, Runs] = {}
+        new: dict[Part, LiveRuns] = {}
         for rank, tail in self._found.items():
             rows = tail.held.table("segments")
             new |= appended(rows.filter(pc.greater_equal(rows["sequence"], self._base.sequence(rank))), self._streams)
         parts = {*held, *new, *((rank, buffer) for rank in range(self.world_size) for buffer in self._named(rank))}
-        none = Runs.empty()
+        none = LiveRuns.empty()
         return {p: self._left(p, together(held.get(p, none), new.get(p, none))) for p in sorted(parts)}
 
-    def _left(self, part: Part, runs: Runs) -> Runs:
+    def _left(self, part: Part, runs: LiveRuns) -> LiveRuns:
         tail = self._found.get(part[0])
         gone = self._streams.steps([] if tail is None else tail.held.gone.get(part[1], []))
         left = without(runs, gone.placed.minus(self._streams.steps(self._awaited.get(part[1], []))))
-        return together(Runs.empty(), left)
+        return together(LiveRuns.empty(), left)
 
-    def _resumed(self) -> dict[Part, Runs]:
+    def _resumed(self) -> dict[Part, LiveRuns]:
         """What the ranks of a session that has no checkpoint yet held when it began."""
         began = [tail.held.live for tail in self._found.values() if tail.held.live is not None]
-        taken: dict[Part, Runs] = {}
+        taken: dict[Part, LiveRuns] = {}
         for table in began:
             taken |= by_part(table, self._streams)
         dead = [rank for rank in range(self.world_size) if rank not in self._found or not self._found[rank].objects]
@@ -103,12 +103,12 @@ class Survivors:
             out |= set(held.staged(rank).index.buffers)
         return out
 
-    def _table(self, part: Part, runs: Runs) -> pa.Table:
+    def _table(self, part: Part, runs: LiveRuns) -> pa.Table:
         return live_table(part[1], (self._session, part[0]), runs, self._streams.names)
 
     def _episodes(
-        self, storage: Storage, head: Commit, entry: RunEntry, runs: Mapping[Part, Runs]
-    ) -> dict[Part, Runs]:  # fmt: skip
+        self, storage: Storage, head: Commit, entry: RunEntry, runs: Mapping[Part, LiveRuns]
+    ) -> dict[Part, LiveRuns]:  # fmt: skip
         """The live runs as runs of one episode each; an error if a live step is in no segment."""
         every = tables.concat("live", self._tables.values())
         segments = _segments(storage, head, entry, self._found)
@@ -117,10 +117,10 @@ class Survivors:
         env = every["env_id"].to_numpy()[located["run"]]
         stream = self._streams.of(every["session"], every["stream_rank"], every["stream_env"])[located["run"]]
         lo = position[located.stream] + located.lo
-        found = Runs(env, located["position"], located.length, episode[located.stream], stream, lo)
+        found = LiveRuns(env, located["position"], located.length, episode[located.stream], stream, lo)
         counts = [table.num_rows for table in self._tables.values()]
         owner = np.repeat(np.arange(len(counts)), counts)[located["run"]]
-        return {part: together(Runs.empty(), found.pick(owner == at)) for at, part in enumerate(self._tables)}
+        return {part: together(LiveRuns.empty(), found.pick(owner == at)) for at, part in enumerate(self._tables)}
 
     # -- cuts ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +138,13 @@ class Survivors:
         return Cut(
             part[1], (self._session, part[0]), runs, tuple(self._streams.names), ends.next, ends.open,
             self._columns(part, runs), self._attributes(part, set(names)), None, {},
-            self._left_out.get(part, Runs.empty()),
+            self._left_out.get(part, LiveRuns.empty()),
         )  # fmt: skip
 
-    def _began(self, part: Part, runs: Runs, names: list[str]) -> tuple[dict[int, int], dict[int, str]]:
+    def _began(self, part: Part, runs: LiveRuns, names: list[str]) -> tuple[dict[int, int], dict[int, str]]:
         """Next positions and open episodes as far as they do not follow from the tail."""
         rank, buffer = part
-        following = ends_of(together(runs, self._held.get(part, Runs.empty())))
+        following = ends_of(together(runs, self._held.get(part, LiveRuns.empty())))
         held = self._base.held
         if held is None:
             return following, {}
@@ -159,7 +159,8 @@ class Survivors:
 
     def _as_before(self, part: Part) -> bool:
         """Whether a resumed rank began with what the one of its number had held: a plan may have moved it."""
-        began, before = (together(Runs.empty(), of.get(part, Runs.empty())) for of in (self._held, self._before))
+        none = LiveRuns.empty()
+        began, before = (together(none, of.get(part, none)) for of in (self._held, self._before))
         return all(np.array_equal(one, other) for one, other in zip(began, before, strict=True))
 
     @cached_property
@@ -178,10 +179,10 @@ class Survivors:
             ranks = [rank for rank in held.ranks if rank == part[0] or not self._base.own]
             yield from ((held, (rank, part[1])) for rank in ranks)
 
-    def _columns(self, part: Part, runs: Runs) -> dict[str, Column]:
+    def _columns(self, part: Part, runs: LiveRuns) -> dict[str, Column]:
         given: dict[str, list[tuple[Column, Steps]]] = {}
         for held, source in self._sources(part):
-            steps = self._before.get(source, Runs.empty()).written
+            steps = self._before.get(source, LiveRuns.empty()).written
             for name, ref in held.staged(source[0]).index.columns.get(part[1], {}).items():
                 (array,) = held.file(ref).rows({ref.array: [(0, ref.rows)]})[ref.array]
                 given.setdefault(name, []).append((Column(array, ref.dtype), steps))
@@ -208,7 +209,7 @@ class Survivors:
                 out.setdefault(buffer, {}).update(kinds)
         return out
 
-    def _filled(self, part: Part, name: str, runs: Runs, given: list[tuple[Column, Steps]]) -> Column:
+    def _filled(self, part: Part, name: str, runs: LiveRuns, given: list[tuple[Column, Steps]]) -> Column:
         column, lacking = fill(runs.written, given)
         if lacking:
             self.lacking[*part, name] = lacking

@@ -15,7 +15,7 @@ from archive.ledger.keys import Key, parsed
 from archive.ledger.prompts import Prompts
 from archive.ledger.queries import Archived, LedgerQueries
 from archive.ledger.rounds import DROPPED, SEALED, TRAINED
-from archive.manifest import Commit, Rows, Sequences, Snapshot, tablefiles
+from archive.manifest import ByWriter, Commit, Sequences, Snapshot, tablefiles
 from archive.store import Storage
 from archive.tables import among, distinct
 
@@ -104,7 +104,7 @@ class LedgerView(LedgerQueries):
         table = _those(table, places_of(table["ledger"], [self.name]) == 0)
         if not table.num_rows:
             return LedgerRows(table, table)
-        branches, rows = Snapshot(self._storage, commit).branches, Rows(table)
+        branches, rows = Snapshot(self._storage, commit).branches, ByWriter(table)
         sight = branches.sight(self._session, self._own)
         known = branches.sight_trained(self._session, self._own if self._trained is None else self._trained)
         inside = rows.seen(sight)

@@ -20,11 +20,11 @@ from archive.maintain.plans import EpisodeGroup
 from archive.maintain.retention import SUPERSEDED, ForgetRequest, has_own
 from archive.maintain.tags import read_tags
 from archive.manifest import (
+    ByWriter,
     CheckpointRecord,
     Commit,
     EpisodeIndex,
     Mark,
-    Rows,
     RunEntry,
     Snapshot,
     chains,
@@ -199,7 +199,7 @@ def _left_open(snapshot: Snapshot, session: str) -> Ints:
 
     ends = pc.or_(pc.fill_null(snapshot.columns(["last"])["last"], False), _text(snapshot, "reason").is_valid())
     tails = EpisodeIndex(snapshot, branch=(session, None)).chains.lasts()
-    seen = Rows(snapshot.columns(ADDRESS)).seen(snapshot.branches.sight(session), tails)
+    seen = ByWriter(snapshot.columns(ADDRESS)).seen(snapshot.branches.sight(session), tails)
     out: Ints = tails[~ends.to_numpy()[tails] & seen]
     return out
 

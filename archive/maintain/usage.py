@@ -120,7 +120,7 @@ def _live(storage: Storage, head: Commit) -> set[str]:
     for mark in {mark.commit: mark for mark in marks}.values():
         made = commits.read_of(storage, mark.commit, head)
         serving = made if mark.manifest is None else commits.read_of(storage, mark.manifest, head)
-        out.add(finds.needs(made, serving, whole=False).own)
+        out.add(finds.needs(made, serving, whole=False))
     return out.keys
 
 

@@ -18,10 +18,10 @@ from archive.maintain.evidence import Evidence, leftovers
 from archive.maintain.objects import History, retained, retained_reach
 from archive.manifest import (
     METADATA,
+    ByWriter,
     Commit,
     EpisodeIndex,
     FileRef,
-    Rows,
     ShardIndex,
     Snapshot,
     chains,
@@ -449,7 +449,7 @@ def spliced(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
         return
     table = snapshot.columns(chains.DETAIL)
     before = chains.predecessors(table)
-    for row in np.sort(known.spliced(Rows(table), before)).tolist():
+    for row in np.sort(known.spliced(ByWriter(table), before)).tolist():
         (mine, other) = snapshot.take(np.array([row, before[row]]), chains.DETAIL).to_pylist()
         names = [chains.address(r["session"], r["rank"], r["sequence"]) for r in (mine, other)]
         origin = known.origins.get(mine["session"])

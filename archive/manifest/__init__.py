@@ -15,19 +15,18 @@ from archive.manifest import (
     tablefiles,
 )
 from archive.manifest.attempts import Attempt
-from archive.manifest.chains import Branches, Origin, Rows, Sequences
+from archive.manifest.chains import Branches, ByWriter, Origin, Sequences
 from archive.manifest.chunkindex import METADATA, ArrayChunks, ShardIndex, ShardReads
 from archive.manifest.commit import Commit
 from archive.manifest.commits import Commits, read_of
 from archive.manifest.conflicts import FORGOTTEN, LEFT
 from archive.manifest.expressions import Met, matching
 from archive.manifest.index import COLUMNS, METADATA_COLUMN, EpisodeIndex, value_set
-from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveSet, Resume, Runs, Stream, Unfinished
+from archive.manifest.live import OWN, BufferResume, KnownEpisode, LiveRuns, LiveSet, Resume, Stream, Unfinished
 from archive.manifest.log import Addition, Change, CommitLog, Requirement, new_session
 from archive.manifest.reachable import Reach, Walk, checkpoint_places, held_rows
 from archive.manifest.records import (
     About,
-    Base,
     BufferTotals,
     CheckpointRecord,
     Claim,
@@ -38,6 +37,7 @@ from archive.manifest.records import (
     Lineage,
     Mark,
     MissingRank,
+    OtherArchive,
     Pin,
     Recovered,
     RunEntry,
@@ -70,10 +70,10 @@ __all__ = [
     "Addition",
     "ArrayChunks",
     "Attempt",
-    "Base",
     "Branches",
     "BufferResume",
     "BufferTotals",
+    "ByWriter",
     "Change",
     "CheckpointRecord",
     "Claim",
@@ -88,20 +88,20 @@ __all__ = [
     "KnownEpisode",
     "Later",
     "Lineage",
+    "LiveRuns",
     "LiveSet",
     "Mark",
     "Met",
     "MissingRank",
     "Origin",
+    "OtherArchive",
     "Pin",
     "Place",
     "Reach",
     "Recovered",
     "Requirement",
     "Resume",
-    "Rows",
     "RunEntry",
-    "Runs",
     "Sequences",
     "ShardIndex",
     "ShardReads",

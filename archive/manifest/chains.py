@@ -211,7 +211,7 @@ class Origin(NamedTuple):
     trained: Sequences | None = None
 
 
-class Rows:
+class ByWriter:
     """Rows of the segments table, by who wrote them."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -334,7 +334,7 @@ class Branches:
         for (first, _), sessions in lines.items():
             yield trees[first], sessions[::-1]
 
-    def current(self, rows: Rows, episode: Ints) -> Mask:
+    def current(self, rows: ByWriter, episode: Ints) -> Mask:
         """Rows that say how their episodes stand: all but those left behind.
         `episode`: number of each row's episode."""
         out = ~rows.written_by(self._first)
@@ -348,7 +348,7 @@ class Branches:
                 left = left[~_of_same(episode, seen, left)]
         return out
 
-    def spliced(self, rows: Rows, before: Ints) -> Ints:
+    def spliced(self, rows: ByWriter, before: Ints) -> Ints:
         """Rows that name a predecessor which their session does not see, though both go back to one session.
 
         before: the place of each row's predecessor among the rows; -1 for none.

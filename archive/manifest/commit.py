@@ -23,7 +23,7 @@ from archive.base import (
     stored,
     unstored,
 )
-from archive.manifest.records import Base, CheckpointRecord, FileRef, RunEntry, Sighting
+from archive.manifest.records import CheckpointRecord, FileRef, OtherArchive, RunEntry, Sighting
 from archive.manifest.runs import KnownRuns
 from archive.tables import LISTED
 
@@ -62,7 +62,7 @@ class Commit(Record):
     tags: tuple[FileRef, ...] | None = None
     ledger: tuple[FileRef, ...] | None = None
     let_go: Count | None = None  # the newest commit after which some rows were no longer there
-    bases: Mapping[str, Base] = field(default_factory=dict)
+    bases: Mapping[str, OtherArchive] = field(default_factory=dict)
     chunks: FileRef | None = stored(None, null=True)
     live: FileRef | None = stored(None, null=True)
     checkpoint: CheckpointRecord | None = None

@@ -13,7 +13,7 @@ from archive.arrays import Ints, Mask
 from archive.base import UsageError, cached_property
 from archive.fields import Objects, schema
 from archive.manifest import chains
-from archive.manifest.chains import Rows, Sequences
+from archive.manifest.chains import ByWriter, Sequences
 from archive.manifest.commit import Commit
 from archive.manifest.labels import PREFIX, Labels
 from archive.manifest.sessions import run_of_session
@@ -71,8 +71,8 @@ class EpisodeIndex:
         behind."""
         if self._branch is None:
             known = self.snapshot.branches
-            return known.current(Rows(rows), episode) if known else np.ones(len(episode), bool)
-        return Rows(rows).seen(self.snapshot.branches.sight(*self._branch))
+            return known.current(ByWriter(rows), episode) if known else np.ones(len(episode), bool)
+        return ByWriter(rows).seen(self.snapshot.branches.sight(*self._branch))
 
     def __len__(self) -> int:
         return self.chains.episodes

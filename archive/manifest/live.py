@@ -25,7 +25,7 @@ OWN = -1
 _MAX_UNMERGED = 4096
 
 
-class Runs(NamedTuple):
+class LiveRuns(NamedTuple):
     """Columns of a live set, sorted by (env, position); runs of length 0 are episodes without steps."""
 
     env: Ints
@@ -36,21 +36,21 @@ class Runs(NamedTuple):
     lo: Ints
 
     @classmethod
-    def empty(cls) -> Runs:
+    def empty(cls) -> LiveRuns:
         return cls(*(np.zeros(0, np.int64) for _ in range(6)))
 
     @classmethod
-    def joined(cls, some: Sequence[Runs]) -> Runs:
+    def joined(cls, some: Sequence[LiveRuns]) -> LiveRuns:
         """The rows of all, end to end."""
         return cls(*map(np.concatenate, zip(cls.empty(), *some, strict=True)))
 
     @classmethod
-    def of(cls, some: Steps) -> Runs:
+    def of(cls, some: Steps) -> LiveRuns:
         """From what `standing` gives."""
         return cls(some.stream, some.lo, some.length, some["episode"], some["source"], some["written"])
 
-    def pick(self, index: Any) -> Runs:
-        return Runs(*(column[index] for column in self))
+    def pick(self, index: Any) -> LiveRuns:
+        return LiveRuns(*(column[index] for column in self))
 
     @property
     def standing(self) -> Steps:
@@ -64,7 +64,7 @@ class Runs(NamedTuple):
         more = {"env": self.env, "position": self.position, "episode": self.episode}
         return Steps(self.stream, self.lo, self.lo + self.length, follows=("position",), **more)
 
-    def ordered(self) -> Runs:
+    def ordered(self) -> LiveRuns:
         """In live order. Those of an env row mostly stand in it, and sorting by env row is quick."""
         order = np.argsort(self.env, kind="stable")
         env, position = self.env[order], self.position[order]
@@ -81,17 +81,19 @@ class Departed(Protocol):
 
     def before(self, envs: Ints, positions: Ints) -> None: ...
     def ranges(self, env: int, starts: Ints, stops: Ints) -> None: ...
-    def runs(self, runs: Runs) -> None: ...
+    def runs(self, runs: LiveRuns) -> None: ...
 
 
 class LiveSet:
     """The live steps of one buffer on one rank."""
 
-    def __init__(self, runs: Runs | None = None, undo: Undo | None = None, departed: Departed | None = None) -> None:
+    def __init__(
+        self, runs: LiveRuns | None = None, undo: Undo | None = None, departed: Departed | None = None
+    ) -> None:
         self._undo = undo or Undo()
         self._departed = departed
-        self._runs = runs or Runs.empty()
-        self._added: list[Runs] = []
+        self._runs = runs or LiveRuns.empty()
+        self._added: list[LiveRuns] = []
         self._before: dict[int, int] = {}
         self._holes: dict[int, list[tuple[Ints, Ints]]] = {}
 
@@ -102,7 +104,7 @@ class LiveSet:
         n = len(position)
         columns = [env, position, length, episode, stream, position if lo is None else lo]
         self._undo.length(self._added)
-        self._added.append(Runs(*(np.broadcast_to(np.asarray(c, np.int64), n) for c in columns)))
+        self._added.append(LiveRuns(*(np.broadcast_to(np.asarray(c, np.int64), n) for c in columns)))
         if len(self._added) > _MAX_UNMERGED:
             self.runs()
 
@@ -157,24 +159,22 @@ class LiveSet:
     def clear(self) -> None:
         if self._departed is not None:
             self._departed.runs(self.runs())
-        self._note()
-        self._runs, self._added, self._before, self._holes = Runs.empty(), [], {}, {}
+        self._become(LiveRuns.empty())
 
-    def _note(self) -> None:
+    def _become(self, runs: LiveRuns) -> None:
         self._undo.attributes(self, "_runs", "_added", "_before", "_holes")
+        self._runs, self._added, self._before, self._holes = runs, [], {}, {}
 
     @property
     def steps_at_most(self) -> int:
         """Live steps; what left since somebody last looked may be counted still."""
         return self._runs.steps + sum(added.steps for added in self._added)
 
-    def runs(self) -> Runs:
+    def runs(self) -> LiveRuns:
         """The runs as they stand, sorted, neighbours merged."""
         if self._added or self._before or self._holes:
-            ordered = Runs.joined([self._runs, *self._added]).ordered()
-            left = ordered.standing.merged().minus(self._gone())
-            self._note()
-            self._runs, self._added, self._before, self._holes = Runs.of(left), [], {}, {}
+            ordered = LiveRuns.joined([self._runs, *self._added]).ordered()
+            self._become(LiveRuns.of(ordered.standing.merged().minus(self._gone())))
         return self._runs
 
     def _gone(self) -> Steps:
@@ -215,7 +215,7 @@ class KnownEpisode:
 class BufferResume:
     """One buffer as a new writer takes it over. `runs.episode` and `runs.stream` index the two lists."""
 
-    runs: Runs
+    runs: LiveRuns
     episodes: Sequence[KnownEpisode]
     streams: Sequence[Stream]
     next_positions: Mapping[int, int]

@@ -63,21 +63,14 @@ class Reach:
                 (own if base is None else self.bases.setdefault(base, set())).add(rest)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The needs of one checkpoint beside its commit. segments: files all of whose rows it leads to."""
-
-    segments: tuple[FileRef, ...]
-    own: Reach
-
-
 class Walk:
     """Finds what commits lead to, and reads each commit and manifest file once, however many lead there."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._rows: dict[str, Reach] = {}  # path of a file of the segments or late table -> what its rows name
-        self._needs: dict[tuple[Place, bool], Needs] = {}  # of a checkpoint, and whether its tables count as a whole
+        # of a checkpoint, and whether its tables count as a whole: what it needs, and files all of whose rows it does
+        self._needs: dict[tuple[Place, bool], tuple[Reach, tuple[FileRef, ...]]] = {}
 
     def know(self, ref: FileRef, rows: pa.Table) -> None:
         """The rows of a file of the segments or late table that need not be read: it may not be there yet."""
@@ -92,9 +85,9 @@ class Walk:
         """
         out = Reach(manifests={ref.path for ref in commit.files_led_to})
         files = {ref.path: ref for ref in commit.files("segments")}
-        for needs in self._walk_checkpoints(commit, places):
-            out.add(needs.own)
-            files.update((ref.path, ref) for ref in needs.segments)
+        for needed, whole in self._walk_checkpoints(commit, places):
+            out.add(needed)
+            files.update((ref.path, ref) for ref in whole)
         self._add_rows(out, "segments", files.values())
         self._add_rows(out, "late", commit.files("late"))
         return out
@@ -106,8 +99,9 @@ class Walk:
             self._add_rows(out, kind, [ref for ref in commit.files(kind) if ref.path in there])
         return out
 
-    def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Needs:
-        """The needs of a checkpoint. whole: all that the tables name which serve it, not what holds its steps alone."""
+    def needs(self, commit: Commit, serving: Commit, *, whole: bool) -> Reach:
+        """The keys that a checkpoint needs beside its commit. whole: all rows of the tables that serve it count, which
+        the caller adds, not those alone that hold its steps."""
         record = commit.checkpoint
         if record is None:
             raise CorruptManifestError(f"commit {commit.number} at {self._storage.url} is no checkpoint")
@@ -118,21 +112,23 @@ class Walk:
         if not whole and commit.live is not None:
             snapshot = Snapshot(self._storage, serving)
             own.add_rows(snapshot.take(held_rows(snapshot, commit), ["shard", "chunks"]))
-        return Needs(serving.files("segments") if whole else (), own)
+        return own
 
-    def _walk_checkpoints(self, head: Commit, places: set[Place] | None) -> list[Needs]:
-        """The needs of the checkpoints of a commit, each looked at once."""
+    def _walk_checkpoints(self, head: Commit, places: set[Place] | None) -> list[tuple[Reach, tuple[FileRef, ...]]]:
+        """The needs of the checkpoints of a commit, each looked at once, and files all of whose rows they need."""
         places = checkpoint_places(self._storage, head) if places is None else places
         wanted = [(place, head.let_go is None or _tables_of(place) >= head.let_go) for place in places]
         new = sorted((one for one in wanted if one not in self._needs), key=lambda one: one[0][0])
-        serving = {one.number: one for one in read_all(self._storage, _serving(new), head)}
+        manifests = {manifest for (_, manifest), _ in new if manifest is not None}
+        serving = {one.number: one for one in read_all(self._storage, manifests, head)}
         for at in range(0, len(new), _AT_ONCE):
             some = new[at : at + _AT_ONCE]
             lacking = {number for (number, _), _ in some} - serving.keys()
             found = serving | {one.number: one for one in read_all(self._storage, lacking, head)}
             for place, whole in some:
                 tables = found[_tables_of(place)]
-                self._needs[place, whole] = self.needs(found[place[0]], tables, whole=whole)
+                own = self.needs(found[place[0]], tables, whole=whole)
+                self._needs[place, whole] = own, tables.files("segments") if whole else ()
         return [self._needs[one] for one in wanted]
 
     def _add_rows(self, out: Reach, kind: str, refs: Iterable[FileRef]) -> None:
@@ -143,10 +139,6 @@ class Walk:
                 self.know(ref, tablefiles.parsed(self._storage, kind, [ref], [data], ["shard", "chunks"]))
         for ref in files:
             out.add(self._rows[ref.path])
-
-
-def _serving(wanted: Iterable[tuple[Place, bool]]) -> set[int]:
-    return {manifest for (_, manifest), _ in wanted if manifest is not None}
 
 
 def held_rows(snapshot: Snapshot, commit: Commit) -> np.ndarray[Any, np.dtype[np.int64]]:

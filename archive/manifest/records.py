@@ -36,7 +36,7 @@ class FileRef(StoredFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Base(Record):
+class OtherArchive(Record):
     """Another archive, whose shards are referred to."""
 
     url: str

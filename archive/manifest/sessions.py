@@ -154,14 +154,10 @@ def open_session(
         _say(log, "open", who, partial(_opened, who, keep, forked_from), origin, journal, may_open)
         who.newest(log.head)
     if origin is not None and log.head.runs[who.run].resumed_from is None:  # it goes on from nothing for who opened it
-        _say(log, "resume", who, _as_it_is(who), origin, False, who.newest)
+        _say(log, "resume", who, lambda parent: parent.runs[who.run], origin, False, who.newest)
     _check_same_origin(log.head, who, origin)
     if journal and log.head.runs[who.run].journal is None:  # it keeps none for who opened it
-        _say(log, "journal", who, _as_it_is(who), None, True, who.newest)
-
-
-def _as_it_is(who: Place) -> Callable[[Commit], RunEntry]:
-    return lambda parent: parent.runs[who.run]
+        _say(log, "journal", who, lambda parent: parent.runs[who.run], None, True, who.newest)
 
 
 def _say(

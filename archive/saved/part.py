@@ -11,7 +11,7 @@ import numpy as np
 
 from archive import tables
 from archive.base import AlreadyExistsError, CheckpointError, cached_property, escape, git_revision, layout
-from archive.manifest import Discarded, Lineage, Place, Runs, Sighting
+from archive.manifest import Discarded, Lineage, LiveRuns, Place, Sighting
 from archive.saved.index import UNCONSUMED, AttributeRef, ColumnRef, PartBuffer, PartIndex, PartRows, StateRef
 from archive.saved.object import Part, RankRows, pack
 from archive.shard import Member, file_member, groups
@@ -160,7 +160,7 @@ def _journal(request: Request, written: Sequence[Written]) -> int | None:
 
 
 def _without_replay(cut: Cut) -> Cut:
-    return replace(cut, runs=Runs.empty(), columns={}, attributes={}, discarded={}, left=Runs.empty())
+    return replace(cut, runs=LiveRuns.empty(), columns={}, attributes={}, discarded={}, left=LiveRuns.empty())
 
 
 def _buffer(cut: Cut) -> PartBuffer:

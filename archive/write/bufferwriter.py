@@ -12,7 +12,7 @@ import numpy as np
 from archive.arrays import Ints, Memory
 from archive.base import FieldError, Losses, NotFoundError, UsageError, check_text, logger
 from archive.fields import Fields, Kinds, Schema, ShardSchema
-from archive.manifest import BufferResume, KnownEpisode, LiveSet, Place, Runs, Stream
+from archive.manifest import BufferResume, KnownEpisode, LiveRuns, LiveSet, Place, Stream
 from archive.shard import SHARD_BYTES
 from archive.tables import NO_ENV
 from archive.write import cut, intake
@@ -91,12 +91,12 @@ class BufferWriter:
         """Whether its writer keeps a journal."""
         return self._departed is not None
 
-    def live_runs(self) -> tuple[Runs, list[str]]:
+    def live_runs(self) -> tuple[LiveRuns, list[str]]:
         """The live steps as runs of one episode each, in live order; and the episode id of each run."""
         runs = self.live_set.runs()
         return runs, [self.streams.records.id_of(i) for i in runs.episode.tolist()]
 
-    def addresses(self, runs: Runs) -> list[Range]:
+    def addresses(self, runs: LiveRuns) -> list[Range]:
         """Where the steps of live runs were written, run by run."""
         return self.departures.addresses(runs)
 

@@ -14,7 +14,7 @@ from archive import tables
 from archive.base import ColumnError, UsageError, cached_property, check_text, escape, jsontree
 from archive.fields import dtypes, nesting
 from archive.fields.state import trees
-from archive.manifest import OWN, Runs, Stream
+from archive.manifest import OWN, LiveRuns, Stream
 from archive.write.episodes import EpisodeRecord, EpisodeRecords
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cut:
 
     name: str
     place: tuple[str, int]  # session and rank
-    runs: Runs
+    runs: LiveRuns
     streams: Sequence[Stream]
     next_positions: dict[int, int]
     open_episodes: dict[int, str]
@@ -52,7 +52,7 @@ class Cut:
     attributes: dict[str, str]  # name -> JSON of {episode id: value}
     state: tuple[dict[str, Any], dict[str, Array]] | None
     discarded: dict[str, dict[str, int]]
-    left: Runs  # what is live, and not in it
+    left: LiveRuns  # what is live, and not in it
 
     @cached_property
     def live(self) -> pa.Table:
@@ -74,7 +74,7 @@ class Cut:
 
 
 def make(
-    name: str, place: tuple[str, int], runs: Runs, records: EpisodeRecords, streams: Sequence[Stream],
+    name: str, place: tuple[str, int], runs: LiveRuns, records: EpisodeRecords, streams: Sequence[Stream],
     positions: tuple[dict[int, int], dict[int, str]], *, columns: Mapping[str, Any] | None,
     attributes: Mapping[str, Mapping[str, Any]] | None, state: Any, incomplete: str, empty: Empty = np.empty,
 ) -> Cut:  # fmt: skip
@@ -86,7 +86,7 @@ def make(
     texts = {n: attribute(n, v, runs, records) for n, v in (attributes or {}).items()}
     flat = None if state is None else trees.flatten(state, where="state")
     dropped: dict[str, dict[str, int]] = {}
-    left = Runs.empty()
+    left = LiveRuns.empty()
     if incomplete == "drop":
         following, opened = positions
         dropped, keep = _incomplete(runs, records, {env: following[env] for env in opened})
@@ -95,7 +95,7 @@ def make(
     return Cut(name, place, runs, tuple(streams), *positions, made, texts, flat, dropped, left)
 
 
-def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequence[Stream]) -> pa.Table:
+def live_table(buffer: str, place: tuple[str, int], runs: LiveRuns, streams: Sequence[Stream]) -> pa.Table:
     """Rows of the live table: runs joined over episodes, streams named."""
     session, rank = place
     runs = joined(runs)
@@ -113,14 +113,14 @@ def live_table(buffer: str, place: tuple[str, int], runs: Runs, streams: Sequenc
     )  # fmt: skip
 
 
-def joined(runs: Runs) -> Runs:
+def joined(runs: LiveRuns) -> LiveRuns:
     """Neighbouring steps of one stream as one run, whatever episodes they belong to; episodes without steps alone."""
     some = runs._replace(episode=np.zeros_like(runs.episode)).pick(runs.length > 0)
-    return Runs.joined([Runs.of(some.standing.merged()), runs.pick(runs.length == 0)]).ordered()
+    return LiveRuns.joined([LiveRuns.of(some.standing.merged()), runs.pick(runs.length == 0)]).ordered()
 
 
 def _incomplete(
-    runs: Runs, records: EpisodeRecords, following: Mapping[int, int]
+    runs: LiveRuns, records: EpisodeRecords, following: Mapping[int, int]
 ) -> tuple[dict[str, dict[str, int]], Any]:  # fmt: skip
     """Live episodes that lack steps or their end, and their live steps, counted by what they lack; mask of the others'
     runs. following: env row -> its next position, where an episode is open."""
@@ -150,7 +150,7 @@ def _lack(
     return "" if record.end is not None and not record.broken and live == end - record.begin else "open"
 
 
-def column(name: str, value: Any, runs: Runs, records: EpisodeRecords, empty: Empty = np.empty) -> Column:
+def column(name: str, value: Any, runs: LiveRuns, records: EpisodeRecords, empty: Empty = np.empty) -> Column:
     """A column of these runs, copied: one value a step, or a dict of episode id to array; ColumnError if that does not
     fit."""
     check_text(name, "column name")
@@ -175,7 +175,7 @@ def _picked(column: Column, steps: Any, empty: Empty) -> Column:
     return _copied(column.array[steps], column.dtype, empty)
 
 
-def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> Array:
+def _by_episode(name: str, values: Mapping[str, Any], runs: LiveRuns, records: EpisodeRecords) -> Array:
     """Values in live order, from one array an episode."""
     arrays = {key: nesting.as_array(v if not np.isscalar(v) else [v], name) for key, v in values.items()}
     taken = dict.fromkeys(arrays, 0)
@@ -195,7 +195,7 @@ def _by_episode(name: str, values: Mapping[str, Any], runs: Runs, records: Episo
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def attribute(name: str, values: Mapping[str, Any], runs: Runs, records: EpisodeRecords) -> str:
+def attribute(name: str, values: Mapping[str, Any], runs: LiveRuns, records: EpisodeRecords) -> str:
     """An attribute of episodes of these runs, as JSON; ColumnError if it has a value for another."""
     live = {records.id_of(i) for i in np.unique(runs.episode).tolist()}
     unknown = [k for k in values if k not in live]

@@ -9,7 +9,7 @@ import numpy as np
 
 from archive.arrays import Ints
 from archive.base import Undo
-from archive.manifest import OWN, Runs, Stream
+from archive.manifest import OWN, LiveRuns, Stream
 from archive.steps import Steps
 from archive.write import cut
 
@@ -37,13 +37,13 @@ class Departures:
         self._undo = undo
         self._before: list[tuple[Ints, Ints]] = []  # env rows, and the position before which all has left
         self._ranges: list[tuple[int, Ints, Ints]] = []
-        self._runs: list[Runs] = []
+        self._runs: list[LiveRuns] = []
         self._said: dict[int, int] = {}  # env row -> before which position all was said to have left
-        self._foreign = Runs.empty()  # what was taken over from other streams
+        self._foreign = LiveRuns.empty()  # what was taken over from other streams
         self._streams: Sequence[Stream] = ()
         self._first: Mapping[int, int] = {}  # env row -> the first position of its own stream
 
-    def resume(self, runs: Runs, streams: Sequence[Stream], next_positions: Mapping[int, int]) -> None:
+    def resume(self, runs: LiveRuns, streams: Sequence[Stream], next_positions: Mapping[int, int]) -> None:
         """The buffer began with these steps of other streams."""
         self._foreign, self._streams, self._first = runs, streams, next_positions
 
@@ -60,7 +60,7 @@ class Departures:
         self._undo.length(self._ranges)
         self._ranges.append((env, starts, stops))
 
-    def runs(self, runs: Runs) -> None:
+    def runs(self, runs: LiveRuns) -> None:
         """These have left."""
         self._undo.length(self._runs)
         self._runs.append(runs)
@@ -74,7 +74,7 @@ class Departures:
         self._before, self._ranges, self._runs = [], [], []
         return tuple(out)
 
-    def addresses(self, runs: Runs) -> list[Range]:
+    def addresses(self, runs: LiveRuns) -> list[Range]:
         """Where the steps of runs were written, run by run."""
         columns = (runs.env, runs.lo, runs.length, runs.stream)
         return [
@@ -100,7 +100,7 @@ class Departures:
     def _of_runs(self) -> list[Range]:
         if not self._runs:
             return []
-        return self.addresses(cut.joined(Runs.joined(self._runs).ordered()))
+        return self.addresses(cut.joined(LiveRuns.joined(self._runs).ordered()))
 
     def _at(self, places: Steps) -> Iterator[Range]:
         """Steps at positions of env rows: those of their own streams, and those that were taken over."""

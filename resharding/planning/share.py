@@ -15,7 +15,7 @@ from archive.arrays import Ints, Mask, group_of, merge_runs, offsets_of, spans, 
 from archive.base import ArchiveError, NotFoundError, cached_property, logger, size
 from archive.checkpoint import MAIN_BUFFER, Checkpoint, resuming
 from archive.fields import NODES, FieldSpec, Path, dtypes, unflatten
-from archive.manifest import BufferResume, Resume, Runs
+from archive.manifest import BufferResume, LiveRuns, Resume
 from archive.observe import add, operation
 from archive.read import Destination, Episode, Episodes, Selection, Shown, Spans
 from archive.steps import Steps
@@ -361,7 +361,7 @@ class ShareBuffer:
     def buffer_resume(self) -> BufferResume:
         """The state that a writer of this buffer goes on from; of a checkpoint that skipped the buffers, nothing."""
         if not self.checkpoint.replay_saved:
-            return BufferResume(Runs.empty(), [], [], {}, {})
+            return BufferResume(LiveRuns.empty(), [], [], {}, {})
         offsets, pieces = self._pieces
         counts = np.diff(offsets)
         env, position = np.repeat(self._parts["env"], counts), pieces["position"]

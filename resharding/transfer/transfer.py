@@ -25,13 +25,13 @@ from archive.checkpoint import MAIN_BUFFER, Checkpoint
 from archive.manifest import (
     Addition,
     Attempt,
-    Base,
     Branches,
     Change,
     Claim,
     Commit,
     CommitLog,
     Origin,
+    OtherArchive,
     Snapshot,
     new_session,
     run_of_session,
@@ -263,9 +263,9 @@ def _commit(
     log = CommitLog(archive.storage, archive.id, archive.head)
     seen = archive.head.number
     every, fresh = selections
-    bases: dict[str, Base] = {}
+    bases: dict[str, OtherArchive] = {}
     for source in (s.archive for s in (every if late.num_rows else fresh) if not copy):
-        bases |= {**source.head.bases, source.id: Base(source.url)}
+        bases |= {**source.head.bases, source.id: OtherArchive(source.url)}
 
     def adds(parent: Commit, attempt: Attempt) -> Addition:
         new = rows

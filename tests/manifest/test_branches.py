@@ -15,7 +15,7 @@ import archive
 import resharding
 from archive.maintain import verify
 from archive.manifest import chains
-from archive.manifest.chains import Branches, Rows
+from archive.manifest.chains import Branches, ByWriter
 from tests.support import format_reader
 from tests.support.checkpoints import fresh, reopened, serials, steps
 from tests.support.sampling import examples
@@ -362,12 +362,12 @@ def test_what_stands_is_what_the_format_says(history: tuple[list[dict[str, Any]]
     known = Branches.of(pa.Table.from_pylist(branches) if branches else pa.table({}))
     detail = table.select(chains.DETAIL)
     found = chains.resolve(
-        table.select(chains.COLUMNS), lambda: detail, None, lambda part, of: known.current(Rows(part), of)
+        table.select(chains.COLUMNS), lambda: detail, None, lambda part, of: known.current(ByWriter(part), of)
     )
     got = {rows[int(found.of(i)[0])]["episode_id"]: found.of(i).tolist() for i in range(found.episodes)}
     want = format_reader.chains(rows, format_reader.origins(branches))
     assert got == {name: [rows.index(row) for row in chain] for name, chain in want.items()}
-    assert not len(known.spliced(Rows(detail), chains.predecessors(detail)))
+    assert not len(known.spliced(ByWriter(detail), chains.predecessors(detail)))
 
 
 # -- other archives ----------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from archive.manifest.live import OWN, LiveSet, Runs
+from archive.manifest.live import OWN, LiveRuns, LiveSet
 from tests.support.sampling import examples
 
 ENVS = st.integers(-1, 2)
 
 
-def expanded(runs: Runs) -> dict[tuple[int, int], tuple[int, int, int]]:
+def expanded(runs: LiveRuns) -> dict[tuple[int, int], tuple[int, int, int]]:
     """(env, position) -> (episode, stream, place in the stream) of every step."""
     out: dict[tuple[int, int], tuple[int, int, int]] = {}
     for env, position, length, episode, stream, lo in zip(*(c.tolist() for c in runs), strict=True):
@@ -88,7 +88,7 @@ class LiveSetMachine(RuleBasedStateMachine):
     def look(self) -> None:
         self.check(self.live.runs())
 
-    def check(self, runs: Runs) -> None:
+    def check(self, runs: LiveRuns) -> None:
         assert expanded(runs) == self.steps
         place = list(zip(runs.env.tolist(), runs.position.tolist(), strict=True))
         assert place == sorted(place)
@@ -98,7 +98,7 @@ class LiveSetMachine(RuleBasedStateMachine):
         self.check_merged(runs)
 
     @staticmethod
-    def check_merged(runs: Runs) -> None:
+    def check_merged(runs: LiveRuns) -> None:
         """No two neighbours could be one run."""
         rows = list(zip(*(c.tolist() for c in runs), strict=True))
         for a, b in pairwise(rows):
@@ -142,7 +142,7 @@ def test_many_small_additions_are_merged_as_they_come() -> None:
 
 
 def test_resumed_runs_keep_their_streams() -> None:
-    runs = Runs(*(np.array(c) for c in ([0, 0, 1], [0, 5, 0], [5, 2, 3], [0, 0, 1], [0, 1, OWN], [40, 9, 0])))
+    runs = LiveRuns(*(np.array(c) for c in ([0, 0, 1], [0, 5, 0], [5, 2, 3], [0, 0, 1], [0, 1, OWN], [40, 9, 0])))
     live = LiveSet(runs)
     live.evict(0, np.array([1, 5]))
     live.evict_before(1, 1)
