@@ -183,7 +183,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
     return shutil.copytree(root, tmp_path / "root")
 
 
-SAMPLE = one_in(20)  # of about 400
+SAMPLE = one_in(40)  # of about 400
 
 
 @pytest.mark.parametrize("count", SAMPLE)

@@ -68,7 +68,7 @@ def filled_with(table: pa.Table, name: str, value: Any) -> pa.Table:
     return set_column(table, name, pa.array([value] * table.num_rows, plain))
 
 
-@pytest.mark.parametrize("count", one_in(5))
+@pytest.mark.parametrize("count", one_in(10))
 @pytest.mark.parametrize("kind", KINDS)
 def test_nonsense_in_a_table(root: Path, kind: str, count: int) -> None:
     wrong = []
